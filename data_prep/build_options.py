@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
-from bert_jax.data.manifest import PAIRS
+from bert_jax.data.manifest import COUNTED, PAIRS
 from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
 from data_prep import engines, flags, formats, shares
 from data_prep.flags import REQUIRED, Valid, between, option
@@ -202,7 +202,15 @@ class BuildOptions:
     @property
     def rule(self) -> MaskingRule:
         shares = ReplacementShares(*map(float, self.mask_split))
-        return MaskingRule(self.mask_unit, float(self.mask_rate), shares, self.random_tokens, float(self.reorder_rate))
+        rates = float(self.mask_rate), float(self.reorder_rate)
+        return MaskingRule(self.mask_unit, rates[0], shares, self.random_tokens, rates[1], words="scripts")
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The counts of the manifest that these options give, apart from `skipped`."""
+        pairs = ("random_pairs",) if self.objective == "nsp" else ()
+        words = ("words", "long_words") if self.mask_unit != "token" else ()
+        return (*COUNTED, "one_sentence", *pairs, *words)
 
     @property
     def max_predictions(self) -> int:

@@ -55,6 +55,12 @@ def count_predictions(rows: Rows, masker: Masker) -> int:
     return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in row_batches(rows))
 
 
+def count_words(rows: Rows, masker: Masker) -> tuple[int, int]:
+    """The number of words of the rows, and of those that are longer than the mask budget of their sequence."""
+    counts = [masker.count_words(part) for part in row_batches(rows)]
+    return sum(words for words, _ in counts), sum(long for _, long in counts)
+
+
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
 

@@ -20,7 +20,8 @@ import numpy as np
 
 import bert_jax
 from bert_jax.array_types import Int64
-from bert_jax.data.manifest import COUNTED, PARTS, REARRANGED, SCHEMA_VERSION, Part
+from bert_jax.data.manifest import PARTS, REARRANGED, SCHEMA_VERSION, Part
+from bert_jax.data.masking import MaskingRule
 from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
@@ -119,7 +120,11 @@ class Job(NamedTuple):
         np.save(buffer, counted["train"][:vocab_size])
         write_atomic(self.directory / UNIGRAMS, buffer.getvalue())
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
-        manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
+        rule = options.rule
+        text = (counted["train"] + counted["eval"])[:vocab_size]
+        if not text[self.tokenizer.unspaced].any():
+            rule = dataclasses.replace(rule, words="spaces")  # the same words, and the manifest of before the choice
+        manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         checksums.write_with_manifest(self.directory, manifest)
         complete(self.directory, self.output)
@@ -141,6 +146,7 @@ def versions() -> dict[str, str]:
 
 def _manifest(
     arguments: Arguments,
+    rule: MaskingRule,
     tokenizer: Tokenizer,
     records: list[UnitRecord],
     skipped: Counter[str],
@@ -148,12 +154,12 @@ def _manifest(
 ) -> dict[str, Any]:
     """The content of manifest.json, as described in docs/data_format.md."""
     options = arguments.options
-    parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
+    parts = {part: _sum_counts((record for record in records if record.part == part), options) for part in PARTS}
     for part, held in parts.items():
         positions = held["rows"] * options.seq_len
         held["filled"] = round(held["tokens"] / positions, 6) if positions else 0.0
         held["lengths"] = summarise(lengths[part])
-    counts = _sum_counts(records)
+    counts = _sum_counts(records, options)
     # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
     counts["documents"] += skipped.total()
     counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
@@ -167,7 +173,7 @@ def _manifest(
         "masking": {
             "kind": options.masking,
             "max_predictions": options.max_predictions,
-            **options.rule.to_manifest(),
+            **rule.to_manifest(),
         },
         "tokenizer": {
             "hash": tokenizer.content_hash,
@@ -209,8 +215,8 @@ def _share(arguments: Arguments, documents: int) -> dict[str, Any]:
     }
 
 
-def _sum_counts(records: Iterable[UnitRecord]) -> dict[str, Any]:
-    total: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+def _sum_counts(records: Iterable[UnitRecord], options: BuildOptions) -> dict[str, Any]:
+    total: Counter[str] = Counter(dict.fromkeys(options.counted, 0))
     skipped: Counter[str] = Counter()
     for record in records:
         total.update(record.counts)

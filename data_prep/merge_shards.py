@@ -22,6 +22,7 @@ from bert_jax.storage.local import atomic_folder, refuse_inside, write_atomic
 from data_prep import checksums, shares
 from data_prep.job import UNIGRAMS
 from data_prep.lengths import summarise
+from data_prep.summary import document_lines, word_lines
 
 DESCRIPTION = """\
 Joins outputs of data_prep.build_examples.
@@ -83,20 +84,32 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
         print_note(f"{output}: {train} rows for training, {held_out} for evaluation, of {len(merged['shares'])} shares")
+        for line in (*word_lines(merged["counts"]), *document_lines(merged["counts"])):
+            print_note(line)
     return merged
 
 
 def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
     first, place = found[0]
+    # An output without this rule whose manifest has the counts of the same version has no word to which it applies.
+    free = all(_words(manifest) or "one_sentence" in manifest["counts"] for manifest, _ in found)
     if first["imported"] or first["format"] != "arrow":
         raise UserError(f"{place} holds no arrow shards that build_examples made. Merge those, and convert the result")
     for manifest, folder in found[1:]:
         for key in sorted({*first, *manifest} - _OF_SHARE):
-            if first.get(key) != manifest.get(key):
+            same = first.get(key) == manifest.get(key)
+            if key == "masking" and free:
+                same = first[key] | {"words": ""} == manifest[key] | {"words": ""}
+            if not same:
                 raise UserError(
                     f"{folder} and {place} differ in {key}: {manifest.get(key)} and {first.get(key)}. "
                     "Build all parts with the same options"
                 )
+
+
+def _words(manifest: Mapping[str, Any]) -> str | None:
+    """The rule for words, or None where the text has no script without spaces between words."""
+    return manifest["masking"].get("words")
 
 
 def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
@@ -157,6 +170,7 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
     for manifest in manifests:
         skipped.update(manifest["skipped_reading"])
     return manifests[0] | {
+        "masking": next(filter(_words, manifests), manifests[0])["masking"],
         "sources": [source for number in sorted(by_number) for source in by_number[number][1]],
         "counts": _sum(manifest["counts"] for manifest in manifests),
         "skipped_reading": dict(sorted(skipped.items())),
@@ -174,11 +188,16 @@ def _place(shard: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _sum(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sums of counts, and of the documents skipped for each reason; other values are left out."""
+    """The sums of counts, and of the documents skipped for each reason; other values are left out.
+
+    So are counts that some of the outputs lack, because an earlier version made them.
+    """
+    counts = list(counts)
     total: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for each in counts:
-        total.update({name: value for name, value in each.items() if isinstance(value, int)})
+        shared = {name: value for name, value in each.items() if all(name in other for other in counts)}
+        total.update({name: value for name, value in shared.items() if isinstance(value, int)})
         skipped.update(each["skipped"])
     return {**total, "skipped": dict(sorted(skipped.items()))}
 

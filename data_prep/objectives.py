@@ -27,6 +27,7 @@ from data_prep.pairing import (
 from data_prep.passages import blocks, sentence_passages
 from data_prep.split_for_packing import fill_gaps
 
+RANDOM_SEGMENT = 1  # the label of nsp for a B from another document
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 
 

@@ -12,6 +12,9 @@ from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord
 from data_prep.units import UnitSplitter
 
+# Few articles, stories or chapters have one sentence, and many paragraphs.
+_MANY_OF_ONE_SENTENCE = 0.2
+_MANY_LONG_WORDS = 0.01
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
 
@@ -46,12 +49,45 @@ def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, to
         lines.append(_no_eval(splitter, job.arguments.options.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
         lines.append(f"skipped: {listed(skipped)}")
+    lines += word_lines(manifest["counts"])
+    lines += document_lines(manifest["counts"])
     if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
         lines.append(
             f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
             "does --tokenizer fit the language and the case of this text?"
         )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def word_lines(counts: Mapping[str, Any]) -> list[str]:
+    """The share of the words that masking as a whole can hardly ever choose, as a warning if it is large."""
+    if not counts.get("words"):
+        return []
+    share = counts["long_words"] / counts["words"]
+    stated = f"{share:.2%} of the words are longer than the mask budget of their sequence"
+    if share <= _MANY_LONG_WORDS:
+        return [stated]
+    return [
+        f"warning: {stated}, so their tokens are hardly ever predicted. Use --mask_unit token, or raise --mask_rate or "
+        "--seq_len"
+    ]
+
+
+def document_lines(counts: Mapping[str, Any]) -> list[str]:
+    """The shares of documents of one sentence and of random pairs, as a warning if blank lines end paragraphs."""
+    if not counts["used"] or "one_sentence" not in counts:
+        return []
+    alone = counts["one_sentence"] / counts["used"]
+    random = counts.get("random_pairs", 0) / max(counts["sequences"], 1)
+    stated = f"{alone:.0%} of the documents have one sentence"
+    if "random_pairs" in counts:
+        stated += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
+    if alone <= _MANY_OF_ONE_SENTENCE:
+        return [stated]
+    return [
+        f"warning: {stated}. If blank lines separate the paragraphs of a file and not its documents, use --document "
+        "file, or remove the blank lines within documents"
+    ]
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:

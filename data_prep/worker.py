@@ -8,15 +8,14 @@ import numpy as np
 
 from bert_jax import tokenizer as tokenizers
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED
 from bert_jax.data.masking import Masker
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.corruption import corrupt, room_for
 from data_prep.encoding import encode
-from data_prep.fill import count_predictions, fill_rows, mask_rows
+from data_prep.fill import count_predictions, count_words, fill_rows, mask_rows
 from data_prep.job import Arguments
-from data_prep.objectives import Encoded, borders, segments_of, spans, usable
+from data_prep.objectives import RANDOM_SEGMENT, Encoded, borders, segments_of, spans, usable
 from data_prep.packing import pack
 from data_prep.rearrangement import rearrange
 from data_prep.split_for_packing import sequence_lengths
@@ -35,11 +34,12 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     options = arguments.options
     masker = Masker(tokenizer, options.rule, options.seed)
     encoded, skipped = usable(options.objective, encode(tokenizer, unit, cache, options.newlines))
-    counts = dict.fromkeys(COUNTED, 0) | {
+    counts = dict.fromkeys(options.counted, 0) | {
         "documents": len(unit.documents),
         "used": len(encoded.documents),
         "sentences": len(encoded.offsets) - 1,
         "source_tokens": len(encoded.ids),
+        "one_sentence": int(np.count_nonzero(np.diff(encoded.documents, axis=1) == 1)),
     }
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
     lengths = np.zeros(options.seq_len + 1, np.int64)
@@ -49,6 +49,12 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         first_key = (unit.key << 32) | counts["sequences"]
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
+        if options.mask_unit != "token":
+            words, long_words = count_words(rows, masker)
+            counts["words"] += words
+            counts["long_words"] += long_words
+        if options.objective == "nsp":
+            counts["random_pairs"] += int(np.count_nonzero(rows.next_sentence_labels == RANDOM_SEGMENT))
         lengths += np.bincount(rows.sequence_lengths[rows.sequence_lengths > 0], minlength=len(lengths))
         if options.masking == "static":
             rows = mask_rows(rows, masker, options.max_predictions)

@@ -48,6 +48,10 @@ class Output:
         self.mask, self.pad = (ids[_text_of(roles[role])] for role in ("mask_token", "pad_token"))
         sentence_piece = any((directory / "tokenizer").glob("*.model"))
         self.inside = _insides(library, sentence_piece) - self.special
+        scripts = self.manifest["masking"].get("words") == "scripts"
+        self.unspaced, self.attached = _of_scripts(library, sentence_piece) if scripts else (set(), set())
+        self.unspaced -= self.special
+        self.attached &= self.inside
         self.ordinary = [
             index for index in range(self.manifest["tokenizer"]["vocab_size"]) if index not in self.special
         ]
@@ -87,14 +91,72 @@ def _text_of(token: Any) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _insides(library: dict[str, Any], sentence_piece: bool) -> set[int]:
-    """The ids that continue a word, by the marks of the vocabulary."""
+def _tokens(library: dict[str, Any]) -> dict[int, str]:
     model = library["model"]
     if isinstance(model["vocab"], list):  # Unigram: pieces with their scores
         tokens = {index: piece for index, (piece, _) in enumerate(model["vocab"])}
     else:
         tokens = {index: token for token, index in model["vocab"].items()}
-    tokens |= {token["id"]: token["content"] for token in library["added_tokens"]}
+    return tokens | {token["id"]: token["content"] for token in library["added_tokens"]}
+
+
+UNSPACED = "0E00-0FFF 1000-109F 1780-17FF 1950-19FF 1A20-1AAF 2E80-312F 3190-9FFF A9E0-A9FF AA60-AADF F900-FAFF "
+UNSPACED += "FE30-FE4F FF01-FF9F 1AFF0-1B16F 20000-3FFFF"
+MARKS = "0E31 0E34-0E3A 0E47-0E4E 0EB1 0EB4-0EBC 0EC8-0ECE 0F18-0F19 0F35 0F37 0F39 0F3E-0F3F 0F71-0F84 0F86-0F87 "
+MARKS += "0F8D-0FBC 0FC6 102B-103E 1056-1059 105E-1060 1062-1064 1067-106D 1071-1074 1082-108D 108F 109A-109D "
+MARKS += "17B4-17D3 17DD 3099-309A"
+
+
+def _is_in(ranges: str, code: int) -> bool:
+    borders = [one.partition("-") for one in ranges.split()]
+    return any(int(first, 16) <= code <= int(last or first, 16) for first, _, last in borders)
+
+
+def _of_scripts(library: dict[str, Any], sentence_piece: bool) -> tuple[set[int], set[int]]:
+    """The unspaced ids, and those whose bytes begin within a character or with a mark."""
+    unspaced, within = set(), set()
+    for index, token in _tokens(library).items():
+        first = _first_character(_bytes_of(token, library, sentence_piece))
+        if first is None or (first[0] == first[1] and _is_in(MARKS, first[0])):
+            within.add(index)
+        elif all(_is_in(UNSPACED, code) for code in first):
+            unspaced.add(index)
+    return unspaced, within
+
+
+def _bytes_of(token: str, library: dict[str, Any], sentence_piece: bool) -> bytes:
+    model = library["model"]
+    if sentence_piece:
+        if model.get("byte_fallback") and token.startswith("<0x") and len(token) == 6:
+            return bytes([int(token[3:5], 16)])
+        return token.removeprefix("▁").encode()
+    if model["type"] == "WordPiece":
+        return token.removeprefix(model["continuing_subword_prefix"]).encode()
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    byte_of = {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    if any(character not in byte_of for character in token):
+        return token.encode().removeprefix(b" ")
+    return bytes(byte_of[character] for character in token).removeprefix(b" ")
+
+
+def _first_character(utf8: bytes) -> tuple[int, int] | None:
+    """The lowest and the highest code point that a token may begin with; None within a character."""
+    if not utf8 or utf8[0] >= 0xF8:  # a byte that UTF-8 does not use
+        return 0, 0
+    bits = f"{utf8[0]:08b}"
+    if bits.startswith("10"):
+        return None
+    size = {"0": 1, "110": 2, "1110": 3, "11110": 4}[bits[: bits.index("0") + 1]]
+    rest = list(itertools.takewhile(lambda byte: byte >> 6 == 2, utf8[1:size]))
+    known = bits[bits.index("0") + 1 :] + "".join(f"{byte & 63:06b}" for byte in rest)
+    missing = 6 * (size - 1 - len(rest))
+    return int(known + "0" * missing, 2), int(known + "1" * missing, 2)
+
+
+def _insides(library: dict[str, Any], sentence_piece: bool) -> set[int]:
+    """The ids that continue a word, by the marks of the vocabulary."""
+    model, tokens = library["model"], _tokens(library)
     if sentence_piece:
         return {index for index, token in tokens.items() if not token.startswith("▁")}
     if model["type"] == "WordPiece":
@@ -258,6 +320,9 @@ def _words(output: Output, ids: list[int], sequence: Sequence) -> list[list[int]
         if token in output.special:
             continue
         inside = output.manifest["masking"]["unit"] != "token" and token in output.inside
+        if inside and token not in output.attached:
+            before = next((one for one in reversed(ids[:position]) if one not in output.attached), None)
+            inside = token not in output.unspaced and before not in output.unspaced
         if inside and position != sequence.first_length and position and ids[position - 1] not in output.special:
             words[-1].append(position)
         else:

@@ -12,16 +12,22 @@ KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that ke
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
+UNSPACED, ATTACHED = (22, 23, 24, 25, 26, 27, 28), (37, 38, 39)  # with the rule "scripts" for words
 
 
 class Facts(NamedTuple):
-    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one."""
+    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one.
+
+    With the rule "scripts", 22-28 are words of their own, and 37-39 continue any word.
+    """
 
     vocab_size: int = VOCABULARY
     pad_id: int = PAD
     mask_id: int = MASK
     special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
     continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE
+    unspaced: np.ndarray = np.isin(np.arange(VOCABULARY), UNSPACED)
+    attached: np.ndarray = np.isin(np.arange(VOCABULARY), ATTACHED)
 
 
 class Sequence(NamedTuple):
@@ -87,13 +93,17 @@ def order_of(state: int, position: int) -> int:
     return (x ^ x >> 16) >> 12
 
 
-def words_of(sequence: Sequence, unit: str) -> list[list[int]]:
+def words_of(sequence: Sequence, unit: str, rule: str = "spaces") -> list[list[int]]:
     words: list[list[int]] = []
+    base = -1  # the last token that is not attached to the one before it
     for position, token in enumerate(sequence.ids):
+        before, base = base, base if rule == "scripts" and token in ATTACHED else token
         if token < FIRST_WHOLE:
             continue
         after_special = sequence.ids[position - 1] < FIRST_WHOLE if position else True
         goes_on = unit != "token" and token >= FIRST_INSIDE
+        if rule == "scripts" and token not in ATTACHED and (token in UNSPACED or before in UNSPACED):
+            goes_on = False
         if goes_on and not after_special and position != sequence.first_length:
             words[-1].append(position)
         else:
@@ -103,7 +113,7 @@ def words_of(sequence: Sequence, unit: str) -> list[list[int]]:
 
 def choose(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> list[int]:
     """The positions to be predicted, ascending."""
-    words = words_of(sequence, rule.unit)
+    words = words_of(sequence, rule.unit, rule.words)
     state = combine(1, seed, epoch, sequence.key)
     order = sorted(range(len(words)), key=lambda word: (order_of(state, words[word][0]), word))
     budget = max(1, round(rule.rate * len(sequence.ids)))

@@ -10,6 +10,7 @@ import data_format_reader as reader
 import numpy as np
 import pytest
 import tokenizer_kinds
+import unspaced_text
 
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
@@ -45,6 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "mask_split": (1.0, 0.0, 0.0),
     },
     "single_static_span_packed": {"objective": "single", "pack": 2, "masking": "static", "mask_unit": "span"},
+    "unspaced_static_word_bpe": {"objective": "single", "masking": "static", "mask_unit": "word"},
+    "unspaced_dynamic_ngram_bytes": {"mask_unit": "ngram"},
 }
 
 
@@ -54,18 +57,23 @@ TOKENIZERS = {
     "full_sentences_dynamic_infill": "bpe",
     "single_dynamic_span_unigram": "unigram",
     "sop_ngram_spm": "sentencepiece_bpe",
+    "unspaced_static_word_bpe": "bpe",
+    "unspaced_dynamic_ngram_bytes": "unigram_bytes",
 }
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
 def output(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, tmp_path_factory) -> reader.Output:
     folder, tokenizer = tmp_path_factory.mktemp("format"), vocab_dir
+    content = sample_text.read_text(encoding="utf-8").replace(" of ", "\tof ")  # byte-level BPE has tokens of tabs
+    if request.param.startswith("unspaced"):
+        content = "\n\n".join(unspaced_text.documents(30))
     if kind := TOKENIZERS.get(request.param):
         tokenizer = folder / "tokenizer"
-        tokenizer_kinds.make(kind, sample_text.read_text(encoding="utf-8").split("\n"), tokenizer)
+        tokenizer_kinds.make(kind, content.split("\n"), tokenizer)
     options = OPTIONS[request.param]
-    text = folder / "text.txt"  # with another white space than " ", which byte-level BPE has tokens of
-    text.write_text(sample_text.read_text(encoding="utf-8").replace(" of ", "\tof "), encoding="utf-8")
+    text = folder / "text.txt"
+    text.write_text(content, encoding="utf-8")
     build(BuildOptions(str(text), tokenizer, folder / "out", 48, eval_fraction=0.25, workers=1, **options))
     return reader.Output(folder / "out")
 
@@ -103,6 +111,17 @@ def test_special_tokens_and_insides_of_words_are_those_of_the_tokenizer(output: 
     tokenizer = load(output.directory / "tokenizer")
     assert output.special == set(tokenizer.special_ids)
     assert output.inside == set(np.flatnonzero(tokenizer.continuation).tolist())
+
+
+def test_scripts_without_spaces_are_those_of_the_tokenizer(output: reader.Output) -> None:
+    tokenizer = load(output.directory / "tokenizer")
+    if output.manifest["masking"].get("words") is None:
+        text = [row.predicted.get(slot, token) for row in output.rows("train") for slot, token in enumerate(row.ids)]
+        assert not tokenizer.unspaced[text].any()
+        return
+    assert output.unspaced == set(np.flatnonzero(tokenizer.unspaced).tolist())
+    assert output.attached == set(np.flatnonzero(tokenizer.attached).tolist())
+    assert 0 < len(output.attached) < len(output.unspaced)
 
 
 def test_static_masks_are_those_of_the_documentation(output: reader.Output) -> None:

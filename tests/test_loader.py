@@ -25,6 +25,7 @@ class Facts:
 
     vocab_size, pad_id, mask_id, special_ids, content_hash = 50, 0, 4, (0, 1, 2, 3, 4), "f" * 64
     continuation = np.arange(50) >= 30
+    unspaced = attached = np.zeros(50, bool)
 
 
 WORDS = MaskingRule("word")

@@ -53,14 +53,15 @@ sequences = st.builds(
     epoch=st.integers(0, 2**40),
     reorder_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     split=st.sampled_from([(0.8, 0.1, 0.1), (0.5, 0.5, 0.0), (0.0, 0.3, 0.7)]).map(lambda s: ReplacementShares(*s)),
+    words=st.sampled_from(["spaces", "scripts"]),
 )
-def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch, split, reorder_rate):
+def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch, split, reorder_rate, words):
     reorder_rate = 0.0 if unit == "span" else reorder_rate
     pack = max(1, max(len(row) for row in packed))
     width = max(1, room + max(sum(len(sequence.ids) for sequence in row) for row in packed))
     rows = pack_rows(packed, width, pack)
-    masked = apply(rows, unit, rate, seed, epoch, split=split, reorder_rate=reorder_rate)
-    rule = MaskingRule(unit, rate, split, reorder_rate=reorder_rate)
+    masked = apply(rows, unit, rate, seed, epoch, split=split, reorder_rate=reorder_rate, words=words)
+    rule = MaskingRule(unit, rate, split, reorder_rate=reorder_rate, words=words)
     for row, row_sequences in enumerate(packed):
         wanted, start = {}, 0
         for sequence in row_sequences:
@@ -74,6 +75,39 @@ def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed,
         after = rows.input_ids[row].astype(int)
         after[list(wanted)] = list(wanted.values())
         assert masked.input_ids[row].tolist() == after.tolist()
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(
+    packed=st.lists(st.lists(sequences, min_size=1, max_size=4), min_size=1, max_size=4),
+    rate=st.floats(0.01, 0.5),
+    words=st.sampled_from(["spaces", "scripts"]),
+)
+def test_words_and_those_longer_than_the_budget_are_counted(packed, rate, words):
+    rows = pack_rows(packed, 4 * 24, 4)
+    found = [
+        (len(word), max(1, round(rate * len(sequence.ids))))
+        for row in packed
+        for sequence in row
+        for word in words_of(sequence, "word", words)
+    ]
+    masker = Masker(Facts(), MaskingRule("word", rate, words=words), 0)
+    assert masker.count_words(rows) == (len(found), sum(length > budget for length, budget in found))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "spaces", "scripts"),
+    [
+        ([7, 30, 38], [[1, 2, 3]], [[1, 2, 3]]),
+        ([7, 26, 27], [[1, 2, 3]], [[1], [2], [3]]),
+        ([22, 30, 31], [[1, 2, 3]], [[1], [2, 3]]),
+        ([26, 38, 30, 39], [[1, 2, 3, 4]], [[1, 2], [3, 4]]),
+    ],
+)
+def test_rules_for_words_differ_where_a_script_without_spaces_occurs(tokens, spaces, scripts):
+    """The reference, against words by hand."""
+    sequence = Sequence([CLS, *tokens, SEP], len(tokens) + 2, 0)
+    assert words_of(sequence, "word") == spaces and words_of(sequence, "word", "scripts") == scripts
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizer_kinds
+import unspaced_text
 from building import ROOT, contents
 
 from bert_jax.command import UserError
@@ -142,3 +144,30 @@ def test_outputs_that_do_not_belong_together_are_refused_in_one_line(text, vocab
     assert "holds no arrow shards that build_examples made" in refusal(first)
     with pytest.raises(UserError, match="--part builds arrow shards"):
         options(text, vocab_dir, tmp_path / "tfds", "0/2", format="tfds")
+
+
+def test_parts_with_and_without_unspaced_scripts_are_merged_and_earlier_outputs_only_if_alike(text, tmp_path):
+    """Words of English are the same by both rules, so one part states no rule for words and the other one does."""
+    english = (text / "file0.txt").read_text()
+    tokenizer_kinds.make("bpe", english.split("\n"), tmp_path / "words")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "file0.txt").write_text(english)
+    (tmp_path / "text" / "file1.txt").write_text("\n\n".join(unspaced_text.documents(30)), encoding="utf-8")
+    given = {"mask_unit": "word", "masking": "static"}
+    for number in range(2):
+        build(options(tmp_path / "text", tmp_path / "words", tmp_path / f"part{number}", f"{number}/2", **given))
+    parts = [tmp_path / f"part{number}" for number in range(2)]
+    assert {read_manifest(part)["masking"].get("words") for part in parts} == {None, "scripts"}
+    merged = merge(parts, tmp_path / "merged")
+    assert merged["masking"]["words"] == "scripts"
+    assert merged["counts"]["words"] == sum(read_manifest(part)["counts"]["words"] for part in parts)
+    inspect_shards.main([str(tmp_path / "merged"), "--verify"])
+
+    spaced = next(part for part in parts if "words" not in read_manifest(part)["masking"])
+    manifest = read_manifest(spaced)
+    for counts in (manifest["counts"], *manifest["parts"].values()):  # as an earlier version wrote it
+        for name in ("one_sentence", "random_pairs", "words", "long_words"):
+            del counts[name]
+    (spaced / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="differ in masking"):
+        merge(parts, tmp_path / "again")

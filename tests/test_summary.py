@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax import tokenizer
+from bert_jax.data.manifest import Part
+from bert_jax.data.shards import Dataset, read_manifest
 from data_prep import build_examples, summary
 from data_prep.build_options import BuildOptions
 from data_prep.inspection.statistics import measure
+from data_prep.sentences import document_sentences
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -45,3 +48,42 @@ def test_text_of_another_vocabulary_gives_a_warning(
     assert "warning" not in told("fits", vocab_dir)
     warned = told("none", vocabulary(tmp_path / "vocab.txt", ""))
     assert "warning: 100% of the text is [UNK]: does --tokenizer fit the language and the case of this text?" in warned
+
+
+def test_words_longer_than_the_mask_budget_give_a_warning() -> None:
+    assert summary.word_lines({"documents": 3}) == []  # single tokens are masked
+    few, many = (summary.word_lines({"words": 1000, "long_words": long}) for long in (10, 11))
+    assert few == ["1.00% of the words are longer than the mask budget of their sequence"]
+    assert many[0].startswith("warning: 1.10% of the words are longer than the mask budget of their sequence, so their")
+
+
+def all_labels(output: Path, part: Part) -> list[int]:
+    dataset = Dataset(output, part, read_manifest(output))
+    return [int(label) for shard in range(len(dataset.shards)) for label in dataset.shard_rows(shard)[3].reshape(-1)]
+
+
+@pytest.mark.parametrize("objective", ["nsp", "doc_sentences"])
+def test_blank_lines_after_every_paragraph_give_a_warning(
+    sample_text: Path, vocab_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
+) -> None:
+    """The shares are those of the rows, and of the sentences that `document_sentences` finds."""
+    lines = [line for line in sample_text.read_text(encoding="utf-8").split("\n") if line.strip()]
+    groups = [lines[start : start + 20] for start in range(0, len(lines), 20)]
+    texts = {"documents": "\n\n".join("\n".join(group) for group in groups), "paragraphs": "\n\n".join(lines)}
+    for name, text in texts.items():
+        path = tmp_path / f"{name}.txt"
+        path.write_text(text, encoding="utf-8")
+        options = BuildOptions(path, vocab_dir, tmp_path / name, 128, objective=objective, workers=1)
+        manifest = build_examples.build(options, quiet=False)
+        counts = manifest["counts"]
+        documents = text.split("\n\n")
+        assert counts["one_sentence"] == sum(len(document_sentences(document)) == 1 for document in documents)
+        told = capsys.readouterr().err
+        shares = f"{counts['one_sentence'] / len(documents):.0%} of the documents have one sentence"
+        if objective == "nsp":
+            rows = [row for part in ("train", "eval") for row in all_labels(tmp_path / name, part)]
+            assert counts["random_pairs"] == rows.count(1)
+            random = counts["random_pairs"] / counts["sequences"]
+            shares += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
+        assert (f"warning: {shares}. If blank lines separate the paragraphs" in told) == (name == "paragraphs")
+        assert shares in told

@@ -116,7 +116,7 @@ class PretrainingLoader:
         facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]
         # Only settings that differ from the defaults count, so that fingerprints from before a setting existed stay
         # valid.
-        others = {name: rule[name] for name in rule if name not in ("unit", "rate") and rule[name] != default[name]}
+        others = {name: rule[name] for name in rule if name not in ("unit", "rate") and rule[name] != default.get(name)}
         if self._unigram_counts is not None:
             others["unigram_counts"] = hashlib.sha256(self._unigram_counts.tobytes()).hexdigest()
         facts += [others] if others else []

@@ -19,6 +19,10 @@ MANIFEST = "manifest.json"
 # The keys of the manifest's `counts`, apart from `skipped`.
 COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
+# Counts that early outputs lack: documents of one sentence; with nsp, pairs whose B is random; unless single tokens are
+# masked, words, and those of them that are longer than the mask budget of their sequence.
+COUNTED_IF_PRESENT = ("one_sentence", "random_pairs", "words", "long_words")
+
 # The objectives whose sequences are labelled pairs of segments.
 PAIRS = ("nsp", "sop")
 
@@ -58,6 +62,7 @@ _WIDTH = _Number(int, 1, 65535)  # positions in a row are uint16
 _COUNTS: dict[str, Any] = {name: _COUNT for name in COUNTED if name != "used"} | {
     "used": _Maybe(_COUNT),
     "skipped": _Each(_COUNT),
+    **dict.fromkeys(COUNTED_IF_PRESENT, _Maybe(_COUNT)),
 }
 # The values that every reader may rely on, with the type of each value and of the elements of each list.
 _LAYOUT = {

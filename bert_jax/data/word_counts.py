@@ -23,10 +23,10 @@ class WordCounts(NamedTuple):
 def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 0) -> WordCounts:
     """Counts the first max_rows rows; 0 means all.
 
-    A word is what whole-word masking masks together: a token with the continuation tokens after it. A continuation
-    token after a special token begins a word.
+    A word is what whole-word masking masks together, by the rule of the rows: a token with the continuation tokens
+    after it. A continuation token after a special token begins a word.
     """
-    kinds = token_kinds(tokenizer)
+    kinds = token_kinds(tokenizer, dataset.masking.words)
     count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
     total = np.zeros(3, np.int64)
     for start in range(0, count, ROWS_AT_ONCE):

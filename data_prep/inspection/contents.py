@@ -149,6 +149,7 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
             "positions filled": lambda found: f"{found.tokens / max(found.positions, 1):.2%}",
             "tokens predicted": lambda found: f"{found.predicted / max(found.tokens, 1):.2%}",
             f"{unk} in the text": lambda found: f"{found.unknown / max(found.text_tokens, 1):.2%}",
+            "words over the mask budget": lambda found: f"{found.long_words / found.words:.2%}" if found.words else "",
             "tokens in a sequence: mean": lambda found: f"{summarise(found.lengths)['mean']:.1f}",
             "median": lambda found: f"{summarise(found.lengths)['median']}",
             "95th percentile": lambda found: f"{summarise(found.lengths)['p95']}",

@@ -9,12 +9,14 @@ import numpy as np
 from bert_jax.array_types import Int64
 from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import Part, read_unigram_counts
-from bert_jax.data.masking import Masker, MaskingRule
+from bert_jax.data.masking import Masker, MaskingRule, token_kinds
+from bert_jax.data.masking.sequences import find_insides
 from bert_jax.data.shards import Dataset
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.fill import mask_rows, row_batches
 from data_prep.lengths import summarise
+from data_prep.objectives import RANDOM_SEGMENT
 
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
@@ -33,6 +35,8 @@ class PartStatistics:
                              number of words (spans that touch are one run)
     replaced     i64[3]      predicted tokens by what the model sees in their place: REPLACEMENTS
     unigrams     i64[V]      tokens before masking, special tokens included
+    words, long_words        words, and those of them that are longer than the mask budget of their sequence; 0 where
+                             single tokens are masked
     """
 
     def __init__(self, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
@@ -50,8 +54,12 @@ class PartStatistics:
         self._mask_id, self._unk_id = tokenizer.mask_id, tokenizer.unk_id
         self._has_unknown = tokenizer.has_unknown
         self._special = list(tokenizer.special_ids)
-        # Tokens that continue a word do not lengthen a run, unless single tokens are masked.
-        self._continues = tokenizer.continuation & (manifest["masking"]["unit"] != "token")
+        self.words = self.long_words = 0
+        self._by_word = manifest["masking"]["unit"] != "token"
+        rule = MaskingRule.from_manifest(manifest["masking"]) if self._by_word else None
+        self._kinds = token_kinds(tokenizer, rule.words if rule else None)
+        self._masker = Masker(tokenizer, rule, 0) if rule else None  # for counting words only
+        self._pairs = manifest["objective"] == "nsp" and not manifest["imported"]
 
     def add(self, rows: Rows, masked: Rows) -> None:
         """Counts stored rows, and their masks in `masked` (the same rows, or those of `with_masks`)."""
@@ -65,6 +73,10 @@ class PartStatistics:
         for label in self.labels:
             self.labels[label] += int((rows.next_sentence_labels[present] == label).sum())
         self._add_masks(masked, np.cumsum(masked.sequence_lengths.astype(np.int64), axis=1), present)
+        if self._masker:
+            words, long_words = self._masker.count_words(Rows(unmasked_ids(rows), *rows[1:5]))
+            self.words += words
+            self.long_words += long_words
         filled = np.arange(rows.input_ids.shape[1]) < lengths.sum(axis=1)[:, None]
         self.unigrams += np.bincount(unmasked_ids(rows)[filled], minlength=len(self.unigrams))
 
@@ -98,6 +110,8 @@ class PartStatistics:
             "predictions": self.predicted,
             "filled": round(self.tokens / max(self.positions, 1), 6),
             "lengths": summarise(self.lengths),
+            **({"words": self.words, "long_words": self.long_words} if self._by_word else {}),
+            **({"random_pairs": self.labels[RANDOM_SEGMENT]} if self._pairs else {}),
         }
 
     @property
@@ -133,7 +147,8 @@ class PartStatistics:
 
         if len(predicted):
             begins = np.concatenate([[True], (np.diff(predicted) != 1) | (np.diff(row) != 0)])
-            units = begins | ~self._continues[labels]
+            # Tokens that continue a word do not lengthen a run, unless single tokens are masked.
+            units = begins | ~find_insides(self._kinds[labels][None])[0]
             self.runs += np.bincount(np.bincount(np.cumsum(begins) - 1, units).astype(int), minlength=len(self.runs))
 
 

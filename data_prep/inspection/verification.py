@@ -11,7 +11,15 @@ import numpy as np
 from bert_jax.array_types import UInt64
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import (
+    COUNTED,
+    COUNTED_IF_PRESENT,
+    MANIFEST,
+    PARTS,
+    Part,
+    read_manifest,
+    read_unigram_counts,
+)
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
@@ -161,7 +169,8 @@ def _check_totals(directory: Path, manifest: Mapping[str, Any]) -> None:
     path = directory / MANIFEST
     unread = manifest.get("skipped_reading", {})
     total, parts = manifest["counts"], [manifest["parts"][part] for part in PARTS]
-    stated, *addends = [{name: counts[name] for name in COUNTED} | counts["skipped"] for counts in (total, *parts)]
+    names = (*COUNTED, *(name for name in COUNTED_IF_PRESENT if name in total))
+    stated, *addends = [{name: counts.get(name, 0) for name in names} | counts["skipped"] for counts in (total, *parts)]
     addends.append(unread | {"documents": sum(unread.values())})
     for name in sorted({name for counts in (stated, *addends) for name in counts}):
         found = [counts.get(name, 0) for counts in addends]

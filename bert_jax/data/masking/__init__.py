@@ -34,6 +34,8 @@ Differences from those programs:
     word before the special token), and no n-gram or span crosses a special token;
   - if no word fits the budget, the first tokens of the first word are masked, so that a sequence has at least one
     prediction unless all its tokens are special (bert: none); no other word is cut (SpanBERT: the last one is);
+  - with the rule "scripts" for words, each token of a script without spaces between words is a word, with the rest of
+    its character and its marks (bert: each Chinese ideograph, which its tokenizer splits; other scripts by spaces);
   - a span ends before a chosen word (SpanBERT: it continues behind it; fairseq: infilled spans may overlap);
   - the masks of empty spans are before words, and a sequence never becomes longer (fairseq: they are anywhere, and
     add to the length); the rate of infilling counts tokens (fairseq: words);

@@ -13,7 +13,7 @@ from bert_jax.data.masking.infilling import shorten
 from bert_jax.data.masking.replacements import Replacer
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.masking.run_selection import Runs, choose_runs, run_starts
-from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
+from bert_jax.data.masking.sequences import ATTACHED, INSIDE, SPECIAL, UNSPACED, WHOLE, Sequences
 from bert_jax.data.masking.word_selection import choose_words
 
 # Tags of independent hash streams; data_prep/corruption.py uses another one.
@@ -34,13 +34,20 @@ class MaskingTokenizer(Protocol):
     def special_ids(self) -> tuple[int, ...]: ...
     @property
     def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True for ids that continue a word
+    @property
+    def unspaced(self) -> Bool[np.ndarray, "V"]: ...  # True for ids of scripts without spaces between words
+    @property
+    def attached(self) -> Bool[np.ndarray, "V"]: ...  # True for ids that begin within a character or with its mark
 
 
-def token_kinds(tokenizer: MaskingTokenizer, *, by_word: bool = True) -> UInt8[np.ndarray, "V"]:
-    """SPECIAL, WHOLE or INSIDE for each id; without by_word no token continues a word."""
+def token_kinds(tokenizer: MaskingTokenizer, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
+    """The kind of each id (bert_jax.data.masking.sequences) by a rule for words; None: each token is a word."""
     kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
-    if by_word:
+    if words is not None:
         kinds[tokenizer.continuation] = INSIDE
+    if words == "scripts":
+        kinds[tokenizer.unspaced] = UNSPACED
+        kinds[tokenizer.attached] = ATTACHED
     kinds[list(tokenizer.special_ids)] = SPECIAL
     return kinds
 
@@ -81,7 +88,7 @@ class Masker:
         unigram_counts: Int64[np.ndarray, "V"] | None = None,
     ) -> None:
         self.rule, self.seed = rule, seed
-        self._kinds = token_kinds(tokenizer, by_word=rule.unit != "token")
+        self._kinds = token_kinds(tokenizer, None if rule.unit == "token" else rule.words)
         ordinary_ids = np.flatnonzero(self._kinds != SPECIAL)
         self._pad_id, self._mask_id = tokenizer.pad_id, tokenizer.mask_id
         self._replacer = Replacer(rule, tokenizer.mask_id, ordinary_ids, unigram_counts)
@@ -154,6 +161,20 @@ class Masker:
             predicted = self._choose_positions(some, epochs[some.rows], None).predicted
             counts[undecided] = np.count_nonzero(predicted, axis=1)
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
+
+    def count_words(self, rows: Rows) -> tuple[int, int]:
+        """The number of words of the rows, and of those that are longer than the budget of their sequence.
+
+        The latter are predicted only where nothing else fits, and then in part.
+        """
+        sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
+        words = cutting.find_words(sequences)
+        lasts = words.starts | words.inside
+        lasts[:, :-1] &= ~words.inside[:, 1:]
+        starts = np.flatnonzero(words.starts)
+        lengths = np.flatnonzero(lasts) - starts + 1
+        budgets = self._budgets(sequences, None)[starts // words.starts.shape[1]]
+        return starts.size, int(np.count_nonzero(lengths > budgets))
 
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
         rate = self.rule.rate if rates is None else rates[sequences.rows]

@@ -9,6 +9,7 @@ from bert_jax.command import UserError
 
 UNITS = ("token", "word", "ngram", "span", "infill")
 RANDOM_TOKENS = ("uniform", "unigram")
+WORDS = ("spaces", "scripts")
 # Lengths of infilled spans in words: Poisson, 0 included (Lewis et al. 2020, section 2.2). Longer ones than the maximum
 # have a probability of 1e-11.
 INFILL_MEAN = 3.0
@@ -43,6 +44,8 @@ class MaskingRule:
     ngram_max: int = 3  # words (Lan et al. 2020, section 4.1)
     span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (same source)
+    # Words are what the vocabulary marks (spaces); or each token is one in scripts without spaces between words.
+    words: str = "spaces"
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -50,6 +53,8 @@ class MaskingRule:
         check_rate(self.rate)
         if self.random not in RANDOM_TOKENS:
             raise UserError(f"unknown choice of random tokens {self.random!r}; choose from {', '.join(RANDOM_TOKENS)}")
+        if self.words not in WORDS:
+            raise UserError(f"unknown rule for words {self.words!r}; choose from {', '.join(WORDS)}")
         if not (all(share >= 0 for share in self.split) and math.isclose(sum(self.split), 1.0, abs_tol=1e-9)):
             raise UserError(
                 f"mask split {','.join(map(str, self.split))} is invalid. Give three shares that sum to 1, for [MASK], "
@@ -79,6 +84,7 @@ class MaskingRule:
             ("ngram_max", int),
             ("span_p", float),
             ("span_max", int),
+            ("words", str),
         ):
             if not isinstance(given.get(name, kind()), kind):
                 raise UserError(f"damaged manifest: masking.{name} is {given[name]!r}; copy the folder again")
@@ -91,7 +97,10 @@ class MaskingRule:
 
     def to_manifest(self) -> dict[str, Any]:
         """The JSON values that `from_manifest` reads."""
-        return asdict(self) | {"split": list(self.split)}
+        values = asdict(self) | {"split": list(self.split)}
+        if self.words == "spaces":  # absent, as in outputs from before there was a choice
+            del values["words"]
+        return values
 
 
 def check_rate(rate: float) -> None:

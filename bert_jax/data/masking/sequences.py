@@ -7,8 +7,9 @@ import numpy as np
 from bert_jax.array_types import Bool, Int64, UInt, UInt8, UInt64
 from bert_jax.data.example import Rows
 
-# The kinds of token that masking distinguishes.
-SPECIAL, WHOLE, INSIDE = 0, 1, 2
+# The kinds of token that masking distinguishes: special; one that begins a word; one that continues a word, unless that
+# is UNSPACED; a word of a script without spaces between words; one that continues any word.
+SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
 
 # A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
 # sort, the position has 12 bits. Wider rows use 64 bits with the same 20 bits of hash, so the width of a row changes no
@@ -72,12 +73,28 @@ def find_words(sequences: Sequences) -> WordBoundaries:
     A continuation token after a special token or at the start of a segment starts a word too: truncation cut its word.
     """
     kinds = sequences.kinds
-    inside = kinds == INSIDE
-    inside[:, 0] = False
-    inside[:, 1:] &= kinds[:, :-1] != SPECIAL
+    inside = find_insides(kinds)
     second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
     inside[second, sequences.first_lengths[second]] = False
     return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
+
+
+def find_insides(kinds: UInt8[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
+    """Which tokens continue a word, without regard to segments.
+
+    After a word of a script without spaces, a token of a script with spaces ("Python" in the middle of a Chinese
+    sentence) begins a word, although its vocabulary marks no beginning there.
+    """
+    inside = kinds == INSIDE
+    if (kinds > INSIDE).any():
+        # For each position, the last one up to it whose token is not attached to the one before.
+        columns = np.arange(kinds.shape[1], dtype=np.int32)
+        base = np.maximum.accumulate(np.where(kinds == ATTACHED, np.int32(0), columns), axis=1)
+        inside[:, 1:] &= np.take_along_axis(kinds, base[:, :-1], axis=1) != UNSPACED
+        inside |= kinds == ATTACHED
+    inside[:, 0] = False
+    inside[:, 1:] &= kinds[:, :-1] != SPECIAL
+    return inside
 
 
 def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
