@@ -30,6 +30,7 @@ _GRACE_SECONDS = 5.0  # the others wait this much longer than process 0, which c
 LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
 _MESSAGE_SECONDS = 2  # for the rest of a message that has begun, and to send a few bytes to a machine that is lost
 _LONGEST_MESSAGE = 1 << 16
+_one_closes = threading.Lock()  # of two threads; a second close could be that of another file with the same number
 
 Stop = Callable[[int, str], None]  # called with an exit code and one line with the reason
 
@@ -67,7 +68,7 @@ class Peers:
         if self._thread is not None:
             self._thread.join(LEAVE_SECONDS)
         for connection in self.connections.values():
-            connection.close()
+            _close(connection)
 
     def _tell(self, message: dict[str, Any], but: int = -1) -> None:
         with self._sending:
@@ -251,8 +252,14 @@ def _receive(connection: Connection, seconds: float = 0.0) -> dict[str, Any] | N
             message = json.loads(connection.recv_bytes(_LONGEST_MESSAGE))
             if isinstance(message, dict):
                 return message
-    connection.close()
+    _close(connection)
     return None
+
+
+def _close(connection: Connection) -> None:
+    """Closes a connection once, though the thread that watches it and the one that ends the run may both do so."""
+    with _one_closes:
+        connection.close()
 
 
 def _is_closed(connection: Connection) -> bool:
