@@ -93,6 +93,7 @@ def test_a_bad_row_is_refused_and_the_rest_is_read(tmp_path, name, content, reas
         ("a.csv", b"id,body\n1,one\n", "no_text_column", "no column 'text'; the first line names the columns id, body"),
         ("a.csv", b"text,text\n1,one\n", "no_text_column", "2 columns are called 'text'"),
         ("a.tsv", b"id,text\n1,one\n", "no_text_column", "no column 'text'; the first line names the columns id,text"),
+        ("a.csv", b'"a\nb",c\n1,2\n', "no_text_column", "the first line names the columns a b, c. Use"),
         ("a.csv", b"", "no_text_column", r"no column 'text'; the first line names the columns \(none\)"),
         ("a.csv", b'id,text\n1,"one\n2,two\n', "bad_row", r"line 2: not CSV \(unexpected end of data\)"),
         ("a.csv", b"id,text\n1," + b"x" * 3000, "document_too_long", "line 2: a document of more than"),

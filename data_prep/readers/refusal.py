@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, one_line
 
 Reason = Literal[
     "invalid_utf8",
@@ -42,7 +42,7 @@ class Refusal(UserError):
     """A document, or the rest of a file, that cannot be used: `reason` for counting, the message for a person."""
 
     def __init__(self, reason: Reason, where: str, what: str, advice: str) -> None:
-        super().__init__(f"{where}: {what}. {advice}, {_SKIP}")
+        super().__init__(f"{where}: {one_line(what)}. {advice}, {_SKIP}")  # a column may have line breaks in its name
         self.reason = reason
 
 
