@@ -114,8 +114,8 @@ def same_run(workdir: Path, alone: Path) -> None:
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-6), name
     mine, wanted = read_params(workdir), read_params(alone)
     for path, value in wanted.items():
-        # Where the gradient of a rare token is the rounding error of a sum, its sign depends on the mesh, and Adam moves
-        # the parameter by up to the rate in each such step: of 32,768 elements two, after a few steps with mesh.fsdp=2.
+        # Where the gradient of a rare token is the rounding error of a sum, its sign depends on the mesh, and Adam
+        # moves the parameter by up to the rate in each such step: two of 32,768, after a few steps with mesh.fsdp=2.
         difference = np.abs(mine[path] - value)
         assert np.mean(difference <= 1e-6 + 1e-4 * np.abs(value)) >= 0.999 and difference.max() < RATE, path
 
