@@ -116,7 +116,11 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         "empty_file": ("x.txt", b"", r"x\.txt: no document in it"),
         "folder": ("x.txt", None, r"x\.txt: expected a file, got a folder"),
         "damaged_file": ("x.xz", lzma.compress(b"text\n\n" * 999)[:-20], r"x\.xz: damaged file \(truncated\)"),
-        "damaged_file gz": ("x.gz", gzip.compress(b"text\n\n" * 999)[:-9], r"x\.gz: damaged file \(truncated\)"),
+        "damaged_file gz": (
+            "x.gz",
+            gzip.compress(b"text\n\n" * 999, mtime=0)[:-9],
+            r"x\.gz: damaged file \(truncated\)",
+        ),
         "damaged_file zst": ("x.zst", zstd(b"text\n\n" * 999)[:-9], r"x\.zst: damaged file \(truncated"),
         "not_json": ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x\.jsonl, line 2: not JSON"),
         "not_json deep": ("x.jsonl", b"[" * 100_000, r"x\.jsonl, line 1: nested too deep"),
@@ -274,7 +278,7 @@ def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vo
 
 MESSAGES = {
     "a.txt": [
-        (gzip.compress(b"x"), "It looks compressed: rename the file to end in .gz"),
+        (gzip.compress(b"x", mtime=0), "It looks compressed: rename the file to end in .gz"),
         (lzma.compress(b"x"), "It looks compressed: rename the file to end in .xz"),
         (zstd(b"x"), "It looks compressed: rename the file to end in .zst"),
         (bz2.compress(b"x"), "It looks compressed: rename the file to end in .bz2"),
