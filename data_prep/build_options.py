@@ -8,10 +8,9 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS
 from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
-from data_prep import engines, flags, formats, shares
+from data_prep import engines, flags, formats, reading_options, shares
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.objectives import OBJECTIVES
-from data_prep.readers.input_format import FORMATS
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -42,25 +41,17 @@ class BuildOptions:
     weights: tuple[float, ...] = option(
         (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
     )
-    document: str = option(
-        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
-    )
-    input_format: str = option(
-        "auto",
-        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
-        metavar="NAME",
-    )
+    document: str = reading_options.document()
+    input_format: str = reading_options.input_format()
     newlines: str = option(
         "join",
         "line breaks within a document: join (each becomes a space, or nothing between Chinese, Japanese or Thai "
         "characters), or keep them and all other white space (byte-level BPE only)",
         choices=("join", "keep"),
     )
-    text_field: str = option(
-        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
-    )
+    text_field: str = reading_options.text_field()
     dedup: bool = option(False, "skip documents that are equal, byte for byte, to an earlier one")
-    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
+    on_error: str = reading_options.on_error()
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), or single (SpanBERT)",

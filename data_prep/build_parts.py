@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -40,7 +41,7 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
     return manifest
 
 
-def _run(parts: list[BuildOptions], workers: int) -> Any:
+def _run(parts: list[BuildOptions], workers: int) -> Iterator[int]:
     """Builds parts, and yields the tokens of each that is finished."""
     if workers <= 1:
         yield from map(build_part, parts)

@@ -16,7 +16,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import incomplete_path, refuse_existing
-from data_prep import flags
+from data_prep import flags, reading_options
 from data_prep.cleaning import languages, report
 from data_prep.cleaning.merging import SIGNATURES, Merging
 from data_prep.cleaning.rules import RULES
@@ -25,7 +25,6 @@ from data_prep.engines import local
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.memory import keep_freed
 from data_prep.readers import Corpus, Reading, find_sources
-from data_prep.readers.input_format import FORMATS
 from data_prep.resumable import complete, finished_units, keeping_units, resumable_folder, sources_outside, unit_folder
 from data_prep.units import Unit
 
@@ -69,18 +68,10 @@ class CleanOptions:
         metavar="DIRS",
     )
     duplicate_lines: bool = option(False, "remove lines that occurred before, in any document (Wenzek et al. 2020)")
-    input_format: str = option(
-        "auto",
-        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
-        metavar="NAME",
-    )
-    text_field: str = option(
-        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
-    )
-    document: str = option(
-        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
-    )
-    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
+    input_format: str = reading_options.input_format()
+    text_field: str = reading_options.text_field()
+    document: str = reading_options.document()
+    on_error: str = reading_options.on_error()
     workers: int = option(
         0,
         "number of processes; 0: one for each core",
@@ -155,6 +146,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
 def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: bool) -> list[CleanedUnit]:
     """Applies the rules to all units, skipping those that an earlier run finished. Returns their records in order."""
     records: list[CleanedUnit] = []
+    cleaned = 0  # bytes of text
 
     def unfinished() -> Iterator[Unit]:
         for unit in units(corpus):
@@ -169,7 +161,8 @@ def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: boo
     with Reporter("cleaning", corpus.total_bytes, ("MB",), quiet) as reporter:
         for record in local.run(functools.partial(clean_unit, steps), unfinished(), workers, directory):
             records.append(record)
-            reporter.update(corpus.bytes_read, sum(done.bytes for done in records) / 1e6)
+            cleaned += record.bytes
+            reporter.update(corpus.bytes_read, cleaned / 1e6)
     return sorted(records, key=lambda record: record.number)
 
 

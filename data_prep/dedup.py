@@ -28,13 +28,10 @@ class Seen:
         The bytes are read in little-endian order: a corpus weight below 1 keeps documents whose bytes form a small
         big-endian number, and those would crowd into the first slots.
         """
-        value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
+        value, slot = self._find(digest)
         slots = self._slots
-        slot = value >> (64 - self._bits)
-        while there := slots[slot]:
-            if there == value:
-                return False
-            slot += 1
+        if slots[slot]:
+            return False
         slots[slot] = value
         self._count += 1
         if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
@@ -43,14 +40,16 @@ class Seen:
 
     def __contains__(self, digest: bytes) -> bool:
         """Whether a digest was added."""
-        value = int.from_bytes(digest[-8:], "little") or 1
+        return bool(self._slots[self._find(digest)[1]])
+
+    def _find(self, digest: bytes) -> tuple[int, int]:
+        """The value of a digest, and the slot that holds it, or the free one where it belongs."""
+        value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
         slots = self._slots
         slot = value >> (64 - self._bits)
-        while there := slots[slot]:
-            if there == value:
-                return True
+        while (there := slots[slot]) and there != value:
             slot += 1
-        return False
+        return value, slot
 
     def __len__(self) -> int:
         return self._count

@@ -16,10 +16,9 @@ from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
 from bert_jax.tokenization.wordpiece import WordPieceSpec
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.vocabulary import KINDS
-from data_prep import byte_bpe, counting, flags, readers, sampling, sentence_pieces, wordpiece
+from data_prep import byte_bpe, counting, flags, readers, reading_options, sampling, sentence_pieces, wordpiece
 from data_prep.flags import REQUIRED, Valid, option
 from data_prep.readers.corpus import patterns
-from data_prep.readers.input_format import FORMATS
 
 DESCRIPTION = """\
 Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
@@ -82,18 +81,10 @@ class TokenizerOptions:
         metavar="N",
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
-    input_format: str = option(
-        "auto",
-        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
-        metavar="NAME",
-    )
-    text_field: str = option(
-        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
-    )
-    document: str = option(
-        "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
-    )
-    on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
+    input_format: str = reading_options.input_format()
+    text_field: str = reading_options.text_field()
+    document: str = reading_options.document()
+    on_error: str = reading_options.on_error()
 
     def __post_init__(self) -> None:
         flags.check(self)

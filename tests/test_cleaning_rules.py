@@ -75,7 +75,7 @@ def test_c4_keeps_the_sentences_of_a_page_and_no_notices():
             *SENTENCES[1:4],
             "Please enable Javascript to read this page.",
             "Two words.",
-            "It goes on and on and on...",
+            "This line has no end...",
             f"A {'very' * 300} long word is here.",
             SENTENCES[4] + " " + SENTENCES[5],
         ]

@@ -56,7 +56,7 @@ def write_on_every_host() -> None:
     by_jax = compiler._cache_write
     if folder is not None and not distributed.is_primary() and _is_first(folder):
         # Before it is known whether to write, because programs of the next lines are to be found as well. They take
-        # less than a second to compile, so jax keeps them only if it is told to.
+        # less than a second to compile, so jax keeps them only where its shortest time is set to 0.
         compiler._cache_write = _as_process_0(by_jax)
     mark = distributed.broadcast_from_primary(_leave_mark(folder))
     is_seen = folder is None or not mark or (folder / mark).exists()
