@@ -205,9 +205,22 @@ def _reduced(gradient: Array, axes: list[tuple[str, int | None]]) -> Array:
     """Sums an array over axes of the mesh, one after the other: as shards of that array axis, or whole (None)."""
     for name, axis in axes:
         if axis is not None:
-            gradient = jax.lax.psum_scatter(gradient, name, scatter_dimension=axis, tiled=True)
+            gradient = _scattered(gradient, name, axis)
     whole = tuple(name for name, axis in axes if axis is None)
     return jax.lax.psum(gradient, whole) if whole else gradient
+
+
+def _scattered(array: Array, name: str, axis: int) -> Array:
+    """Sums an array over an axis of the mesh; each device receives its shard of the array axis.
+
+    CPUs of connected processes use gloo, whose reduce-scatter sometimes returns a wrong end of the first device's
+    shard, because it changes what it is still sending (github.com/jax-ml/jax/issues/40830). They sum the whole array.
+    """
+    if jax.distributed.is_initialized() and jax.default_backend() == "cpu":
+        size = array.shape[axis] // jax.lax.axis_size(name)
+        first = jax.lax.axis_index(name) * size
+        return jax.lax.dynamic_slice_in_dim(jax.lax.psum(array, name), first, size, axis)
+    return jax.lax.psum_scatter(array, name, scatter_dimension=axis, tiled=True)
 
 
 def _gathered(shard: Array, axis: int, dtype: DTypeLike, reduce_dtype: DTypeLike) -> Array:
@@ -217,8 +230,7 @@ def _gathered(shard: Array, axis: int, dtype: DTypeLike, reduce_dtype: DTypeLike
         return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
 
     def reduce(_: Any, gradient: Array) -> Array:
-        found = jax.lax.psum_scatter(gradient.astype(reduce_dtype), FSDP, scatter_dimension=axis, tiled=True)
-        return found.astype(shard.dtype)
+        return _scattered(gradient.astype(reduce_dtype), FSDP, axis).astype(shard.dtype)
 
     # A custom_vjp would hide the gather from jax.checkpoint, whose policy knows this call (all_but_gathered).
     return linear_call(gather, reduce, (), shard)
