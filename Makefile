@@ -41,7 +41,7 @@ lint: $(VENV)/installed-dev
 clean:
 	rm -rf .venv .venv-newer .venv-engines .venv-compilers .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
-$(VENV)/installed: requirements.txt setup.cfg pyproject.toml
+$(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
@@ -52,13 +52,13 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-$(ENGINES)/installed: requirements.txt setup.cfg pyproject.toml
+$(ENGINES)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,beam,ray]'
 	touch $@
 
-$(COMPILERS)/installed: requirements.txt setup.cfg pyproject.toml
+$(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
 	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tpu,gpu12]'

@@ -11,6 +11,7 @@ import atexit
 import errno
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -19,6 +20,26 @@ EXIT_USER_ERROR = 2
 EXIT_STOPPED = 128 + 15  # what a shell reports for a process that SIGTERM ended
 EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may succeed
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
+
+
+_MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
+_short_names = False  # whether the user typed `bert-jax NAME`
+
+
+def short_name(module: str) -> str:
+    """The name of a command after `bert-jax`: that of its module, with - for _."""
+    return module.rpartition(".")[2].replace("_", "-")
+
+
+def use_short_names() -> None:
+    """Makes the help and the errors of this process name commands as `bert-jax NAME`."""
+    global _short_names
+    _short_names = True
+
+
+def _as_typed(text: str) -> str:
+    """A text with its commands as the user types them: `python -m MODULE` or `bert-jax NAME`."""
+    return _MODULE.sub(lambda found: f"bert-jax {short_name(found[1])}", text) if _short_names else text
 
 
 class UserError(Exception):
@@ -41,8 +62,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, module: str, description: str) -> None:
         super().__init__(
-            prog=f"python -m {module}",
-            description=description,
+            prog=_as_typed(f"python -m {module}"),
+            description=_as_typed(description),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
     )
-    parser.add_argument("--config", required=True, help="a tagging recipe, such as configs/tagging.py:task=conll2003")
+    parser.add_argument("--config", required=True, help="a tagging recipe, such as tagging:task=conll2003")
     for item in fields(FeatureOptions):
         parser.add_argument(f"--{item.name}", type=type(item.default), default=item.default, **item.metadata)
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")

@@ -195,7 +195,9 @@ def prepare(
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.finetune", DESCRIPTION)
     parser.add_argument(
-        "--config", required=True, help="a recipe, for example configs/glue.py:task=sst2; --config.KEY=VALUE sets a key"
+        "--config",
+        required=True,
+        help="a recipe by its name, e.g. glue:task=sst2, or a file; --config.KEY=VALUE sets a key",
     )
     parser.add_argument("--workdir", required=True, help="the folder for checkpoints, metrics and the result")
     distributed.add_flags(parser)

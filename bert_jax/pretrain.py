@@ -154,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the command and prints the result as JSON on the primary process."""
     parser = command.Parser("bert_jax.pretrain", DESCRIPTION)
     parser.add_argument(
-        "--config", required=True, help="the recipe file, e.g. configs/bert_base.py; --config.KEY=VALUE sets a key"
+        "--config", required=True, help="a recipe by its name, e.g. bert_base, or a file; --config.KEY=VALUE sets a key"
     )
     parser.add_argument("--workdir", required=True, help="the directory for checkpoints, metrics and the result")
     distributed.add_flags(parser)

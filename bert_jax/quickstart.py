@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.table import Table
 
-import configs
 import data_prep
 from bert_jax import command
 from bert_jax.command import UserError
@@ -104,7 +103,7 @@ def shards(stages: Stages, plan: Plan) -> None:
 
 def pretraining(stages: Stages, plan: Plan) -> None:
     arguments = (
-        *("bert_jax.pretrain", "--config", str(_relative(configs.__path__[0]) / "bert_tiny.py")),
+        *("bert_jax.pretrain", "--config", "bert_tiny"),
         *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
         *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
         *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
@@ -189,7 +188,7 @@ def tagging(stages: Stages, plan: Plan) -> None:
     ) as entry:
         if not stages.exists("tagger/result.json"):
             stages.run(
-                *("bert_jax.finetune", "--config", f"{_relative(configs.__path__[0]) / 'tagging.py'}:task=ewt"),
+                *("bert_jax.finetune", "--config", "tagging:task=ewt"),
                 *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
                 *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
                 *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1"),

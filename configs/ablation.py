@@ -22,7 +22,7 @@ Source    Devlin et al. 2019, section 5.1 and table 5: the data, the hyperparame
 import ml_collections
 
 from bert_jax.command import UserError
-from configs import bert_base
+from bert_jax.config import recipe_module
 
 MODELS = ("ltr", "no_nsp")
 
@@ -30,7 +30,7 @@ MODELS = ("ltr", "no_nsp")
 def get_config(model: str = "ltr") -> ml_collections.ConfigDict:
     if model not in MODELS:
         raise UserError(f"configs/ablation.py: unknown model {model}; choose from {', '.join(MODELS)}")
-    config = bert_base.get_config()
+    config = recipe_module("bert_base").get_config()
     if model == "ltr":
         config.model.causal = True
     else:

@@ -16,10 +16,10 @@ Source    Conneau et al. 2020, section 3: 1.5 M updates of 8,192 sequences. The 
 
 import ml_collections
 
-from configs import roberta
+from bert_jax.config import recipe_module
 
 STEPS = 1_500_000
 
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
-    return roberta.published("xlmr", size, STEPS)
+    return recipe_module("roberta").published("xlmr", size, STEPS)

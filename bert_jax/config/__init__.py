@@ -6,6 +6,7 @@ converts it to a dataclass once, at the border; the library itself uses only the
 
 from bert_jax.config.loading import load, read_flags, recipe, to_dict
 from bert_jax.config.model import MODEL_CHOICES, ModelConfig, ModelOptions
+from bert_jax.config.shipped import recipe_module
 from bert_jax.config.training import (
     CheckpointConfig,
     DataConfig,
@@ -36,5 +37,6 @@ __all__ = [
     "load",
     "read_flags",
     "recipe",
+    "recipe_module",
     "to_dict",
 ]

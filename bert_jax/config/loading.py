@@ -2,13 +2,11 @@
 
 import dataclasses
 import difflib
-import importlib.util
 import inspect
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
@@ -16,6 +14,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from bert_jax.command import UserError
+from bert_jax.config.shipped import recipe_module
 
 Config = TypeVar("Config")
 Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
@@ -61,10 +60,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
-    """The configuration of the recipe FILE or FILE:ARG, with `--config.a.b=value` overrides applied.
+    """The configuration of a recipe, FILE or NAME or either with :ARG, with `--config.a.b=value` overrides applied.
 
-    Raises UserError for a missing file, an argument that the recipe does not accept, an unknown key or a value of the
-    wrong type.
+    NAME is that of a recipe that comes with bert_jax. Raises UserError for a recipe that does not exist, an argument
+    that it does not accept, an unknown key or a value of the wrong type.
     """
     arguments = ["command", *overrides]
     values = flags.FlagValues()
@@ -102,16 +101,11 @@ def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
 
 
 def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
-    """Runs get_config of a recipe file, with the text after the colon as its argument."""
+    """Runs get_config of a recipe, with the text after the colon as its argument."""
     file, colon, argument = recipe_name.partition(":")
-    specification = importlib.util.spec_from_file_location("recipe", file)
-    if not Path(file).is_file() or specification is None or specification.loader is None:
-        raise UserError(f"no such recipe: {file}. Give a file; the recipes of bert_jax are configs/*.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    get_config = getattr(module, "get_config", None)
+    get_config = getattr(recipe_module(file), "get_config", None)
     if get_config is None:
-        raise UserError(f"{file} does not define get_config(). See configs/bert_tiny.py for an example of a recipe")
+        raise UserError(f"{file} does not define get_config(). `bert-jax recipes bert_tiny` shows a recipe")
     if not colon:
         return get_config()
     if not inspect.signature(get_config).parameters:
