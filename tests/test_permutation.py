@@ -76,3 +76,14 @@ def test_below_is_even():
     """Chi-square, false-alarm rate 1e-6."""
     words = hashing.combine(np.arange(100_000)).astype(np.uint32)
     assert stats.chisquare(np.bincount(hashing.bounded(words, 100), minlength=100)).pvalue > FALSE_ALARM
+
+
+def test_a_size_for_each_point():
+    sizes = np.array([97, 1000, 97, 1, 1000])
+    points = np.array([10, 10, 96, 0, 999])
+    mixed = permutation.permute(points, sizes, 3)
+    for size in (1, 97, 1000):
+        some = sizes == size
+        np.testing.assert_array_equal(mixed[some], permutation.permute(points[some], size, 3))
+    with pytest.raises(ValueError, match=r"must be in \[0, 1000\)"):
+        permutation.permute(np.array([97, 97]), np.array([1000, 97]), 3)
