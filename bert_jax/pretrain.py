@@ -5,6 +5,7 @@ from bert_jax.train.host_memory import keep_freed_memory
 if __name__ == "__main__":
     keep_freed_memory()  # before the imports below start threads
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ trained to predict the next token.
                                   several shards instead of data.train, with their shares of the rows
   data.mixture=de=DIR,th=DIR:alpha=0.3
                                   ... with shares by their numbers of tokens to the power alpha
+  data.cache_bytes=8e9            read rows in shuffled windows of so much memory, straight from where the shards
+                                  are, if they do not fit a local disk (docs/scaling.md)
   data.phases=900000:DIR          other shards, or a mixture, from the given step on, e.g. of length
                                   512 after 128
   objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (configs/phases.py)
@@ -146,7 +149,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         notes=tuple(train.describe_mixtures(config.steps if length is None else length.steps)),
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
-    with held_workdir(run.workdir):
+    with held_workdir(run.workdir), contextlib.closing(train):
         return _write_result(run.workdir, trainer.fit(run))
 
 

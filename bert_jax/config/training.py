@@ -33,6 +33,9 @@ class PretrainDataConfig(DataConfig):
     phases: str = ""
     # A local folder for copies of all shards, if they are in object stores (gs://, s3://) or on slow disks.
     cache_dir: str = ""
+    # Memory in bytes, such as 8e9, for reading rows in windows from where they are, if they do not fit a local disk
+    # (docs/scaling.md); of all processes together. It decides the order of rows. 0: a full permutation of local shards.
+    cache_bytes: float = 0.0
     mask_rate: float | None = None  # such as 0.2; None: the rate of the shards
     mask_schedule: str = ""  # STEP:RATE,..., such as 0:0.30,50000:0.15,90000:0.05
     mask_shape: str = "steps"  # of mask_schedule: steps (constant between its points) or linear (interpolated)

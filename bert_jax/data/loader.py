@@ -1,8 +1,9 @@
 """Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
 Step s reads the B(s) global rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is a
-permutation of all rows, keyed by (seed, epoch, dataset). No tail is dropped: a batch may span two epochs, and each row
-has the masks of its own epoch. Batches of several data sets and of several sizes are made by mixture_loader.py.
+permutation of all rows, keyed by (seed, epoch, dataset); that of streamed rows is in window_order.py. No tail is
+dropped: a batch may span two epochs, and each row has the masks of its own epoch. Batches of several data sets and of
+several sizes are made by mixture_loader.py.
 """
 
 import hashlib
@@ -46,6 +47,13 @@ class RowTable(Protocol):
 
 
 @runtime_checkable
+class RowReader(Protocol):
+    """Reads rows by their numbers in the concatenated epochs, in an order of its own (window_cache.WindowCache)."""
+
+    def read(self, numbers: Int64[np.ndarray, "R"]) -> Rows: ...
+
+
+@runtime_checkable
 class LoaderTokenizer(MaskingTokenizer, Protocol):
     """The attributes of a vocabulary (bert_jax.vocabulary.Vocabulary) that the loader uses."""
 
@@ -77,8 +85,9 @@ class PretrainingLoader:
     """Batches of one data set for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
     Rows with static masks keep them; others are masked here by the dataset's rule. `rates` replace the rule's rate in
-    training batches, not in held-out batches. Raises UserError for a batch size below 1, a tokenizer other than that of
-    the rows, or rates for static masks.
+    training batches, not in held-out batches. `reader` reads training rows in another order than that of the full
+    permutation. Raises UserError for a batch size below 1, a tokenizer other than that of the rows, or rates for static
+    masks.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class PretrainingLoader:
         batch_size: int,
         seed: int,
         rates: StepSchedule[float] | None = None,
+        reader: RowReader | None = None,
     ) -> None:
         check_batch_size(batch_size)
         check_tokenizer(dataset, tokenizer)
@@ -97,7 +107,7 @@ class PretrainingLoader:
                 f"the masks of {dataset.directory} are static, with the rate of build_examples. Leave out "
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
-        self.dataset, self.seed = dataset, seed
+        self.dataset, self.seed, self._reader = dataset, seed, reader
         self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = batch_predictions(dataset, rates)
         by_count = dataset.masking.random == "unigram" and not dataset.static
@@ -146,8 +156,11 @@ class PretrainingLoader:
     def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
         """The rows with these numbers in the concatenated epochs, from 0, with masks at the rates of these steps."""
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
-        keys = hashing.combine(self._dataset_word, self.seed, epochs)
-        gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
+        if self._reader is None:
+            keys = hashing.combine(self._dataset_word, self.seed, epochs)
+            gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
+        else:
+            gathered = self._reader.read(numbers)
         distinct, places = np.unique(steps, return_inverse=True)
         rates = np.array([self.rates.at(step) for step in distinct.tolist()], np.float64)[places]
         return self._batch(gathered, self._masker, epochs, self.max_predictions, rates)

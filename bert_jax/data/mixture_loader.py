@@ -12,8 +12,9 @@ import numpy as np
 from bert_jax.array_types import Int64
 from bert_jax.data.batch_schedule import BatchSegment
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader
+from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader, RowReader
 from bert_jax.data.mixture import Mixture
+from bert_jax.data.row_shares import LaneShares
 from bert_jax.data.step_batches import StepBatches
 from bert_jax.data.step_schedule import StepSchedule
 
@@ -21,7 +22,9 @@ from bert_jax.data.step_schedule import StepSchedule
 class MixtureLoader:
     """The batches of the steps of some segments, with rows of all sources of a mixture.
 
-    read   how many rows of each source earlier phases read
+    read     how many rows of each source [K] earlier phases read in each lane [L]
+    lanes    divides the number of rows of all batches; 1 unless rows are streamed
+    readers  read the rows of streamed sources, by fingerprint
     Raises UserError as PretrainingLoader does.
     """
 
@@ -31,17 +34,24 @@ class MixtureLoader:
         tokenizer: LoaderTokenizer,
         *,
         segments: Sequence[BatchSegment],
-        read: Sequence[int],
+        read: Int64[np.ndarray, "K L"],
         seed: int,
         rates: StepSchedule[float] | None = None,
+        lanes: int = 1,
+        readers: Mapping[str, RowReader],
     ) -> None:
-        self._mixture, self._read = mixture, tuple(read)
+        self._mixture, self._read = mixture, read
+        self._shares = lane_shares(mixture, segments, lanes)
+        datasets = [source.dataset for source in mixture.sources]
+        rows = segments[0].rows
         self._loaders = [
-            PretrainingLoader(source.dataset, tokenizer, batch_size=segments[0].rows, seed=seed, rates=rates)
-            for source in mixture.sources
+            PretrainingLoader(
+                each, tokenizer, batch_size=rows, seed=seed, rates=rates, reader=readers.get(each.fingerprint)
+            )
+            for each in datasets
         ]
         dataset = mixture.dataset
-        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows)
+        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows, lanes)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -58,24 +68,31 @@ class MixtureLoader:
 
     def counts_before(self, step: int) -> tuple[int, ...]:
         """How many rows of each source the steps of the segments before this one read."""
-        return self._mixture.shares.counts(self._steps.rows_before(step))
+        return tuple(self._shares.counts(self._steps.rows_before(step)).sum(axis=1).tolist())
 
     def epochs_before(self, step: int) -> Mapping[str, float]:
         """The epochs of each named source that all steps before this one read, those of earlier phases included."""
-        counts = zip(self._mixture.sources, self._read, self.counts_before(step), strict=True)
-        return {source.name: (read + count) / source.dataset.rows for source, read, count in counts if source.name}
+        counts = zip(self._mixture.sources, self._read.sum(axis=1), self.counts_before(step), strict=True)
+        return {source.name: float(read + count) / source.dataset.rows for source, read, count in counts if source.name}
 
     def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+        sources, ordinals = self._shares.assign(numbers)
+        lane = numbers % self._shares.lanes
+        ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
         if len(self._loaders) == 1 or not numbers.size:
-            return self._loaders[0].rows(self._read[0] + numbers, steps)
-        sources, ordinals = self._mixture.shares.assign(numbers)
+            return self._loaders[0].rows(ordinals, steps)
         order = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
         made = [
-            loader.rows(read + ordinals[some], steps[some])
-            for loader, read, some in zip(self._loaders, self._read, np.split(order, ends[:-1]), strict=True)
+            loader.rows(ordinals[some], steps[some])
+            for loader, some in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
             if some.size
         ]
         places = np.argsort(order, kind="stable")  # of the rows in the order of `numbers`
         fields = zip(*made, strict=True)
         return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))
+
+
+def lane_shares(mixture: Mixture, segments: Sequence[BatchSegment], lanes: int) -> LaneShares:
+    """The shares of a mixture in the lanes of some segments, closest in the batches of the first of them."""
+    return LaneShares(mixture.shares, lanes, segments[0].rows // lanes)

@@ -12,6 +12,7 @@ from bert_jax.data.mixture_spec import MixtureSpec, is_mixture, parse_mixture
 from bert_jax.data.phases import Phase, parse_phases
 from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.data.streamed_dataset import open_streamed
 
 
 def open_phases(config: PretrainDataConfig) -> list[Phase]:
@@ -36,6 +37,8 @@ def open_phases(config: PretrainDataConfig) -> list[Phase]:
     parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
 
     def opened(folder: str) -> Dataset:
+        if config.cache_bytes:
+            return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
         return open_dataset(_local(folder, config, parts), "train")
 
     phases = []
@@ -85,4 +88,8 @@ def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> st
     """Returns the folder, or its local copy if data.cache_dir is set."""
     if not config.cache_dir:
         return folder
-    return local_copy(folder, config.cache_dir, parts, Console(stderr=True, soft_wrap=True, highlight=False).print)
+    return local_copy(folder, config.cache_dir, parts, _log)
+
+
+def _log(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)

@@ -9,16 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data import step_schedule
 from bert_jax.data.batch_schedule import BatchSegment, batch_segments
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import LoaderTokenizer
 from bert_jax.data.mixture import Mixture, training_counts
-from bert_jax.data.mixture_loader import MixtureLoader
+from bert_jax.data.mixture_loader import MixtureLoader, lane_shares
 from bert_jax.data.mixture_spec import is_mixture
 from bert_jax.data.row_shares import DIGITS
 from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.data.streamed_dataset import StreamedDataset, window_caches
+from bert_jax.data.window_order import common_lanes
 
 
 class Phase(NamedTuple):
@@ -83,21 +86,25 @@ def check_phases(phases: Sequence[Phase]) -> None:
             )
 
 
-def rows_read(phases: Sequence[Phase], segments: Sequence[Sequence[BatchSegment]]) -> list[tuple[int, ...]]:
-    """How many rows of each source of each phase the phases before it read.
+def rows_read(
+    phases: Sequence[Phase], segments: Sequence[Sequence[BatchSegment]], lanes: int = 1
+) -> list[Int64[np.ndarray, "K L"]]:
+    """How many rows of each source [K] of each phase the phases before it read, by lane [L].
 
     If an earlier phase has read a data set, a later phase resumes it there: within an epoch no row is left out or
     repeated, whether the phases read it alone or in mixtures.
     """
-    read: dict[str, int] = {}
+    read: dict[str, np.ndarray] = {}
     found = []
     for phase, part in zip(phases, segments, strict=True):
         fingerprints = [source.dataset.fingerprint for source in phase.mixture.sources]
-        found.append(tuple(read.get(fingerprint, 0) for fingerprint in fingerprints))
+        none = np.zeros(lanes, np.int64)
+        found.append(np.array([read.get(fingerprint, none) for fingerprint in fingerprints]))
         if (end := part[-1].end) is not None:
             rows = part[-1].before + (end - part[-1].first) * part[-1].rows
-            for fingerprint, count in zip(fingerprints, phase.mixture.shares.counts(rows), strict=True):
-                read[fingerprint] = read.get(fingerprint, 0) + count
+            counts = lane_shares(phase.mixture, part, lanes).counts(rows)
+            for fingerprint, count in zip(fingerprints, counts, strict=True):
+                read[fingerprint] = read.get(fingerprint, none) + count
     return found
 
 
@@ -116,11 +123,23 @@ class PhasedLoader:
         """Raises UserError as PretrainingLoader and check_phases do."""
         check_phases(phases)
         segments = batch_segments(batches, [phase.first for phase in phases])
+        streamed = isinstance(phases[0].mixture.dataset, StreamedDataset)
+        lanes = common_lanes(batches.values) if streamed else 1
+        self._caches = window_caches([phase.mixture for phase in phases], lanes, seed)
         self._loaders = [
-            MixtureLoader(phase.mixture, tokenizer, segments=part, read=read, seed=seed, rates=rates)
-            for phase, part, read in zip(phases, segments, rows_read(phases, segments), strict=True)
+            MixtureLoader(
+                phase.mixture,
+                tokenizer,
+                segments=part,
+                read=read,
+                seed=seed,
+                rates=rates,
+                lanes=lanes,
+                readers=self._caches,
+            )
+            for phase, part, read in zip(phases, segments, rows_read(phases, segments, lanes), strict=True)
         ]
-        self._phases = list(phases)
+        self._phases, self._reading = list(phases), 0
         self.changes = tuple(sorted(segment.first for part in segments for segment in part))
 
     @property
@@ -192,4 +211,15 @@ class PhasedLoader:
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""
-        return self._loaders[self.phase(step)].batch(step, rows)
+        phase = self.phase(step)
+        if phase != self._reading:
+            read = {source.dataset.fingerprint for source in self._phases[phase].mixture.sources}
+            for fingerprint in self._caches.keys() - read:
+                self._caches[fingerprint].release()
+            self._reading = phase
+        return self._loaders[phase].batch(step, rows)
+
+    def close(self) -> None:
+        """Ends the threads that load streamed rows. No batch may be requested afterwards."""
+        for cache in self._caches.values():
+            cache.close()

@@ -1,5 +1,6 @@
 """Divides the rows of a mixture among its sources, in given shares, without state and without random draws (law 1)."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -68,6 +69,36 @@ class RowShares:
             sources[left[taken]], ordinals[left[taken]] = source, before[taken]
             left, rest, total = left[~taken], (rest - before)[~taken], total - weight
         return sources, ordinals
+
+
+@dataclass(frozen=True)
+class LaneShares:
+    """Which source each row belongs to if rows are dealt to lanes in turn, and every lane reads its own part of each.
+
+    Row number n is row n // lanes of lane n mod lanes. Each lane has the shares, beginning at another place of their
+    sequence, `spacing` rows after the lane before it: with as many rows of each lane in a batch, the rows of a batch
+    are consecutive in the sequence, and so have the shares as closely as without lanes. One lane is RowShares.
+    """
+
+    shares: RowShares
+    lanes: int = 1
+    spacing: int = 1
+
+    def counts(self, rows: int) -> Int64[np.ndarray, "K L"]:
+        """How many of the first `rows` rows, a multiple of `lanes`, belong to each source, by lane."""
+        ends = (lane * self.spacing + rows // self.lanes for lane in range(self.lanes))
+        return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
+
+    def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+        """The source of each row, and how many rows of that source the lane of the row has before it."""
+        index, lane = np.divmod(numbers, self.lanes)
+        sources, ordinals = self.shares.assign(index + lane * self.spacing)
+        return sources, ordinals - self._before[lane, sources]
+
+    @functools.cached_property
+    def _before(self) -> Int64[np.ndarray, "L K"]:
+        """How many rows of each source come before the rows of each lane in the sequence of the shares."""
+        return np.array([self.shares.counts(lane * self.spacing) for lane in range(self.lanes)], np.int64)
 
 
 def _rounded_share(rows: Number, weight: int, total: int) -> Number:

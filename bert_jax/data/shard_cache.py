@@ -26,7 +26,8 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     """Copies what the cache does not have yet, and returns the folder there that replaces `address`.
 
     address   the output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path
-    parts     the parts to copy, together with the tokenizer; an address that ends in train/ or eval/ selects that part
+    parts     the parts to copy, together with the tokenizer and the unigram counts; an address that ends in train/ or
+              eval/ selects that part
     log       gets a line if anything is copied
 
     A process waits for another one that copies the same output; a call after a failure continues with the missing
@@ -35,7 +36,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     """
     if is_remote(cache_dir):
         raise UserError(f"data.cache_dir={cache_dir} is in an object store; choose a folder on a local disk")
-    source, chosen = _open(address)
+    source, chosen = open_output(address)
     content = source.read(MANIFEST)
     manifest = parse_manifest(content, f"{source.address}/{MANIFEST}")
     name = source.address.rsplit("/", 1)[-1]
@@ -49,8 +50,8 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     return str(folder / chosen) if chosen else str(folder)
 
 
-def _open(address: str) -> tuple[Folder, Part | None]:
-    """The output that an address belongs to, and the part if the address ends in one."""
+def open_output(address: str) -> tuple[Folder, Part | None]:
+    """The output of build_examples that an address belongs to, and the part if the address ends in one."""
     output = Folder(address)
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:

@@ -66,22 +66,34 @@ def read_shard(path: Path) -> Rows:
     """
     try:
         with pa.memory_map(str(path)) as source:  # the buffers keep the mapping after the file is closed
-            reader = pa.ipc.open_file(source)
-            if reader.num_record_batches != 1:
-                raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
-            batch = reader.get_batch(0)
-        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
-        columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
+            return parse_shard(source)
     except FileNotFoundError:
         raise
+    except OSError as error:
+        raise _not_arrow(error) from error
+
+
+def parse_shard(source: pa.NativeFile) -> Rows:
+    """The columns of an opened shard, without copying them. Raises Corrupt as `read_shard` does."""
+    try:
+        reader = pa.ipc.open_file(source)
+        if reader.num_record_batches != 1:
+            raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
+        batch = reader.get_batch(0)
+        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
+        columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: contradictory sizes
-        raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
+        raise _not_arrow(error) from error
     needed = [name for name in Rows._fields if name not in Rows._field_defaults]
     if missing := [name for name in needed if name not in columns]:
         raise Corrupt(f"column {missing[0]} is missing")
     if unknown := [name for name in columns if name not in Rows._fields]:
         raise Corrupt(f"unknown column {unknown[0]}")
     return Rows(**columns)
+
+
+def _not_arrow(error: Exception) -> Corrupt:
+    return Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})")
 
 
 def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
@@ -111,17 +123,28 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
         part = "train" if directory.name == "train" else "eval"
         directory = directory.parent
     manifest = read_manifest(directory)
-    if reader is None and manifest["format"] != "arrow":
+    if reader is None:
+        check_arrow(directory, manifest)
+    dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
+    check_has_rows(dataset)
+    check_sizes(directory, dataset.shards)
+    return dataset
+
+
+def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises UserError for an output in another format than that which training reads."""
+    if manifest["format"] != "arrow":
         raise UserError(
             f"{directory} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
             f"python -m data_prep.convert_examples --input {directory} --output {directory}_arrow"
         )
-    dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
+
+
+def check_has_rows(dataset: "Dataset") -> None:
+    """Raises UserError for a part without rows."""
     if not dataset.rows:
-        flag = "raise --eval_fraction" if part == "eval" else "lower --eval_fraction or give more text"
-        raise UserError(f"{directory / part} has no rows. Build the examples again: {flag}")
-    check_sizes(directory, dataset.shards)
-    return dataset
+        flag = "raise --eval_fraction" if dataset.part == "eval" else "lower --eval_fraction or give more text"
+        raise UserError(f"{dataset.directory / dataset.part} has no rows. Build the examples again: {flag}")
 
 
 class Dataset:

@@ -29,6 +29,8 @@ class StepBatches:
     seq_len   the positions of a row
     what      the data, for messages
     make      (numbers [R], steps [R]) -> these rows of the segments' data, each as its step reads it, as one Batch
+    lanes     divides the number of rows of all batches. The rows of a batch whose numbers are equal modulo this follow
+              one another in it, so that a process, which loads consecutive rows, reads few lanes
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class StepBatches:
         seq_len: int,
         what: str,
         make: Callable[[np.ndarray, np.ndarray], Batch],
+        lanes: int = 1,
     ) -> None:
-        self.segments = tuple(segments)
+        self.segments, self._lanes = tuple(segments), lanes
         self._seq_len, self._what, self._make = seq_len, what, make
         self._block: _Block | None = None
 
@@ -83,7 +86,9 @@ class StepBatches:
     def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
         """The picked rows of `count` consecutive steps of a segment, concatenated."""
         steps = np.arange(first, first + count)
-        numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + picked
+        lane, index = np.divmod(picked, segment.rows // self._lanes)
+        within = index * self._lanes + lane  # `picked` itself with one lane
+        numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
         made = self._make(numbers.reshape(-1), np.repeat(steps, picked.size))
         for field in made:
             if field is not None:

@@ -49,7 +49,7 @@ class RowSpec:
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train or config.data.mixture:
-            [phase] = open_phases(dataclasses.replace(config.data, phases="", cache_dir=""))
+            [phase] = open_phases(dataclasses.replace(config.data, phases="", cache_dir="", cache_bytes=0.0))
             data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
             if seq_len not in (None, data.seq_len):
                 raise UserError(

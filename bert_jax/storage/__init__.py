@@ -3,6 +3,7 @@
 local        files and folders on disk that are either complete or absent, each written by one job at a time
 holder       a folder that one run at a time holds
 remote       folders and files on disk and in object stores behind one interface
+ranges       ranges of bytes of files on disk and in object stores, read by many threads
 hub          the Hugging Face Hub as one of these stores
 listing      finding files by glob patterns
 compression  the content of .bz2, .gz, .xz and .zst files

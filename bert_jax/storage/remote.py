@@ -67,6 +67,25 @@ def _store(scheme: str, bucket: str) -> "fs.FileSystem":
     return fs.FileSystem.from_uri(f"{scheme}{bucket}?{options}")[0]
 
 
+def open_folder(address: str) -> "tuple[fs.FileSystem, str]":
+    """Returns the file system of a local folder or of an address, and the path in it, without a slash at its end.
+
+    Raises UserError for an address that cannot be parsed.
+    """
+    from pyarrow import fs
+
+    try:
+        if is_remote(address) and "?" not in address:
+            store, path = open_store(address)
+        elif "://" in address:  # any other that pyarrow knows, as hdfs://, and options of a store after a "?"
+            store, path = fs.FileSystem.from_uri(address)
+        else:
+            store, path = fs.LocalFileSystem(), os.path.abspath(address)
+    except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
+        raise UserError(f"{address}: {' '.join(str(error).split())}") from None
+    return store, path.rstrip("/")
+
+
 def open_file(path: str) -> BinaryFile:
     """Opens a local or remote file for reading at any position. Raises OSError."""
     if is_remote(path):
@@ -91,24 +110,16 @@ class Folder:
         from pyarrow import fs
 
         self.address = address.rstrip("/")
-        try:
-            if is_remote(address) and "?" not in address:
-                store, path = open_store(address)
-            elif "://" in address:  # any other that pyarrow knows, as hdfs://, and options of a store after a "?"
-                store, path = fs.FileSystem.from_uri(address)
-            else:
-                store, path = fs.LocalFileSystem(), os.path.abspath(self.address)
-        except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
-            raise UserError(f"{address}: {' '.join(str(error).split())}") from None
-        self._files = fs.SubTreeFileSystem(path.rstrip("/"), store)
+        store, path = open_folder(address)
+        self._files = fs.SubTreeFileSystem(path, store)
 
     def names(self, within: str = "") -> set[str]:
         """The names of all files, or of those below one folder, relative to this one."""
-        from pyarrow import fs
+        return {info.path for info in self._found(within)}
 
-        with self._user_errors(within):
-            found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
-        return {info.path for info in found if info.is_file and not info.path.endswith(_TEMPORARY)}
+    def sizes(self, within: str = "") -> dict[str, int]:
+        """The sizes in bytes of all files, or of those below one folder, by their names relative to this one."""
+        return {info.path: cast(int, info.size) for info in self._found(within)}
 
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
@@ -172,6 +183,13 @@ class Folder:
         """Removes the folder with everything in it, if it exists."""
         with self._user_errors(""), contextlib.suppress(FileNotFoundError):
             self._files.base_fs.delete_dir(self._files.base_path)
+
+    def _found(self, within: str) -> list[Any]:
+        from pyarrow import fs
+
+        with self._user_errors(within):
+            found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
+        return [info for info in found if info.is_file and not info.path.endswith(_TEMPORARY)]
 
     def _opened(self, name: str) -> Any:
         return self._files.open_input_stream(name, compression=None)

@@ -1,0 +1,187 @@
+"""The order in which an epoch's rows are read if they do not fit into memory: blocks of rows, shuffled in windows.
+
+The numbers of an epoch's rows, 0 to R - 1, are dealt to L lanes in turn: number n is row n // L of lane n mod L. An
+epoch's blocks, of as many consecutive rows of the data set each, are put in a random order, which lane l reads from l/L
+to (l + 1)/L of the rows on. Each lane shuffles the rows within windows of a few blocks. All of it is computed from
+(seed, epoch, data set) and the number, as a full permutation is (permutation.py), so a batch needs no state (law 1). A
+process that only reads some lanes reads only their part of the data set.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.array_types import Int64
+from bert_jax.command import UserError
+from bert_jax.data import hashing, permutation
+
+# More lanes let more processes read separate rows; fewer leave each a longer window. Rows of a batch are divided among
+# devices in equal parts, so a divisor of the batch size that is at least the number of devices is enough.
+MOST_LANES = 256
+WINDOWS_HELD = 2  # of a lane: the one that is read, and the next one, which is filled meanwhile
+LEAST_BLOCKS = 8  # of a window and of a lane, so that neither is a few contiguous pieces of the text
+LEAST_BLOCK_ROWS = 16  # of a window's blocks: a request for less takes as long
+MOST_BLOCK_BYTES = 1 << 20  # a store sends this much in about the time in which it begins to answer
+
+_BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # what a key is for
+
+
+class WindowSizes(NamedTuple):
+    """How an epoch is divided."""
+
+    lanes: int
+    window_rows: int  # the most rows of a window, at least 2
+    block_rows: int
+
+
+class Location(NamedTuple):
+    """Where rows are, by their numbers."""
+
+    window: Int64[np.ndarray, "R"]  # a window is identified by the number that reads its first row
+    row: Int64[np.ndarray, "R"]  # in the window
+
+
+class Window(NamedTuple):
+    """Some rows of a lane."""
+
+    first: int  # the number that reads the first row; the next row of the lane has a number higher by `lanes`
+    rows: int
+    next: int  # the number that reads the first row of the window after this one, perhaps in the next epoch
+    begins: Int64[np.ndarray, "K"]  # the rows of the data set that it holds, as pieces of consecutive rows, in order
+    counts: Int64[np.ndarray, "K"]
+
+
+class _Spans(NamedTuple):
+    """Rows and their windows. Rows are counted within their lane and epoch."""
+
+    epoch: Int64[np.ndarray, "R"]
+    lane: Int64[np.ndarray, "R"]
+    row: Int64[np.ndarray, "R"]
+    begin: Int64[np.ndarray, "R"]  # of the window
+    end: Int64[np.ndarray, "R"]
+    place: Int64[np.ndarray, "R"]  # at which the window begins in the order of blocks
+
+
+def common_lanes(batch_sizes: Iterable[int]) -> int:
+    """The largest number up to MOST_LANES that divides all batch sizes."""
+    common = math.gcd(*batch_sizes)
+    return max(lanes for lanes in range(1, MOST_LANES + 1) if common % lanes == 0)
+
+
+def window_sizes(
+    rows: int, lanes: int, row_bytes: int, cache_bytes: float, what: str, share: float = 1.0
+) -> WindowSizes:
+    """The sizes for a data set, so that WINDOWS_HELD windows of all lanes together take at most share * cache_bytes.
+
+    what   names the data set in messages
+    Raises UserError for fewer rows than lanes, and for windows that hold too few rows to shuffle them.
+    """
+    if rows < lanes:
+        raise UserError(
+            f"{what} has {rows} rows, fewer than the {lanes} lanes in which batches of this size are streamed. Leave "
+            "out data.cache_bytes"
+        )
+    bytes_per_row = WINDOWS_HELD * lanes * row_bytes  # of a window
+    window_rows = int(share * cache_bytes / bytes_per_row)
+    least = max(2, min(LEAST_BLOCKS * LEAST_BLOCK_ROWS, -(-rows // lanes)))
+    if window_rows < least:
+        raise UserError(
+            f"data.cache_bytes={cache_bytes:g} is too small to shuffle {what}: in each of {lanes} lanes, a window "
+            f"would hold {max(window_rows, 0)} rows. Use at least --config.data.cache_bytes="
+            f"{math.ceil(bytes_per_row * least / share)}"
+        )
+    block_rows = min(MOST_BLOCK_BYTES // row_bytes, window_rows // LEAST_BLOCKS, rows // (lanes * LEAST_BLOCKS))
+    return WindowSizes(lanes, window_rows, max(block_rows, 1))
+
+
+class WindowOrder:
+    """The order of a data set's rows in all epochs. `sizes.lanes` is at most `rows`."""
+
+    def __init__(self, rows: int, sizes: WindowSizes, seed: int, fingerprint: str) -> None:
+        self.rows, self.sizes = rows, sizes
+        self._seed, self._dataset_word = seed, hashing.hash_text(fingerprint)
+        self._blocks = rows // sizes.block_rows  # the rows after the last full block keep their place behind it
+
+    def row_numbers(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """The rows of the data set that have these numbers in the concatenated epochs."""
+        spans = self._spans(numbers)
+        return self._rows_at(spans.place + self._shuffled(spans), spans.epoch)
+
+    def locate(self, numbers: Int64[np.ndarray, "R"]) -> Location:
+        """The windows that hold the rows with these numbers, and where."""
+        spans = self._spans(numbers)
+        return Location(self._number(spans, spans.begin), self._shuffled(spans))
+
+    def window(self, number: int) -> Window:
+        """The window that holds the row with this number."""
+        spans = self._spans(np.array([number]))
+        size = int(spans.end[0] - spans.begin[0])
+        begin = int((spans.place[0] + self._shift(spans.epoch)[0]) % self.rows)
+        after = min(begin + size, self.rows)
+        # A window that reaches the end of the shifted order continues at its beginning.
+        cuts = [self._cuts(begin, after), self._cuts(0, begin + size - after)]
+        starts = np.concatenate([cut[:-1] for cut in cuts])
+        epochs = np.broadcast_to(spans.epoch, starts.shape)
+        return Window(
+            int(self._number(spans, spans.begin)[0]),
+            size,
+            int(self._number(spans, spans.end)[0]),
+            self._in_blocks(starts, epochs),
+            np.concatenate([np.diff(cut) for cut in cuts]),
+        )
+
+    def _spans(self, numbers: Int64[np.ndarray, "R"]) -> _Spans:
+        """The windows of the numbers. Those of a lane are of equal size, except for its first one.
+
+        The first one has from a half to all of window_rows, ascending from lane to lane, so that lanes do not all come
+        to the ends of their windows at the same time.
+        """
+        lanes, most = self.sizes.lanes, self.sizes.window_rows
+        epoch, ordinal = np.divmod(numbers, self.rows)
+        index, lane = np.divmod(ordinal, lanes)
+        shortest, longer = divmod(self.rows, lanes)
+        count = shortest + (lane < longer)
+        first = np.where(count <= most, count, np.minimum(most * (lanes + lane) // (2 * lanes), count // 2))
+        rest = count - first
+        windows = np.maximum(-(-rest // most), 1)
+        # Window k of the rest begins at k * rest // windows; this is the last one that does not begin after the row.
+        later = np.maximum(index - first, 0)
+        which = ((later + 1) * windows - 1) // np.maximum(rest, 1)
+        begin = np.where(index < first, 0, first + which * rest // windows)
+        end = np.where(index < first, first, first + (which + 1) * rest // windows)
+        start = lane * shortest + np.minimum(lane, longer)
+        return _Spans(epoch, lane, index, begin, end, start + begin)
+
+    def _shuffled(self, spans: _Spans) -> Int64[np.ndarray, "R"]:
+        """The place in its window of each row."""
+        keys = hashing.combine(self._dataset_word, self._seed, spans.epoch, _ROWS, spans.lane, spans.begin)
+        return permutation.permute(spans.row - spans.begin, spans.end - spans.begin, keys)
+
+    def _rows_at(self, places: Int64[np.ndarray, "R"], epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """The rows of the data set at these places of an epoch's order of blocks, before windows are shuffled."""
+        return self._in_blocks((places + self._shift(epochs)) % self.rows, epochs)
+
+    def _shift(self, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """How far the order is shifted, so that a lane may begin anywhere in a block, and with any row."""
+        words = hashing.combine(self._dataset_word, self._seed, epochs, _SHIFT)
+        return (words % np.uint64(self.rows)).astype(np.int64)
+
+    def _in_blocks(self, places: Int64[np.ndarray, "R"], epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """The rows at these places of the order before it is shifted."""
+        block, inside = np.divmod(places, self.sizes.block_rows)
+        whole = block < self._blocks
+        keys = hashing.combine(self._dataset_word, self._seed, epochs, _BLOCKS)
+        permuted = permutation.permute(np.where(whole, block, 0), self._blocks, keys)
+        return np.where(whole, permuted * self.sizes.block_rows + inside, places)
+
+    def _cuts(self, begin: int, end: int) -> Int64[np.ndarray, "C"]:
+        """The borders of the pieces of consecutive rows in [begin, end), with both ends; one if there are no rows."""
+        size = self.sizes.block_rows
+        inner = np.arange((begin // size + 1) * size, end, size, dtype=np.int64)
+        return np.concatenate([[begin], inner, [end] if end > begin else []]).astype(np.int64)
+
+    def _number(self, spans: _Spans, index: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """The number of the row of the lane with this index."""
+        return spans.epoch * self.rows + index * self.sizes.lanes + spans.lane

@@ -1,0 +1,272 @@
+"""Rows read in windows from where they are: the same batches for any number of processes and after any restart."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamed_outputs import many_rows, served
+from test_phases import assert_rows_equal, assert_same_parameters, edited
+from tiny_runs import RECIPE, TINY
+
+from benchmarks.emulated_store import EmulatedStore
+from bert_jax import pretrain
+from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.data import window_order
+from bert_jax.data.batch_schedule import batch_schedule
+from bert_jax.data.example import Batch
+from bert_jax.data.opening import open_held_out, open_phases
+from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.data.streamed_dataset import StreamedDataset, open_streamed
+from bert_jax.data.window_cache import WindowCache
+from bert_jax.storage.ranges import RangeFiles
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def output(shards_dir, tmp_path_factory) -> Path:
+    return many_rows(shards_dir, tmp_path_factory.mktemp("stream") / "books")
+
+
+@pytest.fixture(scope="module")
+def other_output(shards_dir, tmp_path_factory) -> Path:
+    return many_rows(shards_dir, tmp_path_factory.mktemp("stream") / "news", shards=3, rows=500, first=5000)
+
+
+@pytest.fixture
+def store(output, monkeypatch) -> EmulatedStore:
+    return served(output, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch) -> None:
+    """Windows of a few rows, so that the lanes of a small data set have several."""
+    monkeypatch.setattr(window_order, "LEAST_BLOCK_ROWS", 1)
+
+
+@contextlib.contextmanager
+def loader_of(
+    train: str | Path = "", schedule: str = "0:48", cache_bytes: float = 3e5, **keys: str
+) -> Iterator[PhasedLoader]:
+    opened = open_phases(PretrainDataConfig(train=str(train), cache_bytes=cache_bytes, **keys))
+    vocabulary = opened[0].mixture.dataset.vocabulary()
+    with contextlib.closing(PhasedLoader(opened, vocabulary, batches=batch_schedule(schedule, 0), seed=SEED)) as loader:
+        yield loader
+
+
+def originals(batch: Batch) -> list[bytes]:
+    """The ids of each row before masking, which identify it."""
+    ids = batch.input_ids.copy()
+    row, column = np.nonzero(batch.masked_weights)
+    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
+    return [one.tobytes() for one in ids]
+
+
+def texts_of(dataset: Dataset) -> set[bytes]:
+    found = {row.astype(np.int32).tobytes() for row in dataset.gather(np.arange(dataset.rows)).input_ids}
+    assert len(found) == dataset.rows, "two rows have the same text"
+    return found
+
+
+def test_every_epoch_reads_each_row_once_and_differs(output):
+    dataset = open_dataset(output, "train")
+    known = texts_of(dataset)
+    with loader_of(output) as loader:
+        read = [text for step in range(2 * dataset.rows // 48 + 1) for text in originals(loader.batch(step))]
+    first, second = read[: dataset.rows], read[dataset.rows : 2 * dataset.rows]
+    assert set(first) == set(second) == known and first != second
+
+
+def test_masks_are_those_of_the_row_and_its_epoch(output):
+    """The masks of a row do not depend on the order in which rows are read."""
+    with loader_of(output) as streamed, loader_of(output, cache_bytes=0.0) as permuted:
+        steps = range(open_dataset(output, "train").rows // 48)
+        ours, theirs = ({}, {})
+        for loader, found in ((streamed, ours), (permuted, theirs)):
+            for step in steps:
+                batch = loader.batch(step)
+                found |= {text: batch.input_ids[row].tobytes() for row, text in enumerate(originals(batch))}
+    shared = ours.keys() & theirs.keys()
+    assert len(shared) > 1000 and all(ours[text] == theirs[text] for text in shared)
+
+
+def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output, monkeypatch):
+    """In an epoch every process reads its share of all bytes, 5% more at most, counted where they are read."""
+    read = [0]
+
+    def counted(self: RangeFiles, name: str, offset: int, length: int) -> memoryview:
+        read[0] += length
+        return original(self, name, offset, length)
+
+    original = RangeFiles.read
+    monkeypatch.setattr(RangeFiles, "read", counted)
+    shards = open_dataset(output, "train").shards
+    steps = sum(shard["rows"] for shard in shards) // 8
+    arguments = {"schedule": f"0:8,{steps}:16", "cache_bytes": 2e4}  # batches of 8 are not made beyond these steps
+    with loader_of(output, **arguments) as loader:
+        whole = [loader.batch(step) for step in range(steps)]
+    for processes in (2, 8):
+        for process in range(processes):
+            rows = slice(process * 8 // processes, (process + 1) * 8 // processes)
+            with loader_of(output, **arguments) as loader:
+                loader.batch(0, slice(0, 1))  # as a run does before it starts, to learn the shapes
+                read[0] = 0
+                for step in range(steps):
+                    picked = Batch(*(field if field is None else field[rows] for field in whole[step]))
+                    assert_rows_equal(loader.batch(step, rows), picked)
+            assert read[0] <= 1.05 * sum(shard["bytes"] for shard in shards) / processes
+
+
+RAMP, PHASES = "0:12,4:48,11:24", "6:{news},13:{books},19:a={books}:0.5,b={news}:0.5"
+
+
+def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, other_output):
+    keys = {"schedule": RAMP, "phases": PHASES.format(books=output, news=other_output)}
+    with loader_of(output, **keys) as loader:
+        batches = [loader.batch(step) for step in range(26)]
+        assert [len(batch.input_ids) for batch in batches] == [loader.rows_at(step) for step in range(26)]
+        backwards = [loader.batch(step) for step in (20, 3)]
+    assert_rows_equal(backwards[0], batches[20])
+    assert_rows_equal(backwards[1], batches[3])
+    for start in (0, 3, 5, 6, 12, 18, 25):
+        with loader_of(output, **keys) as again:
+            for step in range(start, min(start + 4, 26)):
+                assert_rows_equal(again.batch(step), batches[step])
+                picked = Batch(*(f if f is None else f[1:3] for f in batches[step]))
+                assert_rows_equal(again.batch(step, slice(1, 3)), picked)
+
+
+def test_phases_lose_and_repeat_no_row(output, other_output):
+    """Both sources alone, then in a mixture, until some epochs have ended. Lanes end them a row or two apart."""
+    phases, lanes, steps = PHASES.format(books=output, news=other_output), 12, 300
+    datasets = {name: open_dataset(folder, "train") for name, folder in (("a", output), ("b", other_output))}
+    often = {text: 0 for dataset in datasets.values() for text in texts_of(dataset)}
+    assert len(often) == sum(dataset.rows for dataset in datasets.values())
+    with loader_of(output, RAMP, phases=phases) as loader:
+        for step in range(steps):
+            for text in originals(loader.batch(step)):
+                often[text] += 1
+        epochs = loader.epochs_before(steps)
+    for name, dataset in datasets.items():
+        counts = np.array([often[text] for text in texts_of(dataset)])
+        assert counts.sum() == pytest.approx(epochs[name] * dataset.rows)
+        whole = int(epochs[name])
+        assert whole >= 1, "no epoch ends within the test"
+        assert (counts < whole).sum() <= 2 * lanes and (counts > whole + 1).sum() <= 2 * lanes
+
+
+def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
+    books = texts_of(open_dataset(output, "train"))
+    with loader_of(mixture=f"one={output}:0.7,two={other_output}:0.3", cache_bytes=1e6) as loader:
+        for step in range(40):
+            texts = originals(loader.batch(step))
+            assert abs(sum(text in books for text in texts) - 0.7 * 48) <= 1
+        epochs = loader.epochs_before(40)
+    assert epochs["one"] * len(books) == pytest.approx(0.7 * 40 * 48, abs=2)
+
+
+def test_memory_stays_within_cache_bytes(output):
+    """The windows of all lanes together, also where each window has fewer rows than a lane reads at one time."""
+    dataset = open_streamed(str(output), 3e5, "", True, print)
+    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset.ranges)) as cache:
+        for first in range(0, 2 * dataset.rows, 960):
+            cache.read(np.arange(first, first + 960))
+            assert 0 < cache.held_bytes <= cache.peak_bytes <= 3e5
+        cache.release()
+        assert cache.held_bytes == 0
+    assert cache.peak_bytes > 2e5
+
+
+def test_a_store_is_streamed_and_only_small_files_are_copied(output, store, tmp_path):
+    data = PretrainDataConfig(train="gs://bucket/books/train", cache_bytes=3e5, cache_dir=str(tmp_path / "cache"))
+    [phase] = open_phases(data)
+    dataset = phase.mixture.dataset
+    assert isinstance(dataset, StreamedDataset) and dataset.directory.parent == tmp_path / "cache"
+    assert not (dataset.directory / "train").exists() and (dataset.directory / "eval").exists()
+    [[held_out]] = open_held_out(PretrainConfig(data=data), [phase])
+    assert held_out.dataset.rows == open_dataset(output, "eval").rows
+    assert not isinstance(held_out.dataset, StreamedDataset)
+    for key in ("train", "eval"):  # of a cache without the held-out rows
+        other = PretrainDataConfig(
+            train=f"gs://bucket/books/{key}", eval=str(output), cache_bytes=3e5, cache_dir=str(tmp_path / "other")
+        )
+        [phase] = open_phases(other)
+        assert phase.mixture.dataset.fingerprint == open_dataset(output, key).fingerprint
+    assert not list((tmp_path / "other").rglob("*.arrow"))
+
+
+def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, shards_dir, store, tmp_path):
+    mixed = f"one={output}:0.999,two={other_output}:0.001"
+    cases: list[tuple[str, str, dict]] = [
+        (
+            r"gs://bucket/books is in an object store\. Its training rows are str",
+            "0:48",
+            {"train": "gs://bucket/books"},
+        ),
+        (r"data\.cache_bytes=1000 is too small to shuffle .*books", "0:48", {"train": output, "cache_bytes": 1000.0}),
+        (r"data\.cache_bytes=-1 is too small", "0:48", {"train": output, "cache_bytes": -1.0}),
+        (r"data\.cache_bytes=300000 is too small to shuffle .*news", "0:48", {"mixture": mixed}),
+        (r"has \d+ rows, fewer than the 251 lanes", "0:251", {"train": shards_dir, "cache_bytes": 1e9}),
+        (r"no manifest\.json in", "0:48", {"train": tmp_path}),
+        (
+            "nowhere/manifest.json does not exist",
+            "0:48",
+            {"train": "gs://b/nowhere", "cache_dir": str(tmp_path / "cache")},
+        ),
+        ("training reads Arrow shards", "0:48", {"train": edited(output, tmp_path / "tfds", format="tfds")}),
+    ]
+    for message, schedule, keys in cases:
+        with pytest.raises(UserError, match=message) as caught, loader_of(schedule=schedule, **keys):
+            pass
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_path, monkeypatch):
+    class Killed(Exception):
+        """Simulates the end of the process."""
+
+    class Dying(PhasedLoader):
+        end = -1
+
+        def batch(self, step, rows=None):
+            if step == self.end:
+                raise Killed
+            return super().batch(step, rows)
+
+    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+
+    def train(name: str, *more: str) -> dict:
+        pace = ("steps=12", "log_every=1", "checkpoint.every_steps=3", "batch_schedule=0:16,7:32", "eval.max_rows=16")
+        data = ("data.train=gs://bucket/books", "data.cache_bytes=3e5", f"data.cache_dir={tmp_path / 'cache'}")
+        flags = [f"--config.{each}" for each in (*pace, *data, *more)]
+        pretrain.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
+        return json.loads((tmp_path / name / "result.json").read_text())
+
+    whole = train("whole")
+    for end in (5, 10):
+        monkeypatch.setattr(Dying, "end", end)
+        with pytest.raises(Killed):
+            train("killed")
+    monkeypatch.setattr(Dying, "end", -1)
+    assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
+    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
+    with pytest.raises(UserError, match=r"data\.cache_bytes: 300000\.0 -> 400000\.0"):
+        train("whole", "data.cache_bytes=4e5", "steps=14")
+
+
+def test_a_window_larger_than_the_data_set_holds_all_of_it(output):
+    dataset = open_streamed(str(output), 1e9, "", True, print)
+    order = dataset.order(48, SEED)
+    assert order.sizes.window_rows > dataset.rows // 48
+    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+        read = cache.read(np.arange(dataset.rows))
+    expected = dataset.gather(order.row_numbers(np.arange(20)))
+    for ours, theirs in zip(read, expected, strict=True):
+        np.testing.assert_array_equal(None if ours is None else ours[:20], theirs)

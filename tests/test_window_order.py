@@ -1,0 +1,136 @@
+"""The order of streamed rows, by brute force: a permutation of every epoch, in lanes and windows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.command import UserError
+from bert_jax.data import window_order
+from bert_jax.data.window_order import Window, WindowOrder, WindowSizes, common_lanes, window_sizes
+
+
+@st.composite
+def orders(draw) -> WindowOrder:
+    """Any order of at most 400 rows, with sizes that no configuration would choose, too."""
+    lanes = draw(st.integers(1, 12))
+    rows = draw(st.integers(lanes, 400))
+    sizes = WindowSizes(lanes, draw(st.integers(2, 80)), draw(st.integers(1, min(rows, 30))))
+    return WindowOrder(rows, sizes, draw(st.integers(0, 5)), "rows")
+
+
+def windows(order: WindowOrder, lane: int, end: int) -> list[Window]:
+    """The windows of the numbers lane, lane + L, lane + 2L, ... below `end`, each found from the one before it."""
+    found = [order.window(lane)]
+    while found[-1].next < end:
+        found.append(order.window(found[-1].next))
+    return found
+
+
+def rows_of(window: Window) -> list[int]:
+    pairs = zip(window.begins.tolist(), window.counts.tolist(), strict=True)
+    return [row for begin, count in pairs for row in range(begin, begin + count)]
+
+
+@settings(max_examples=25)
+@given(orders())
+def test_every_epoch_reads_each_row_once(order):
+    for epoch in (0, 1, 7):
+        numbers = np.arange(epoch * order.rows, (epoch + 1) * order.rows)
+        assert sorted(order.row_numbers(numbers).tolist()) == list(range(order.rows))
+
+
+@settings(max_examples=25)
+@given(orders())
+def test_a_row_has_the_same_number_whatever_else_is_asked_for(order):
+    numbers = np.arange(2 * order.rows)
+    whole = order.row_numbers(numbers)
+    some = np.random.default_rng(0).permutation(numbers)[:50]
+    np.testing.assert_array_equal(order.row_numbers(some), whole[some])
+    for number in some[:3].tolist():
+        assert order.row_numbers(np.array([number])) == whole[number]
+
+
+@settings(max_examples=25)
+@given(orders())
+def test_windows_hold_the_rows_that_their_numbers_read(order):
+    """By going through the windows of every lane for two epochs, from each to the next."""
+    lanes, end = order.sizes.lanes, 2 * order.rows
+    for lane in range(lanes):
+        number = lane
+        for window in windows(order, lane, end):
+            assert window.first == number and window.rows <= order.sizes.window_rows
+            held = rows_of(window)
+            assert len(held) == window.rows
+            numbers = number + lanes * np.arange(window.rows)
+            where = order.locate(numbers)
+            assert (where.window == window.first).all()
+            assert sorted(where.row.tolist()) == list(range(window.rows))
+            np.testing.assert_array_equal(np.array(held)[where.row], order.row_numbers(numbers))
+            number = window.next
+            assert number == window.first + lanes * window.rows
+
+
+@settings(max_examples=25)
+@given(orders())
+def test_a_window_has_a_lane_of_one_epoch_and_no_short_neighbors(order):
+    """No window of a lane is shorter than a quarter of the longest, except where all of the lane is one."""
+    lanes, end = order.sizes.lanes, order.rows
+    for lane in range(lanes):
+        sizes = [window.rows for window in windows(order, lane, end)]
+        assert sum(sizes) == len(range(lane, order.rows, lanes))
+        assert len(sizes) == 1 or min(sizes) >= max(sizes) // 4
+
+
+def test_windows_consist_of_blocks_and_blocks_of_consecutive_rows():
+    order = WindowOrder(10_000, WindowSizes(4, 500, 20), 3, "rows")
+    for window in windows(order, 2, 10_000):
+        whole = window.counts == 20
+        assert whole.sum() >= len(window.counts) - 4  # its ends, and where the shifted order ends, cut a block
+        assert (window.begins[whole] % 20 == 0).all()
+    first = [order.window(number).begins[1] for number in range(4)]
+    assert len({begin // 2500 for begin in first}) > 1, "lanes read neighboring blocks"
+
+
+def test_epochs_seeds_and_data_sets_have_orders_of_their_own():
+    numbers, sizes = np.arange(1000), WindowSizes(5, 40, 5)
+    base = WindowOrder(1000, sizes, 0, "rows")
+    others = [
+        WindowOrder(1000, sizes, 1, "rows").row_numbers(numbers),
+        WindowOrder(1000, sizes, 0, "other rows").row_numbers(numbers),
+        base.row_numbers(numbers + 1000),
+    ]
+    for other in others:
+        assert (other == base.row_numbers(numbers)).mean() < 0.02
+
+
+def test_lanes_divide_all_batch_sizes():
+    assert common_lanes([256]) == 256 and common_lanes([4096]) == 256 and common_lanes([48]) == 48
+    assert common_lanes([256, 384]) == 128 and common_lanes([6, 35]) == 1 and common_lanes([262]) == 131
+    assert common_lanes([2 * 257]) == 2
+
+
+@pytest.mark.parametrize("lanes", [1, 64, 256])
+@pytest.mark.parametrize("cache_bytes", [1e8, 8e9])
+@pytest.mark.parametrize("rows", [10**4, 10**6, 10**10])
+def test_windows_take_the_memory_that_they_may(rows, cache_bytes, lanes):
+    sizes = window_sizes(rows, lanes, 269, cache_bytes, "wiki")
+    held = window_order.WINDOWS_HELD * lanes * sizes.window_rows * 269
+    assert cache_bytes - 2 * lanes * 269 < held <= cache_bytes
+    assert sizes.window_rows // sizes.block_rows >= 8
+    assert sizes.block_rows == 1 or rows // lanes // sizes.block_rows >= 8
+    assert sizes.block_rows * 269 <= 1 << 20
+
+
+def test_what_cannot_be_shuffled_is_refused():
+    with pytest.raises(UserError, match="wiki has 100 rows, fewer than the 256 lanes in which") as few:
+        window_sizes(100, 256, 269, 1e9, "wiki")
+    with pytest.raises(UserError, match=r"data\.cache_bytes=1e\+06 is too small to shuffle wiki: in each of") as small:
+        window_sizes(10**9, 256, 269, 1e6, "wiki", share=0.5)
+    assert "\n" not in str(few.value) + str(small.value)
+    needed = float(str(small.value).rsplit("=", 1)[1])
+    assert window_sizes(10**9, 256, 269, needed, "wiki", share=0.5).window_rows == 128
+    with pytest.raises(UserError, match="is too small"):
+        window_sizes(10**9, 256, 269, needed - 1e4, "wiki", share=0.5)
+    with pytest.raises(UserError, match="would hold 0 rows"):
+        window_sizes(10**9, 256, 269, -1.0, "wiki")
