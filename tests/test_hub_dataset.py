@@ -11,9 +11,12 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from bert_jax.data.shards import open_dataset
 
 pytest.importorskip("huggingface_hub")
 
@@ -29,6 +32,14 @@ for address in sys.argv[1:]:
         print(json.dumps([texts[:3], len(texts), paths, corpus.bytes_read == corpus.total_bytes]))
     except UserError as error:
         print(json.dumps(str(error)))
+"""
+STREAM = """
+import json, sys
+import numpy as np
+from bert_jax.data.streamed_dataset import open_streamed
+address, cache = sys.argv[1:]
+dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
+print(json.dumps([dataset.rows, dataset.gather(np.array([5, 0])).input_ids.tolist()]))
 """
 CONVERTED = "refs/convert/parquet"
 
@@ -137,11 +148,15 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
-def read(endpoint: str, home: object, *addresses: str) -> list:
-    """What each address gives in a new process, because the client asks for its endpoint only once."""
+def read(endpoint: str, home: object, *arguments: str, program: str = READ) -> list:
+    """What a program prints in a new process, because the client asks for its endpoint only once."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", READ, *addresses], env=os.environ | settings, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -177,6 +192,24 @@ def test_data_sets_of_the_hub_are_listed_and_read_in_ranges(endpoint, tmp_path):
     assert texts[:3] == ["three", "four", "five"] and count == 4 and complete
     ranges = [request for request in REQUESTS if "c.txt bytes=" in request]
     assert len(ranges) > 1 and not any(request.endswith("c.txt ") for request in REQUESTS)
+
+
+def test_shards_on_the_hub_are_streamed_by_exact_ranges(endpoint, shards_dir, tmp_path, monkeypatch):
+    """Of the training shards, only the ends of the first one, and the bytes of the rows that are asked for."""
+    for path in shards_dir.rglob("*"):
+        if path.is_file():
+            monkeypatch.setitem(FILES, ("org/rows", "main", str(path.relative_to(shards_dir))), path.read_bytes())
+    dataset = open_dataset(shards_dir, "train")
+    REQUESTS.clear()
+    [[rows, ids]] = read(endpoint, tmp_path, "hf://datasets/org/rows", str(tmp_path / "cache"), program=STREAM)
+    assert rows == dataset.rows and ids == dataset.gather(np.array([5, 0])).input_ids.tolist()
+    read_bytes = [
+        int(last) - int(first) + 1
+        for request in REQUESTS
+        for first, last in re.findall(r"/train/.* bytes=(\d+)-(\d+)", request)
+    ]
+    row = 2 * dataset.seq_len + 2 + 2 + 1 + 8
+    assert sum(read_bytes) <= 2 * 4096 + 2 * row and len(read_bytes) == 2 + 2 * 5
 
 
 def test_what_the_hub_does_not_have_is_reported_in_one_line(endpoint, tmp_path):

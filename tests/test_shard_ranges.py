@@ -40,6 +40,8 @@ def test_rows_read_by_ranges_are_those_of_the_mapped_shards(output):
     numbers = np.array([0, 399, 400, 401, dataset.rows - 1, 7])
     for ours, theirs in zip(streamed.gather(numbers), dataset.gather(numbers), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(streamed.shard_rows(2), dataset.shard_rows(2), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
     across = list(streamed.ranges.pieces(390, 500))  # of 400, 417, ... rows
     assert across == [Piece(0, 390, 10), Piece(1, 0, 417), Piece(2, 0, 73)]
     rows = streamed.ranges.allocate(417)

@@ -47,6 +47,7 @@ def store(output, monkeypatch) -> EmulatedStore:
 def short_windows(monkeypatch) -> None:
     """Windows of a few rows, so that the lanes of a small data set have several."""
     monkeypatch.setattr(window_order, "LEAST_BLOCK_ROWS", 1)
+    monkeypatch.setattr(window_order, "LEAST_BLOCKS", 4)
 
 
 @contextlib.contextmanager
@@ -133,7 +134,7 @@ def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, o
         backwards = [loader.batch(step) for step in (20, 3)]
     assert_rows_equal(backwards[0], batches[20])
     assert_rows_equal(backwards[1], batches[3])
-    for start in (0, 3, 5, 6, 12, 18, 25):
+    for start in (3, 5, 12, 18, 25):
         with loader_of(output, **keys) as again:
             for step in range(start, min(start + 4, 26)):
                 assert_rows_equal(again.batch(step), batches[step])

@@ -100,7 +100,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{directory} is in an object store, but shards are read from a local disk. Copy them: "
             "python -m data_prep.copy_examples --input ADDRESS --output DIR (for pretraining, "
-            "--config.data.cache_dir=DIR copies them)"
+            "--config.data.cache_dir=DIR copies them, and with --config.data.cache_bytes=8e9 streams them)"
         )
     if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete_path(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)

@@ -12,7 +12,7 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import Part, read_manifest
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.shard_cache import local_copy, open_output
-from bert_jax.data.shard_ranges import ShardRanges
+from bert_jax.data.shard_ranges import Piece, ShardRanges
 from bert_jax.data.shards import Dataset, check_arrow, check_has_rows
 from bert_jax.data.window_cache import WindowCache
 from bert_jax.data.window_order import WindowOrder, window_sizes
@@ -36,6 +36,12 @@ class StreamedDataset(Dataset):
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
         """Copies of the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
         return self.ranges.gather(indices)
+
+    def shard_rows(self, shard: int) -> Rows:
+        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
+        rows = self.ranges.allocate(self.shards[shard]["rows"])
+        self.ranges.read(Piece(shard, 0, len(rows.input_ids)), rows)
+        return rows
 
     def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
         """The order of the rows in training, with windows of a share of cache_bytes.

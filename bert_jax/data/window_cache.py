@@ -14,7 +14,7 @@ from bert_jax.data.shard_ranges import ShardRanges, slice_rows
 from bert_jax.data.window_order import Window, WindowOrder
 
 # Requests wait for the store and take hardly any time of a core.
-_THREADS = 32
+_THREADS = 64
 
 
 class _Loading(NamedTuple):

@@ -21,9 +21,11 @@ from bert_jax.data import hashing, permutation
 # devices in equal parts, so a divisor of the batch size that is at least the number of devices is enough.
 MOST_LANES = 256
 WINDOWS_HELD = 2  # of a lane: the one that is read, and the next one, which is filled meanwhile
-LEAST_BLOCKS = 8  # of a window and of a lane, so that neither is a few contiguous pieces of the text
-LEAST_BLOCK_ROWS = 16  # of a window's blocks: a request for less takes as long
-MOST_BLOCK_BYTES = 1 << 20  # a store sends this much in about the time in which it begins to answer
+LEAST_BLOCKS = 16  # of a window and of a lane, so that neither is a few contiguous pieces of the text
+LEAST_BLOCK_ROWS = 32  # of a window's blocks: a request for less takes as long
+# A store sends this much in about the time in which it begins to answer. More memory then holds more blocks instead of
+# larger ones, which shuffles better.
+MOST_BLOCK_BYTES = 1 << 18
 
 _BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # what a key is for
 

@@ -1,0 +1,43 @@
+"""The benchmark of streaming, on a small scale: its statistics of known orders, and that training does not wait."""
+
+import numpy as np
+import pytest
+
+from benchmarks import streaming
+from benchmarks.streaming import DOCUMENT_ROWS, quality, streamed_order
+from bert_jax.data import permutation
+
+
+def test_statistics_of_a_random_order_are_those_of_chance():
+    found = quality(permutation.permute(np.arange(200_000), 200_000, 3), 64)
+    assert found.document_pairs == pytest.approx(1, abs=0.15)  # 600 pairs are expected: 4 standard deviations
+    assert found.batch_variance == pytest.approx(1, abs=0.1)
+    assert found.variance_of_100 < 3 and found.moved < 0.005
+    assert found.next_row_steps == pytest.approx((1 - 0.5**0.5) * 200_000 / 64, rel=0.02)
+
+
+def test_statistics_of_rows_in_order_show_it():
+    found = quality(np.arange(20_000), 20)
+    pairs = DOCUMENT_ROWS * (DOCUMENT_ROWS - 1) / 2
+    assert found.document_pairs == pytest.approx(pairs / (190 * 19 / 19_999))
+    assert found.batch_variance == pytest.approx(20, rel=0.01) and found.moved == pytest.approx(1)
+    assert found.next_row_steps == pytest.approx(1 / 20)
+
+
+def test_streamed_rows_are_shuffled_well_within_batches():
+    """A batch has no more rows of one document than by chance, and is as mixed as random rows are."""
+    rows = 400_000
+    found = quality(streamed_order(rows, 16, 0.05 * rows * streaming.ROW_BYTES), 16)
+    assert found.document_pairs < 1
+    assert found.batch_variance == pytest.approx(1, abs=0.15)
+    assert found.moved < 0.03
+    assert found.variance_of_100 < 12
+
+
+@pytest.mark.slow
+def test_training_hardly_waits_for_a_slow_store(capsys):
+    """With 50 ms of latency and 100 MB/s: less than 1% of the time, and 10% on a machine that is busy."""
+    result = streaming.measure_wait(rows=40_000, batch_size=8, cache_bytes=2.5e6, steps=40, step_seconds=0.02)
+    assert result["value"] < 0.1
+    assert result["settings"]["first_batch_mb"] > 0.5
+    assert '"name": "streaming_wait"' in capsys.readouterr().out
