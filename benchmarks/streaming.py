@@ -6,9 +6,10 @@ Prints one JSON line for each part.
 
 shuffle  compares the order of an epoch with a full permutation, by the rows' numbers alone, for each cache_bytes:
          pairs of rows of one document (20 consecutive rows) in a batch, relative to what random rows have on average;
-         the largest difference of the distributions of how far rows move (Kolmogorov and Smirnov's statistic); the
-         variance of the mean row number of a batch, and of 100 consecutive batches, relative to random rows; and how
-         many steps are between a row and the next row of the text (median). The value is the first of them.
+         the variance of the mean row number of a batch, and of 100 consecutive batches, relative to random rows; the
+         share of the rows of 100 consecutive batches that have a document in common with another one; and the largest
+         difference of the distributions of how far rows move (the statistic of Kolmogorov and Smirnov). The value is
+         the first of them.
 wait     streams a data set, made for it, from an emulated store that answers after 50 ms and sends 100 MB/s. Batches
          are consumed at a fixed rate. The value is the share of the time after the first batch that is spent waiting.
 """
@@ -18,7 +19,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,66 +47,89 @@ from data_prep.train_tokenizer import TokenizerOptions
 LENGTH = 128
 ROW_BYTES = 2 * LENGTH + 13  # of a row of one sequence, with ids of 16 bits (docs/data_format.md)
 DOCUMENT_ROWS = 20  # 2,500 tokens
-BATCHES_TOGETHER = 100
+BATCHES_TOGETHER, GROUPS = 100, 200
 LATENCY, BYTES_PER_SECOND = 0.05, 100e6
 STEP_SECONDS = 0.1  # 256 rows of 128 tokens: 0.33 million tokens a second
 SHARD_ROWS = 16_000  # about 4 MB
 
 
+Order = Callable[[np.ndarray], np.ndarray]
+
+
 class Quality(NamedTuple):
-    """How an order differs from a random one; 1, 1, 1 and 0 where it does not."""
+    """How an order differs from a random one, where the values are 1, 1, 1, almost 0 and 0."""
 
     document_pairs: float
     batch_variance: float
     variance_of_100: float
+    document_again: float
     moved: float
-    next_row_steps: float
 
 
-def quality(order: np.ndarray, batch_size: int) -> Quality:
-    """Statistics of an epoch: `order[i]` is the row that is read i-th."""
-    rows = len(order)
-    batches = order[: rows - rows % batch_size].reshape(-1, batch_size)
-    documents = np.sort(batches // DOCUMENT_ROWS, axis=1)
-    # Counts runs of equal documents: a document with k rows in a batch has k (k - 1) / 2 pairs.
-    pairs = np.zeros(len(batches), np.int64)
-    for apart in range(1, min(DOCUMENT_ROWS, batch_size)):
-        pairs += (documents[:, apart:] == documents[:, :-apart]).sum(axis=1)
-    expected = batch_size * (batch_size - 1) / 2 * (DOCUMENT_ROWS - 1) / (rows - 1)
-    position = np.empty(rows, np.int64)
-    position[order] = np.arange(rows)
-    moved = np.abs(position - np.arange(rows)) / rows
+def quality(order: Order, rows: int, batch_size: int) -> Quality:
+    """Statistics of an epoch, from GROUPS of BATCHES_TOGETHER batches at random steps.
+
+    order   the rows of the data set that are read with these numbers, from 0 to rows - 1
+    """
+    together = BATCHES_TOGETHER * batch_size
+    starts = np.random.default_rng(0).integers(0, rows // batch_size - BATCHES_TOGETHER + 1, GROUPS) * batch_size
+    numbers = starts[:, None] + np.arange(together)
+    groups = np.stack([order(each) for each in numbers])
+    batches = groups.reshape(-1, batch_size)
+    pairs = batch_size * (batch_size - 1) / 2 * (DOCUMENT_ROWS - 1) / (rows - 1)  # that are expected
+    variance = rows**2 / 12  # of the number of a random row
     # Two independent uniform numbers differ by at most d with probability 1 - (1 - d)^2.
-    distance = stats.kstest(moved, lambda d: 1 - (1 - d) ** 2).statistic
-    means = batches.mean(axis=1)
-    together = means[: len(means) // BATCHES_TOGETHER * BATCHES_TOGETHER].reshape(-1, BATCHES_TOGETHER).mean(axis=1)
-    variance = rows**2 / 12 / batch_size
+    moved = stats.kstest((np.abs(groups - numbers) / rows).reshape(-1), lambda d: 1 - (1 - d) ** 2).statistic
     return Quality(
-        float(pairs.mean() / expected),
-        float(means.var() / variance),
-        float(together.var() / (variance / BATCHES_TOGETHER)),
-        float(distance),
-        float(np.median(np.abs(np.diff(position))) / batch_size),
+        float(_document_pairs(batches).mean() / pairs),
+        float(batches.mean(axis=1).var() / (variance / batch_size)),
+        float(groups.mean(axis=1).var() / (variance / together)),
+        float(np.mean([_share_with_neighbors(group // DOCUMENT_ROWS) for group in groups])),
+        float(moved),
     )
 
 
-def streamed_order(rows: int, batch_size: int, cache_bytes: float, seed: int = 0) -> np.ndarray:
-    """The rows of the first epoch in the order in which they are streamed."""
+def _document_pairs(batches: np.ndarray) -> np.ndarray:
+    """The number of pairs of rows of one document in each batch [N, B]."""
+    documents = np.sort(batches // DOCUMENT_ROWS, axis=1)
+    pairs = np.zeros(len(batches), np.int64)
+    for apart in range(1, min(DOCUMENT_ROWS, documents.shape[1])):
+        pairs += (documents[:, apart:] == documents[:, :-apart]).sum(axis=1)
+    return pairs
+
+
+def _share_with_neighbors(documents: np.ndarray) -> float:
+    """The share of rows whose document another row has, too."""
+    _, counts = np.unique(documents, return_counts=True)
+    return float(counts[counts > 1].sum() / documents.size)
+
+
+def streamed_order(rows: int, batch_size: int, cache_bytes: float) -> Order:
+    """The order in which rows are streamed."""
     sizes = window_sizes(rows, common_lanes([batch_size]), ROW_BYTES, cache_bytes, "the data set")
-    return WindowOrder(rows, sizes, seed, "benchmark").row_numbers(np.arange(rows))
+    return WindowOrder(rows, sizes, 0, "benchmark").row_numbers
+
+
+def permuted_order(rows: int) -> Order:
+    """A full permutation."""
+    return lambda numbers: permutation.permute(numbers, rows, 1)
 
 
 def measure_shuffle(rows: int, batch_size: int, caches: Sequence[float]) -> dict[str, Any]:
     """Prints the JSON line of the part `shuffle` and returns it."""
-    full = quality(permutation.permute(np.arange(rows), rows, 1), batch_size)
-    found = {cache: quality(streamed_order(rows, batch_size, cache), batch_size) for cache in caches}
-    settings: dict[str, Any] = {"rows": rows, "row_bytes": ROW_BYTES, "batch_size": batch_size}
-    settings["full_permutation"] = _rounded(full)
-    settings |= {f"cache_bytes={cache:g}": _rounded(each) for cache, each in found.items()}
-    first = found[caches[0]].document_pairs
+    full = quality(permuted_order(rows), rows, batch_size)
+    found = {cache: quality(streamed_order(rows, batch_size, cache), rows, batch_size) for cache in caches}
+    settings: dict[str, Any] = {
+        "rows": rows,
+        "row_bytes": ROW_BYTES,
+        "batch_size": batch_size,
+        "batches": GROUPS * BATCHES_TOGETHER,
+        "full_permutation": _rounded(full),
+        **{f"cache_bytes={cache:g}": _rounded(each) for cache, each in found.items()},
+    }
     return common.emit(
         "streaming_shuffle",
-        first,
+        found[caches[0]].document_pairs,
         f"pairs of rows of a document in a batch, relative to random rows (cache_bytes={caches[0]:g})",
         "full permutation",
         full.document_pairs,
@@ -189,19 +213,17 @@ def _build(directory: Path, rows: int) -> int:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.streaming", __doc__)
     parser.add_argument("--part", choices=("shuffle", "wait"), help="only this part (default: both)")
-    parser.add_argument(
-        "--rows", type=int, default=0, help="of the data set (default: 10,000,000, and 1,000,000 in wait)"
-    )
+    parser.add_argument("--rows", type=int, default=0, help="of the data set (default: 10^9, and 10^6 in wait)")
     parser.add_argument("--batch_size", type=int, default=256, help="rows of a batch (default: 256)")
-    parser.add_argument("--cache_bytes", default="", help="sizes of the cache (default: 2e7,1e8,1e9, and 4e7 in wait)")
+    parser.add_argument("--cache_bytes", default="", help="sizes of the cache (default: 1e9,8e9,64e9, and 8e7 in wait)")
     parser.add_argument("--steps", type=int, default=300, help="steps of the part wait (default: 300)")
     parser.add_argument("--step_seconds", type=float, default=STEP_SECONDS, help="of each of them (default: 0.1)")
     options = parser.parse_args(arguments)
     caches = [float(size) for size in options.cache_bytes.split(",") if size]
     if options.part != "wait":
-        measure_shuffle(options.rows or 10_000_000, options.batch_size, caches or [2e7, 1e8, 1e9])
+        measure_shuffle(options.rows or 10**9, options.batch_size, caches or [1e9, 8e9, 64e9])
     if options.part != "shuffle":
-        cache = caches[0] if caches else 4e7
+        cache = caches[0] if caches else 8e7
         measure_wait(options.rows or 1_000_000, options.batch_size, cache, options.steps, options.step_seconds)
 
 

@@ -41,6 +41,16 @@ address, cache = sys.argv[1:]
 dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
 print(json.dumps([dataset.rows, dataset.gather(np.array([5, 0])).input_ids.tolist()]))
 """
+WINDOWS = """
+import contextlib, sys
+import numpy as np
+from bert_jax.data.streamed_dataset import open_streamed
+from bert_jax.data.window_cache import WindowCache
+address, cache = sys.argv[1:]
+dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
+with contextlib.closing(WindowCache(dataset.order(4, 0), dataset.ranges)) as windows:
+    print(sorted(windows.read(np.arange(dataset.rows)).sequence_keys[:, 0].tolist()))
+"""
 CONVERTED = "refs/convert/parquet"
 
 
@@ -210,6 +220,8 @@ def test_shards_on_the_hub_are_streamed_by_exact_ranges(endpoint, shards_dir, tm
     ]
     row = 2 * dataset.seq_len + 2 + 2 + 1 + 8
     assert sum(read_bytes) <= 2 * 4096 + 2 * row and len(read_bytes) == 2 + 2 * 5
+    [keys] = read(endpoint, tmp_path, "hf://datasets/org/rows", str(tmp_path / "cache"), program=WINDOWS)
+    assert keys == sorted(dataset.gather(np.arange(rows)).sequence_keys[:, 0].tolist())
 
 
 def test_what_the_hub_does_not_have_is_reported_in_one_line(endpoint, tmp_path):

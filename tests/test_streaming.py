@@ -171,6 +171,17 @@ def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
     assert epochs["one"] * len(books) == pytest.approx(0.7 * 40 * 48, abs=2)
 
 
+def test_a_single_row_is_read_without_its_window(output):
+    dataset = open_streamed(str(output), 3e5, "", True, print)
+    order = dataset.order(24, SEED)
+    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+        row = cache.read(np.array([500]), ahead=False)
+        assert cache.held_bytes == 0
+        for ours, theirs in zip(row, cache.read(np.array([500])), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert cache.held_bytes > 0
+
+
 def test_memory_stays_within_cache_bytes(output):
     """The windows of all lanes together, also where each window has fewer rows than a lane reads at one time."""
     dataset = open_streamed(str(output), 3e5, "", True, print)

@@ -50,7 +50,7 @@ class RowTable(Protocol):
 class RowReader(Protocol):
     """Reads rows by their numbers in the concatenated epochs, in an order of its own (window_cache.WindowCache)."""
 
-    def read(self, numbers: Int64[np.ndarray, "R"]) -> Rows: ...
+    def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows: ...
 
 
 @runtime_checkable
@@ -153,14 +153,17 @@ class PretrainingLoader:
         """
         return self._steps.batch(step, rows)
 
-    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
-        """The rows with these numbers in the concatenated epochs, from 0, with masks at the rates of these steps."""
+    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"], ahead: bool = True) -> Batch:
+        """The rows with these numbers in the concatenated epochs, from 0, with masks at the rates of these steps.
+
+        ahead   whether a reader may load what follows these rows, too
+        """
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         if self._reader is None:
             keys = hashing.combine(self._dataset_word, self.seed, epochs)
             gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
         else:
-            gathered = self._reader.read(numbers)
+            gathered = self._reader.read(numbers, ahead)
         distinct, places = np.unique(steps, return_inverse=True)
         rates = np.array([self.rates.at(step) for step in distinct.tolist()], np.float64)[places]
         return self._batch(gathered, self._masker, epochs, self.max_predictions, rates)

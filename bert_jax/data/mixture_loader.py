@@ -79,12 +79,13 @@ class MixtureLoader:
         sources, ordinals = self._shares.assign(numbers)
         lane = numbers % self._shares.lanes
         ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
+        ahead = numbers.size > 1  # a run reads a single row to learn the shape of a later batch
         if len(self._loaders) == 1 or not numbers.size:
-            return self._loaders[0].rows(ordinals, steps)
+            return self._loaders[0].rows(ordinals, steps, ahead)
         order = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
         made = [
-            loader.rows(ordinals[some], steps[some])
+            loader.rows(ordinals[some], steps[some], ahead)
             for loader, some in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
             if some.size
         ]

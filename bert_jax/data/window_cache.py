@@ -45,9 +45,12 @@ class WindowCache:
         self._held: dict[int, list[_Loading]] = {}
         self.peak_bytes = 0  # the most that windows have taken at one time
 
-    def read(self, numbers: Int64[np.ndarray, "R"]) -> Rows:
-        """The rows with these numbers. Raises UserError for a shard that cannot be read."""
-        if numbers.size == 1:  # to learn the shape of a batch, it is not worth a window
+    def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows:
+        """The rows with these numbers, from their windows, or if `ahead` is false each by itself.
+
+        Raises UserError for a shard that cannot be read.
+        """
+        if not ahead:
             return self._ranges.gather(self._order.row_numbers(numbers))
         out = self._ranges.allocate(numbers.size)
         where = self._order.locate(numbers)
