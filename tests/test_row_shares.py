@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from bert_jax.data.row_shares import RowShares
+from bert_jax.data.row_shares import LaneShares, RowShares
 
 some_weights = st.lists(st.integers(1, 1000), min_size=1, max_size=6).map(tuple)
 ROWS = 120
@@ -34,6 +34,25 @@ def test_any_consecutive_rows_have_the_shares_within_a_row_for_each_other_source
     assert max(abs(from_the_first)) <= Fraction(others, 2)
     sources, _ = shares.assign(np.arange(first, first + count))
     assert max(abs(np.bincount(sources, minlength=others + 1) - wanted * count)) <= others
+
+
+@given(some_weights, st.integers(1, 9), st.integers(1, 5))
+def test_every_lane_has_the_shares_and_numbers_its_own_rows(weights, lanes, spacing):
+    """By going through the rows, with a counter for each source in each lane; batches have `spacing` rows of a lane."""
+    shares = LaneShares(RowShares(weights), lanes, spacing)
+    wanted = np.array([Fraction(weight, sum(weights)) for weight in weights])
+    numbers = np.arange(lanes * spacing * 4)
+    sources, ordinals = shares.assign(numbers)
+    read = np.zeros((len(weights), lanes), int)
+    for number, source, ordinal in zip(numbers.tolist(), sources.tolist(), ordinals.tolist(), strict=True):
+        if number % lanes == 0:
+            np.testing.assert_array_equal(shares.counts(number), read)
+        if number % (lanes * spacing) == 0:  # a whole number of batches, each of which has its shares
+            batch = np.bincount(sources[number : number + lanes * spacing], minlength=len(weights))
+            assert max(abs(batch - wanted * lanes * spacing)) <= len(weights) - 1
+        assert ordinal == read[source, number % lanes]
+        read[source, number % lanes] += 1
+    np.testing.assert_array_equal(RowShares(weights).assign(numbers), LaneShares(RowShares(weights)).assign(numbers))
 
 
 @given(some_weights, st.integers(0, 10**15), st.integers(1, 20))
