@@ -40,6 +40,13 @@ class PretrainDataConfig(DataConfig):
     mask_schedule: str = ""  # STEP:RATE,..., such as 0:0.30,50000:0.15,90000:0.05
     mask_shape: str = "steps"  # of mask_schedule: steps (constant between its points) or linear (interpolated)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.cache_bytes < math.inf:
+            raise UserError(
+                f"config.data.cache_bytes is {self.cache_bytes}. Use a number of bytes, such as 8e9, or 0 for a full "
+                "permutation of local shards"
+            )
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:

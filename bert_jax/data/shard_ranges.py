@@ -54,8 +54,7 @@ class _Framing(NamedTuple):
 class ShardRanges:
     """The shards of a part, wherever they are. Threads may share it.
 
-    address    the output of build_examples: a folder, or in a store
-    shards     the manifest's entries of the part
+    address   the output of build_examples that the manifest is of: a folder, or in a store
     Raises UserError for a shard that is missing or has another size than in the manifest.
     """
 

@@ -17,6 +17,8 @@ from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
 
+# Batches depend on all of these numbers.
+#
 # More lanes let more processes read separate rows; fewer leave each a longer window. Rows of a batch are divided among
 # devices in equal parts, so a divisor of the batch size that is at least the number of devices is enough.
 MOST_LANES = 256
@@ -86,12 +88,13 @@ def window_sizes(
             "out data.cache_bytes"
         )
     bytes_per_row = WINDOWS_HELD * lanes * row_bytes  # of a window
-    window_rows = int(share * cache_bytes / bytes_per_row)
-    least = max(2, min(LEAST_BLOCKS * LEAST_BLOCK_ROWS, -(-rows // lanes)))
+    most = max(-(-rows // lanes), 2)  # all rows of a lane
+    window_rows = int(min(share * cache_bytes / bytes_per_row, most))
+    least = min(LEAST_BLOCKS * LEAST_BLOCK_ROWS, most)
     if window_rows < least:
         raise UserError(
             f"data.cache_bytes={cache_bytes:g} is too small to shuffle {what}: in each of {lanes} lanes, a window "
-            f"would hold {max(window_rows, 0)} rows. Use at least --config.data.cache_bytes="
+            f"would hold {window_rows} rows. Use at least --config.data.cache_bytes="
             f"{math.ceil(bytes_per_row * least / share)}"
         )
     block_rows = min(MOST_BLOCK_BYTES // row_bytes, window_rows // LEAST_BLOCKS, rows // (lanes * LEAST_BLOCKS))

@@ -9,7 +9,7 @@ from bert_jax.storage.remote import first_line, open_folder
 
 # Opening an object takes a request, so the files that are read most often stay open.
 _OPEN_FILES = 256
-# Between the attempts at one range: a store that refuses for half a minute is busy, or its connection was lost.
+# Between the attempts at one range, half a minute together, in which a busy store or a lost connection may recover.
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
