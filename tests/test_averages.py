@@ -33,7 +33,6 @@ def test_what_does_not_move_is_its_own_average_bit_for_bit():
 
 def test_no_average_is_kept_without_a_decay():
     assert optim.first_average(0.0, {"a": jnp.ones(1)}) is None
-    assert optim.next_average(0.0, jnp.int32(1), None, {"a": jnp.ones(1)}) is None
 
 
 def test_the_first_average_is_in_memory_of_its_own():

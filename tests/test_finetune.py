@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.tasks import measurement, registry, results, sweep, task_json, training
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
-from bert_jax.train.integrity import AVERAGE, PARAMS
+from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
 from bert_jax.train.workdir import latest_step, read_params
 
 ROOT = Path(__file__).parent.parent
@@ -190,6 +191,40 @@ def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
     before, after = open_checkpoint(start).params, read_params(tmp_path / "head")
     same = {path for path in after if path in before and (after[path] == before[path]).all()}
     assert set(after) - same == {"classifier/dense/kernel", "classifier/dense/bias"}
+
+
+@pytest.mark.slow
+def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    """Four stages of two steps each: the head, two layers, the embeddings; a run resumes from each of its steps."""
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    checkpoint = CheckpointConfig(every_steps=1, every_minutes=0.0, keep=0)
+    config = config_of(start, task, steps=7, train_layers="gradual:0.25", checkpoint=checkpoint)
+    assert sweep.unfreeze_every(config, 96) == 2
+    finetune(config, tmp_path / "whole")
+    names = []
+    for step in (1, 2, 3, 6):
+        folder = tmp_path / f"from-{step}"
+        shutil.copytree(tmp_path / "whole", folder)
+        for later in range(step + 1, 8):
+            shutil.rmtree(folder / "checkpoints" / str(later))
+        finetune(config, folder)
+        for item in ("params", "optimizer"):
+            tensors = read_meta(folder / "checkpoints" / "7")["tensors"][item]
+            assert tensors == read_meta(tmp_path / "whole" / "checkpoints" / "7")["tensors"][item]
+        names.append(set(read_meta(folder / "checkpoints" / str(step))["tensors"]["optimizer"]))
+    assert [max(int(name.split("/")[0]) for name in of_step) for of_step in names] == [0, 1, 1, 3]
+    assert not any("embeddings" in name for name in names[2]) and any("embeddings" in name for name in names[3])
+
+
+def test_gradual_unfreezing_of_several_seeds_in_one_program_is_refused(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    config = config_of(start, task, steps=2, train_layers="gradual", seeds=(2,), run_together="yes")
+    with pytest.raises(UserError, match="cannot be trained together: with gradual unfreezing"):
+        finetune(config, tmp_path / "seeds")
 
 
 def write_nli(folder: Path) -> None:

@@ -15,7 +15,7 @@ from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning import hlo
-from bert_jax.train import mesh_placement, optim, partitioning, rules, steps
+from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.objectives import MaskedLMObjective
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
@@ -178,32 +178,6 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
     batch = jax.tree.map(jnp.asarray, batch)
     _, other = train_step(plan, later, batch, jnp.float32(0.0), jax.random.key(0))
     assert other["loss"] != metrics["loss"]
-
-
-def test_frozen_parameters_do_not_move(model, params):
-    factors = rules.trainable("last:1", params)
-    state, _ = step_once(make_plan(model, factors=factors), params, random_batch(model.vocab_size))
-    before, after = paths.flatten(params), paths.flatten(state.params)
-    np.testing.assert_array_equal(after["embeddings/token/table"], before["embeddings/token/table"])
-    kernel = "encoder/layers/feed_forward/input/kernel"
-    np.testing.assert_array_equal(after[kernel][0], before[kernel][0])
-    assert not np.array_equal(after[kernel][1], before[kernel][1])
-
-
-def test_unfreezing_follows_the_step_without_recompiling(model, params):
-    """Of two layers: the head, two steps later the upper layer, then the lower, then the embeddings."""
-    plan = make_plan(model, unfreezing=optim.Unfreezing(rules.stages(params), every=2))
-    step = jax.jit(functools.partial(steps.train_step, plan))
-    before, batch = paths.flatten(params), jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
-    for number, words in {1: "head", 2: "last:1", 5: "last:2", 6: "all"}.items():
-        state = steps.initial_state(plan, params)._replace(step=jnp.int32(number))
-        after, _ = step(state, batch, jnp.float32(0), jax.random.key(0))
-        learns = paths.flatten(rules.trainable(words, params) or jax.tree.map(lambda _: np.ones(()), params))
-        for path, value in paths.flatten(after.params).items():
-            for old, new, factor in zip(*np.broadcast_arrays(before[path], value, learns[path]), strict=True):
-                assert np.array_equal(old, new) or np.any(factor), f"{path} moved at step {number}"
-            assert not np.array_equal(before[path], value) or not np.any(learns[path]), f"{path} stood at step {number}"
-    assert step._cache_size() == 1
 
 
 def test_the_padding_of_the_vocabulary_stays_zero(tiny_config, params):

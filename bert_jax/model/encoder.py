@@ -10,7 +10,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.layer import SHARED_PARTS, SITES, EncoderLayer, LayerType, gather_positions
-from bert_jax.model.layer_groups import apply_layers, repeating_groups, split_layers, unrolled_groups
+from bert_jax.model.layer_groups import (
+    apply_frozen_first,
+    apply_layers,
+    repeating_groups,
+    split_layers,
+    unrolled_groups,
+)
 from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
@@ -140,12 +146,16 @@ class Encoder(nnx.Module):
             return hidden, (hidden if all_layers else None, found)
 
         types = [self._layer_type(layer) for layer in range(depth)]
-        if self.runtime.unrolled(self.config.layers):
-            groups = unrolled_groups(depth)
-        else:
-            groups = repeating_groups(types, self.runtime.scan_group)
         of_type = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
-        hidden, outputs = apply_layers([of_type[each] for each in types], hidden, stacked, groups)
+
+        def loop(hidden: Array, stacked: tuple, layers: slice) -> tuple[Array, Any]:
+            if self.runtime.unrolled(self.config.layers):
+                groups = unrolled_groups(len(types[layers]))
+            else:
+                groups = repeating_groups(types[layers], self.runtime.scan_group)
+            return apply_layers([of_type[each] for each in types[layers]], hidden, stacked, groups)
+
+        hidden, outputs = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
         return hidden, outputs or (None, None)
 
 

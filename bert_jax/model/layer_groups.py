@@ -101,6 +101,31 @@ def _scan(group: Sequence[Layer], repeats: int, hidden: Array, stacked: PyTree) 
     return hidden, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
 
 
+def apply_frozen_first(
+    loop: Callable[[Array, PyTree, slice], tuple[Array, PyTree]],
+    hidden: Array,
+    stacked: PyTree,
+    depth: int,
+    frozen: int,
+) -> tuple[Array, PyTree]:
+    """Applies the lowest `frozen` layers without a backward pass, then the others.
+
+    loop     applies the layers of a slice, given their part of `stacked`
+    stacked  of all layers, each leaf [L, ...]; depth is L
+    Returns what apply_layers does.
+    """
+    frozen = min(frozen, depth)
+    if not frozen:
+        return loop(hidden, stacked, slice(0, depth))
+    below, *above = split_layers(stacked, (frozen, depth - frozen)) if frozen < depth else [stacked]
+    # Both: the parts of one array share its tangent, which is not zero where any of its layers trains.
+    hidden, outputs = loop(*jax.lax.stop_gradient((hidden, below)), slice(0, frozen))
+    if not above:
+        return hidden, outputs
+    hidden, further = loop(hidden, above[0], slice(frozen, depth))
+    return hidden, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, further)
+
+
 def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
     """Returns consecutive parts of the leading axis.
 

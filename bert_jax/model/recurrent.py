@@ -13,6 +13,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.encoder import Encoded, gathered
 from bert_jax.model.layer import gather_positions
+from bert_jax.model.layer_groups import apply_frozen_first
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.runtime import Runtime
 
@@ -169,7 +170,13 @@ class RecurrentEncoder(nnx.Module):
                 above = jnp.where(lowest, above, above + dropped)
             return above, above if all_layers else None
 
-        last, layers = self._loop(self.runtime.rematerialized(apply), hidden, (params, seeds, jnp.arange(depth) == 0))
+        layer = self.runtime.rematerialized(apply)
+
+        def loop(hidden: Array, stacked: tuple[Any, ...], layers: slice) -> tuple[Array, Array | None]:
+            return self._loop(layer, hidden, stacked, layers.stop - layers.start)
+
+        stacked = (params, seeds, jnp.arange(depth) == 0)
+        last, layers = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
         return Encoded(last, hidden, layers)
 
     def at_positions(
@@ -185,11 +192,13 @@ class RecurrentEncoder(nnx.Module):
         """Returns the last layer's output at the K wanted positions of each row. All positions are computed."""
         return gather_positions(self(hidden, sequence_ids, positions, dropout_key).last, wanted)
 
-    def _loop(self, layer: Callable[..., Any], hidden: Array, stacked: tuple[Any, ...]) -> tuple[Array, Array | None]:
+    def _loop(
+        self, layer: Callable[..., Any], hidden: Array, stacked: tuple[Any, ...], depth: int
+    ) -> tuple[Array, Array | None]:
         if not self.runtime.unrolled(self.config.layers):
             return jax.lax.scan(layer, hidden, stacked)
         outputs = []
-        for index in range(self.config.layers):
+        for index in range(depth):
             hidden, output = layer(hidden, jax.tree.map(lambda leaf, index=index: leaf[index], stacked))
             outputs.append(output)
         return hidden, None if outputs[0] is None else jnp.stack(outputs)

@@ -55,6 +55,8 @@ class Runtime:
     platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
     bert_jax.plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
 
+    frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
+
     placement: the sharding of arrays over a mesh; the default one requests nothing.
 
     Raises UserError for an unknown choice.
@@ -67,6 +69,7 @@ class Runtime:
     logits_at_once: int = 0
     scan_group: int = 1
     platform: str = ""
+    frozen_layers: int = 0
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from bert_jax.data.opening import open_phases
 from bert_jax.model import sizes
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
+from bert_jax.train.freezing import Trained
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
@@ -93,16 +94,19 @@ class AbstractStep:
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
+        factors = optim.rate_factors(config.optimizer, abstract, None)
+        trained = Trained.by_factors(factors)
         plan = Plan(
             model=model,
             runtime=runtime_of(config, topology.platform),
             objective=objective,
             optimizer_config=optimizer_config,
-            optimizer=optim.build(optimizer_config, abstract),
+            optimizer=optim.build(optimizer_config, abstract, trained),
             microbatches=config.microbatches,
             overlap=config.mesh.overlap,
             reduction=Reduction.of(config.mesh),
-            factors=optim.rate_factors(config.optimizer, abstract, None),
+            factors=factors,
+            trained=trained,
         )
         return cls(config, topology, rows, model, plan, mesh)
 

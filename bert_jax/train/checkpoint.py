@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -169,19 +169,21 @@ class Checkpoints:
     def restore_newest(
         self,
         params: PyTree,
-        optimizer_state: PyTree,
+        optimizer_state: PyTree | Callable[[int], PyTree],
         average: PyTree | None = None,
         among: Collection[int] | None = None,
     ) -> tuple[int, Restored] | None:
         """Restores the newest undamaged step (of those in `among`, if given) and returns it with its number, or None.
 
-        The arguments are those of `restore`. Newer damaged steps are moved to damaged/ and a line on stderr reports
-        it. Raises UserError, and moves nothing, when all steps are damaged.
+        The arguments are those of `restore`; optimizer_state may be a function of the step. Newer damaged steps are
+        moved to damaged/ and a line on stderr reports it. Raises UserError, and moves nothing, when all steps are
+        damaged.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps() if among is None else sorted(among)):
             try:
-                restored = self.restore(step, params, optimizer_state, average)
+                wanted = optimizer_state(step) if callable(optimizer_state) else optimizer_state
+                restored = self.restore(step, params, wanted, average)
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
                 if jax.process_count() > 1 and step != min(self.steps()):

@@ -107,8 +107,16 @@ def sums_once(mesh: Any) -> bool:
     return not mesh.empty and mesh.size > 1 and mesh.shape[TENSOR] == 1
 
 
-def over_devices(sums: Sums, runtime: Runtime, microbatches: int, reduction: Reduction) -> Callable[..., Any]:
+def over_devices(
+    sums: Sums,
+    runtime: Runtime,
+    microbatches: int,
+    reduction: Reduction,
+    part: Callable[[Any], Any] = lambda params: params,
+) -> Callable[..., Any]:
     """Returns the function (params, batch, counts, key) -> (gradients, terms) of `sums`, on the mesh that is set.
+
+    part    returns the part of the parameters that the gradients are of, with the same paths
 
     Gradients are sharded as parameters are, or as optimizer state with shard_optimizer; terms are replicated. `sums` is
     called with whole parameters, except those that its runtime's placement gathers.
@@ -125,7 +133,8 @@ def over_devices(sums: Sums, runtime: Runtime, microbatches: int, reduction: Red
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
         specs = _specs(parameter_spec, params, mesh)
-        sharded_as = _specs(update_spec, params, mesh) if reduction.shard_optimizer else specs
+        found_for = jax.eval_shape(part, params)
+        sharded_as = _specs(update_spec if reduction.shard_optimizer else parameter_spec, found_for, mesh)
         axes = {path: _axis(spec, FSDP) for path, spec in paths.flatten(specs).items()}
         data_axes = {path: _axis(spec, DATA) for path, spec in paths.flatten(sharded_as).items()}
         by_layer = gathered_by_layers(params, axes) if microbatches == 1 else {}

@@ -77,6 +77,8 @@ def read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTr
 def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    if item == OPTIMIZER:
+        advice += "; earlier versions kept optimizer state of frozen parameters, and such runs cannot resume"
     if missing := [name for name in wanted if name not in saved]:
         raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
     if extra := [name for name in saved if name not in wanted]:

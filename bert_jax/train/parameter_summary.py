@@ -76,8 +76,9 @@ def _unfreezing(plan: Plan, path: str) -> str:
     """The step from which a parameter, or the layers of a stack, learn, where that is not the first."""
     if plan.unfreezing is None:
         return ""
-    steps = np.unique(plan.unfreezing.every * paths.flatten(plan.unfreezing.stages)[path])
-    return f" from step {' to '.join(f'{step:.0f}' for step in steps[[0, -1]][: len(steps)])}" if steps.any() else ""
+    stages = [number for number, group in enumerate(plan.unfreezing.groups) if path in group.layers]
+    steps = [plan.unfreezing.every * stage for stage in stages]
+    return f" from step {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))}" if any(steps) else ""
 
 
 def _range(values: Any) -> str:

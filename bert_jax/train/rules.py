@@ -10,7 +10,7 @@ and the values of a stack are an array [L, 1, ...].
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,12 +49,12 @@ def stacks(params: dict[str, Any]) -> dict[str, int]:
     return {stack: value.shape[0] for stack, value in sizes if stack is not None}
 
 
-def numbered(path: str, layers: int) -> list[str]:
-    """The path of each of the layers of a stacked parameter; the path itself for any other parameter."""
+def numbered(path: str, layers: Iterable[int]) -> list[str]:
+    """The path of each of these layers of a stacked parameter; the path itself for any other parameter."""
     stack = stack_of(path)
     if stack is None:
         return [path]
-    return [f"{stack}{layer}/{path.removeprefix(stack)}" for layer in range(layers)]
+    return [f"{stack}{layer}/{path.removeprefix(stack)}" for layer in layers]
 
 
 def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
@@ -67,13 +67,14 @@ def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
     return paths.unflatten({path: values(path, value) for path, value in paths.flatten(params).items()})
 
 
-def parse(text: str, key: str, params: dict[str, Any]) -> Numbers:
+def parse(text: str, key: str, params: dict[str, Any] | None = None) -> Numbers:
     """Rules from "REGEX=NUMBER;REGEX=NUMBER", the value of the configuration's `key`; none from an empty text.
 
-    Raises UserError for another form, a negative number, a regex that does not compile or that no parameter matches.
+    Raises UserError for another form, a negative number, a regex that does not compile or, with params, one that no
+    parameter matches.
     """
     found: list[tuple[str, float]] = []
-    names = [name for path, value in paths.flatten(params).items() for name in _names(path, value)]
+    names = [name for path, value in paths.flatten(params or {}).items() for name in _names(path, value)]
     for entry in text.split(";") if text else ():
         pattern, separator, number = entry.rpartition("=")
         try:
@@ -88,7 +89,7 @@ def parse(text: str, key: str, params: dict[str, Any]) -> Numbers:
                 f"cannot read {entry!r} in {key}; write REGEX=NUMBER with a number of 0 or more, such as "
                 "^embeddings/=0.1"
             )
-        if not any(compiled.search(name) for name in names):
+        if params is not None and not any(compiled.search(name) for name in names):
             examples = " and ".join((names[0], next((name for name in names if stack_of(name)), names[-1])))
             raise UserError(f"no parameter matches {pattern!r} in {key}; parameters have names such as {examples}")
         found.append((pattern, value))
@@ -153,7 +154,8 @@ def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[
 
 
 def _names(path: str, value: Any) -> list[str]:
-    return numbered(path, value.shape[0]) if stack_of(path) else [path]
+    # Where some layers alone are given (freezing.SomeLayers), they keep the numbers that they have in the stack.
+    return numbered(path, getattr(value, "layers", range(value.shape[0]))) if stack_of(path) else [path]
 
 
 def _model_of(stack: str) -> str:

@@ -22,10 +22,11 @@ from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.local import atomic_folder
-from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
+from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules, steps
 from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
 from bert_jax.train.held_workdir import CheckHeld, check_workdir, held_workdir
@@ -33,7 +34,7 @@ from bert_jax.train.optim import first_average
 from bert_jax.train.parameter_summary import device_memory_summary
 from bert_jax.train.run import Run, Source, runtime_of
 from bert_jax.train.state import TrainState
-from bert_jax.train.steps import Plan, initial_state
+from bert_jax.train.steps import Plan
 from bert_jax.train.workdir import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -71,24 +72,29 @@ def make_mesh(run: Run, source: Source) -> Mesh:
 
 
 def make_plan(run: Run) -> Plan:
-    """Returns the plan of a run's steps."""
+    """Returns the plan of a run's steps; with gradual unfreezing, that of its first stage (steps.at_step)."""
     config = run.config
     abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
     fresh = _initialized(run, abstract)
-    gradual = rules.gradual_epochs(run.train_layers) is not None
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
-    return Plan(
+    factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
+    trained, unfreezing = Trained.by_factors(factors), None
+    if rules.gradual_epochs(run.train_layers) is not None:
+        unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
+    plan = Plan(
         model=run.model,
         runtime=runtime_of(config),
         objective=run.objective,
         optimizer_config=optimizer_config,
-        optimizer=optim.build(optimizer_config, abstract),
+        optimizer=optim.build(optimizer_config, abstract, trained),
         microbatches=config.microbatches,
         overlap=config.mesh.overlap,
         reduction=Reduction.of(config.mesh),
-        factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
-        unfreezing=optim.Unfreezing(rules.stages(abstract, fresh), run.unfreeze_every) if gradual else None,
+        factors=factors,
+        trained=trained,
+        unfreezing=unfreezing,
     )
+    return steps.at_step(plan, 0)
 
 
 def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
@@ -197,18 +203,25 @@ def restore_or_initialize(
     branch restores the checkpoint at which it begins; the metadata then names it under BRANCHED.
     """
 
-    def initialize(key: jax.Array) -> TrainState:
-        return initial_state(plan, run.objective.init(run.model, key))
+    def initialize(key: jax.Array, plan: Plan = plan) -> TrainState:
+        return steps.initial_state(plan, run.objective.init(run.model, key))
 
     key = jax.random.key(run.config.seed, impl=run.config.prng)
-    # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
-    abstract = jax.eval_shape(initialize, key)
-    abstract = partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
+
+    def abstract_at(step: int) -> TrainState:
+        # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
+        abstract = jax.eval_shape(functools.partial(initialize, plan=steps.at_step(plan, step)), key)
+        return partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
+
+    abstract = abstract_at(0)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average, among)
+    found = checkpoints.restore_newest(
+        abstract.params, lambda step: abstract_at(step).optimizer_state, abstract.average, among
+    )
     if found is None and run.branch_from:
         origin = branch.open_branch(run.branch_from)
-        restored = restore(origin.directory, abstract.params, abstract.optimizer_state, abstract.average)
+        optimizer_state = abstract_at(origin.step).optimizer_state
+        restored = restore(origin.directory, abstract.params, optimizer_state, abstract.average)
         found = origin.step, restored._replace(meta=restored.meta | {BRANCHED: str(origin.directory)})
     if found is not None:
         newest, restored = found

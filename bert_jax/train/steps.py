@@ -1,5 +1,6 @@
 """The training step and the evaluation step: pure functions of state and batch."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
+from bert_jax.train.freezing import Trained, Unfreezing, union
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -35,16 +37,58 @@ class Plan(Forward):
     optimizer: optax.GradientTransformation
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
+    trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
     overlap: bool = True  # mesh.overlap
     reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
-    unfreezing: optim.Unfreezing | None = None  # the parameters whose factor is 0 at first; None: none
+    unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing (at_step)
+
+    def part(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns what trains of a tree of parameters, or of one like it."""
+        return params if self.trained is None else self.trained.take(params)
+
+    def with_part(self, params: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        """Returns a tree of parameters with the part that trains replaced."""
+        return part if self.trained is None else self.trained.put(params, part)
 
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     """The state before the first step."""
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, plan.optimizer.init(params), average, skipped=zero)
+    return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)
+
+
+def at_step(plan: Plan, step: int) -> Plan:
+    """Returns the plan of the stage of gradual unfreezing that a step belongs to; without stages the plan itself."""
+    if plan.unfreezing is None:
+        return plan
+    abstract = jax.eval_shape(lambda key: plan.objective.init(plan.model, key), jax.random.key(0))
+    groups = plan.unfreezing.open_groups(plan.unfreezing.stage(step))
+    optimizer = optim.build_groups(plan.optimizer_config, abstract, groups)
+    return dataclasses.replace(plan, optimizer=optimizer, trained=union(groups))
+
+
+def begins_stage(plan: Plan, step: int) -> bool:
+    """Whether other parameters train at this step than at the one before."""
+    return plan.unfreezing is not None and plan.unfreezing.stage(step) != plan.unfreezing.stage(step - 1)
+
+
+def open_stage(plan: Plan, step: int, state: TrainState, mesh: Mesh) -> tuple[Plan, TrainState]:
+    """Returns the plan of a stage and its first state: the optimizer state of what begins to train is that of step 0.
+
+    `state` is that of the stage before.
+    """
+    plan, known = at_step(plan, step), len(state.optimizer_state)
+
+    def begin(params: dict[str, Any]) -> TrainState:
+        begun = initial_state(plan, params)
+        return begun._replace(params={}, average=None, optimizer_state=begun.optimizer_state[known:])
+
+    shard_optimizer = plan.reduction.shard_optimizer
+    begun = partitioning.with_shardings(mesh, jax.eval_shape(begin, state.params), shard_optimizer=shard_optimizer)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, begun)
+    added = jax.jit(begin, out_shardings=shardings)(state.params).optimizer_state
+    return plan, state._replace(optimizer_state=(*state.optimizer_state, *added))
 
 
 def train_step(
@@ -66,7 +110,6 @@ def train_step(
     counts = plan.objective.counts(batch)
     corrupted = plan.objective.corrupt(batch, dropout_key)
     gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key)
-    gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
     metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
@@ -98,15 +141,19 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
 
 
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
-    """The state after one update."""
-    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
-    factors = optim.factors_at(plan.factors, plan.unfreezing, state.step)
-    params = optim.apply_updates(state.params, direction, rate, factors)
+    """The state after one update. gradients are those of the part that trains."""
+    part = plan.part(state.params)
+    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
+    factors = None if plan.factors is None else plan.part(plan.factors)
+    part = optim.apply_updates(part, direction, rate, factors)
     if plan.reduction.shard_optimizer:
-        params = mesh_placement.gather_update(params)
+        part = mesh_placement.gather_update(part)
     step = state.step + 1
-    average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
-    return TrainState(step, params, optimizer_state, average, state.skipped)
+    average = state.average
+    if average is not None:  # the average of a frozen parameter is the parameter
+        of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
+        average = plan.with_part(average, of_part)
+    return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
 
 
 def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
@@ -117,22 +164,25 @@ def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> Tr
 def accumulate(
     plan: Plan, params: dict[str, Any], batch: Any, counts: Counts, dropout_key: Array
 ) -> tuple[dict[str, Any], Terms]:
-    """Gradient of the global loss, and the sums, over the microbatches of a batch.
+    """Gradient of the global loss by the part that trains, and the sums, over the microbatches of a batch.
 
     The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
     """
+    frozen_layers = 0 if plan.trained is None else plan.trained.frozen_layers(params)
 
     def loss(
-        params: dict[str, Any], runtime: Runtime, part: Any, counts: Counts, key: Array
+        trained: dict[str, Any], params: dict[str, Any], runtime: Runtime, part: Any, counts: Counts, key: Array
     ) -> tuple[Float[Array, ""], Terms]:
-        model = plan.objective.bind(plan.model, params, runtime)
+        whole = trained if plan.trained is None else plan.trained.join(params, trained)
+        runtime = dataclasses.replace(runtime, frozen_layers=frozen_layers)
+        model = plan.objective.bind(plan.model, whole, runtime)
         terms = plan.objective.apply(model, part, key)
         return total_loss(terms, counts, plan.objective.term_weights), terms
 
     def gradient(
         runtime: Runtime, params: dict[str, Any], part: Any, counts: Counts, key: Array
     ) -> tuple[dict[str, Any], Terms]:
-        gradients, terms = jax.grad(loss, has_aux=True)(params, runtime, part, counts, key)
+        gradients, terms = jax.grad(loss, has_aux=True)(plan.part(params), params, runtime, part, counts, key)
         gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
         return operations(runtime).whole_gradients(mesh_placement.constrain_params(gradients)), terms
 
@@ -156,5 +206,5 @@ def accumulate(
         return total
 
     sums = gradient if plan.microbatches == 1 else over_parts
-    over_devices = gradient_sums.over_devices(sums, plan.runtime, plan.microbatches, plan.reduction)
+    over_devices = gradient_sums.over_devices(sums, plan.runtime, plan.microbatches, plan.reduction, plan.part)
     return over_devices(params, batch, counts, dropout_key)

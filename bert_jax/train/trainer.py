@@ -40,6 +40,7 @@ def fit(run: Run) -> Result:
         evaluators = setup.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(setup.open_workdir(run))
         state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
+        plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
         first, ended = int(state.step), has_stopped_early(run.early_stop, meta)
         clock = make_clock(config, meta, run.length)
@@ -56,6 +57,9 @@ def fit(run: Run) -> Result:
 
         for step in itertools.count(first):
             fraction = clock.read(step)
+            if step > first and steps.begins_stage(plan, step):
+                plan, state = steps.open_stage(plan, step, state, mesh)
+                train_step = steps.jitted(plan, mesh, state)
             done = ended or fraction >= 1.0
             if step > first or logger.pending:
                 if evaluated := done or evaluation.due(step):

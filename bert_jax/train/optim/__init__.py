@@ -15,23 +15,21 @@ reductions over sharded axes.
 """
 
 from bert_jax.train.optim.averages import first_average, next_average
-from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build
-from bert_jax.train.optim.factors import Unfreezing, decays, factors_at, rate_factors, without_frozen
+from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build, build_groups
+from bert_jax.train.optim.factors import decays, rate_factors
 from bert_jax.train.optim.schedules import learning_rate, with_token_shares
 from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
     "OPTIMIZERS",
-    "Unfreezing",
     "add_decay",
     "apply_updates",
     "build",
+    "build_groups",
     "decays",
-    "factors_at",
     "first_average",
     "learning_rate",
     "next_average",
     "rate_factors",
     "with_token_shares",
-    "without_frozen",
 ]

@@ -24,17 +24,12 @@ def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None
     return jax.tree.map(jnp.copy, params) if decay > 0.0 else None
 
 
-def next_average(
-    decay: float, step: Int[Array, ""], average: dict[str, Any] | None, params: dict[str, Any]
-) -> dict[str, Any] | None:
+def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
     """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
 
     d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with
-    num_updates, so that the random initial parameters quickly lose their influence. An average of
-    None (no averaging) stays None.
+    num_updates, so that the random initial parameters quickly lose their influence.
     """
-    if average is None:
-        return None
     kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)

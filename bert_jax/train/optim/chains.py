@@ -3,7 +3,8 @@
 The chain produces an update direction that is not yet multiplied by the learning rate.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import optax
 
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
+from bert_jax.train import rules
+from bert_jax.train.freezing import Trained, union
 from bert_jax.train.optim.adam import scale_by_adam
 from bert_jax.train.optim.averages import check_decay
 from bert_jax.train.optim.factors import decays
@@ -25,19 +28,54 @@ Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
 MUON_DTYPES = ("float32", "bfloat16")
 
 
-def build(config: OptimizerConfig, params: dict[str, Any]) -> optax.GradientTransformation:
+def build(
+    config: OptimizerConfig, params: dict[str, Any], trained: Trained | None = None
+) -> optax.GradientTransformation:
     """Returns clipping by global norm (none if clip_norm is 0), followed by OPTIMIZERS[config.name].
 
     The resulting updates are the direction to subtract, including decoupled weight decay; the
-    caller multiplies them by the learning rate. params may be abstract. Raises UserError for an
-    unknown optimizer or schedule, or for a value outside its range.
+    caller multiplies them by the learning rate. params are those of the model, and may be abstract;
+    trained is the part of them that is updated (None: all). Raises UserError for an unknown optimizer
+    or schedule, for a value outside its range, and for decays that no parameter matches.
     """
     _check(config)
     check_decay(config.ema_decay)
     check_schedule(config)
+    rules.parse(config.decays, "optimizer.decays", params)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
+    updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.
-    return optax.chain(clip, *OPTIMIZERS[config.name](config, params))
+    return optax.chain(clip, *OPTIMIZERS[config.name](config, updated))
+
+
+def build_groups(
+    config: OptimizerConfig, params: dict[str, Any], groups: Sequence[Trained]
+) -> optax.GradientTransformation:
+    """Returns `build` for several parts of the parameters, each with a state and step count of its own.
+
+    It updates the union of the parts, and clips by their common norm. The state is a tuple, so a
+    part that begins to train later appends its state, and its bias correction begins with it.
+    """
+    whole = union(groups)
+    inside = [group.within(whole) for group in groups]
+    unclipped = dataclasses.replace(config, clip_norm=0.0)
+    optimizers = [build(unclipped, params, group) for group in groups]
+    clip = clip_by_global_norm(config.clip_norm)
+
+    def init(part: Any) -> tuple[Any, ...]:
+        return tuple(one.init(group.take(part)) for one, group in zip(optimizers, inside, strict=True))
+
+    def update(gradients: Any, states: tuple[Any, ...], part: Any = None) -> tuple[Any, tuple[Any, ...]]:
+        if config.clip_norm > 0:
+            gradients, _ = clip.update(gradients, optax.EmptyState())
+        directions, following = gradients, []
+        for one, group, state in zip(optimizers, inside, states, strict=True):
+            direction, after = one.update(group.take(gradients), state, group.take(part))
+            directions = group.put(directions, direction)
+            following.append(after)
+        return directions, tuple(following)
+
+    return optax.GradientTransformation(init, update)
 
 
 def adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:

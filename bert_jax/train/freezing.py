@@ -1,0 +1,193 @@
+"""Splits the parameters of a model into those that train and those that are frozen.
+
+Only what trains is differentiated and has optimizer state. The layers of an encoder are stored stacked, so a part may
+hold some layers of a parameter: [K, ...] of [L, ...].
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from bert_jax.model import paths
+from bert_jax.train import rules
+
+ENCODER_STACK = "encoder/layers/"
+# The parts of a model that the layers of its encoder build on, or that every layer reads.
+_BELOW_HEADS = ("embeddings/", "encoder/")
+_ABOVE_LAYERS = ("encoder/final_norm/",)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The part of the parameters that trains: by path, the layers of a stack in order, or None for all of a parameter.
+
+    Parameters that are not named are frozen.
+    """
+
+    layers: Mapping[str, tuple[int, ...] | None]
+
+    @classmethod
+    def where(cls, trains: dict[str, Any]) -> "Trained":
+        """Returns the part whose values are not zero in a tree like that of rules.per_layer, such as rate factors."""
+        found: dict[str, tuple[int, ...] | None] = {}
+        for path, value in paths.flatten(trains).items():
+            if np.all(value):
+                found[path] = None
+            elif np.any(value):
+                found[path] = tuple(int(layer) for layer in np.flatnonzero(np.ravel(value)))
+        return cls(found)
+
+    @classmethod
+    def by_factors(cls, factors: dict[str, Any] | None) -> "Trained | None":
+        """Returns the part whose learning-rate factors are not zero; None where that is everything."""
+        if factors is None or all(np.all(factor) for factor in jax.tree.leaves(factors)):
+            return None
+        return cls.where(factors)
+
+    def take(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """Returns this part of a tree of parameters, or of one of rules.per_layer."""
+        leaves = paths.flatten(tree)
+        return paths.unflatten({path: _take(leaves[path], layers) for path, layers in self.layers.items()})
+
+    def abstract(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """Returns this part of a tree of (abstract) parameters without values; rules know the layers of its stacks."""
+        leaves = paths.flatten(tree)
+        return paths.unflatten({path: _abstract(leaves[path], layers) for path, layers in self.layers.items()})
+
+    def put(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tree with this part replaced; where the tree is donated, in its memory."""
+        return self._replaced(tree, part, _put)
+
+    def join(self, tree: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        """Returns what `put` does, as concatenations: reading a layer of the result does not copy the others."""
+        return self._replaced(tree, part, _join)
+
+    def within(self, whole: "Trained") -> "Trained":
+        """Returns this part as one of the trees that `whole`, which contains it, takes."""
+
+        def places(path: str, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            held = whole.layers[path]
+            return layers if layers is None or held is None else tuple(held.index(layer) for layer in layers)
+
+        return Trained({path: places(path, layers) for path, layers in self.layers.items()})
+
+    def frozen_layers(self, params: dict[str, Any]) -> int:
+        """Returns how many of the lowest layers of the encoder need no backward pass: nothing in or below them trains.
+
+        It is 0 for a model with several stacks of layers.
+        """
+        sizes = rules.stacks(params)
+        if list(sizes) != [ENCODER_STACK]:
+            return 0
+        lowest = sizes[ENCODER_STACK]
+        for path, layers in self.layers.items():
+            if path.startswith(_BELOW_HEADS) and not path.startswith(_ABOVE_LAYERS):
+                lowest = min(lowest, layers[0] if layers and path.startswith(ENCODER_STACK) else 0)
+        return lowest
+
+    def _replaced(self, tree: dict[str, Any], part: dict[str, Any], place: Callable[..., Array]) -> dict[str, Any]:
+        leaves, values = paths.flatten(tree), paths.flatten(part)
+        for path, layers in self.layers.items():
+            leaves[path] = values[path] if layers is None else place(leaves[path], values[path], _ranges(layers))
+        return paths.unflatten(leaves)
+
+
+@dataclass(frozen=True, eq=False)
+class Unfreezing:
+    """Gradual unfreezing: group s of the parameters trains from step s * every on (rules.stages).
+
+    Raises ValueError if `every` is below 1.
+    """
+
+    groups: tuple[Trained, ...]
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"the number of steps between unfrozen layers is {self.every}; use 1 or more")
+
+    @classmethod
+    def by_stages(cls, stages: dict[str, Any], factors: dict[str, Any] | None, every: int) -> "Unfreezing":
+        """Returns a group for each stage (rules.stages), without the parameters whose rate factor is 0."""
+        last = max(int(np.max(stage)) for stage in jax.tree.leaves(stages))
+        kept = jax.tree.map(np.ones_like, stages) if factors is None else factors
+        groups = [
+            Trained.where(jax.tree.map(lambda begins, factor, number=number: (begins == number) * factor, stages, kept))
+            for number in range(last + 1)
+        ]
+        return cls(tuple(groups), every)
+
+    def stage(self, step: int) -> int:
+        """Returns the stage to which a step belongs."""
+        return min(step // self.every, len(self.groups) - 1)
+
+    def open_groups(self, stage: int) -> tuple[Trained, ...]:
+        """Returns the groups that train in a stage."""
+        return self.groups[: stage + 1]
+
+
+def union(groups: Sequence[Trained]) -> Trained:
+    """Returns the part that holds several disjoint ones."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for group in groups:
+        for path, layers in group.layers.items():
+            held = found.get(path)
+            found[path] = layers if layers is None or held is None else tuple(sorted((*held, *layers)))
+    return Trained(found)
+
+
+class SomeLayers(jax.ShapeDtypeStruct):
+    """The abstract value [K, ...] of some layers of a stacked parameter, with their numbers in the stack."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, layers: tuple[int, ...]) -> None:
+        super().__init__(shape, dtype)
+        self.layers = layers
+
+
+def _abstract(leaf: Any, layers: tuple[int, ...] | None) -> jax.ShapeDtypeStruct:
+    if layers is None:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return SomeLayers((len(layers), *leaf.shape[1:]), leaf.dtype, layers)
+
+
+def _ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last layer, exclusive, of each run of successive layers."""
+    found: list[tuple[int, int]] = []
+    for layer in layers:
+        if found and found[-1][1] == layer:
+            found[-1] = (found[-1][0], layer + 1)
+        else:
+            found.append((layer, layer + 1))
+    return found
+
+
+def _take(leaf: Any, layers: tuple[int, ...] | None) -> Any:
+    if layers is None or not np.ndim(leaf):  # a tree of rules.per_layer has one number where all layers are alike
+        return leaf
+    if isinstance(leaf, np.ndarray):
+        return leaf[list(layers)]
+    parts = [leaf[first:end] for first, end in _ranges(layers)]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _put(leaf: Array, part: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+    taken = 0
+    for first, end in ranges:
+        leaf = jax.lax.dynamic_update_slice_in_dim(leaf, part[taken : taken + end - first], first, axis=0)
+        taken += end - first
+    return leaf
+
+
+def _join(leaf: Array, part: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+    pieces, taken, before = [], 0, 0
+    for first, end in ranges:
+        pieces += [leaf[before:first], part[taken : taken + end - first]]
+        taken, before = taken + end - first, end
+    return jnp.concatenate([piece for piece in (*pieces, leaf[before:]) if len(piece)])

@@ -1,0 +1,308 @@
+"""Frozen parameters have no backward pass and no optimizer state; the others get the values of a masked update."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_tasks_objective import MODEL, OBJECTIVES, batch_of
+
+from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.model import bert, paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import freezing, mesh_placement, optim, partitioning, rules, steps
+from bert_jax.train.freezing import Trained, Unfreezing
+from bert_jax.train.integrity import named_leaves
+
+OBJECTIVE = OBJECTIVES["classification"]
+DEEP = dataclasses.replace(MODEL, layers=4, dropout=0.0, attention_dropout=0.0)
+CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=0, clip_norm=0.05, epsilon=1e-3, decays="layers/3/=0.1")
+FRACTION, KEY = jnp.float32(0.5), jax.random.key(0)
+
+
+@functools.cache
+def deep_params(model: ModelConfig = DEEP) -> dict[str, Any]:
+    draw = np.random.default_rng(1)
+    abstract = bert.abstract_params(model, OBJECTIVE.heads)
+    return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0, 0.2, leaf.shape), jnp.float32), abstract)
+
+
+def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> steps.Plan:
+    abstract = bert.abstract_params(model, OBJECTIVE.heads)
+    factors = optim.rate_factors(config, abstract, rules.trainable(words, abstract))
+    trained = Trained.by_factors(factors)
+    optimizer = optim.build(config, abstract, trained)
+    changes = {"runtime": Runtime(), **changes}
+    return steps.Plan(
+        model,
+        objective=OBJECTIVE,
+        optimizer_config=config,
+        optimizer=optimizer,
+        factors=factors,
+        trained=trained,
+        **changes,
+    )
+
+
+def batch() -> Any:
+    return jax.tree.map(jnp.asarray, batch_of("classification"))
+
+
+def train(plan: steps.Plan, number: int = 2) -> steps.TrainState:
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    state = steps.initial_state(plan, deep_params(plan.model))
+    for _ in range(number):
+        state, _ = step(state, batch(), FRACTION, KEY)
+    return state
+
+
+def train_masked(factors: dict[str, Any], config: OptimizerConfig = CONFIG, number: int = 2) -> dict[str, Any]:
+    """Differentiates everything, zeroes what is frozen and updates the rest; the optimizer's parts are Optax's own."""
+    params = deep_params()
+    spread = jax.tree.map(lambda factor, leaf: jnp.broadcast_to(factor, leaf.shape), factors, params)
+    decays = optim.decays(config, params)
+    adam = optax.chain(
+        optax.clip_by_global_norm(config.clip_norm), optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    )
+    state = adam.init(params)
+    rate = optim.learning_rate(config, jnp.int32(0), FRACTION)
+
+    @jax.jit
+    def step(params: dict[str, Any], state: Any) -> tuple[dict[str, Any], Any]:
+        gradients, _ = steps.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)
+        masked = jax.tree.map(lambda gradient, factor: gradient * (factor != 0), gradients, spread)
+        directions, state = adam.update(masked, state)
+        moved = jax.tree.map(
+            lambda value, change, decay, factor: value - rate * factor * (change + decay * value),
+            params,
+            directions,
+            decays,
+            spread,
+        )
+        return moved, state
+
+    for _ in range(number):
+        params, state = step(params, state)
+    return params
+
+
+def assert_close(got: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-6) -> None:
+    for path, leaf in paths.flatten(wanted).items():
+        np.testing.assert_allclose(paths.flatten(got)[path], leaf, atol=tolerance, rtol=0, err_msg=path)
+
+
+def changed(after: dict[str, Any], before: dict[str, Any]) -> set[str]:
+    """The parameters that moved, those of a stack by layer."""
+    old, found = paths.flatten(before), set()
+    for path, leaf in paths.flatten(after).items():
+        if rules.stack_of(path):
+            found |= {f"{path}:{n}" for n in range(len(leaf)) if not np.array_equal(leaf[n], old[path][n])}
+        elif not np.array_equal(leaf, old[path]):
+            found.add(path)
+    return found
+
+
+@pytest.mark.parametrize(
+    "words", ["last:2", *(pytest.param(w, marks=pytest.mark.slow) for w in ("head", "no_embeddings"))]
+)
+def test_what_trains_gets_the_values_of_a_masked_update(words):
+    plan = plan_of(words)
+    state = train(plan)
+    assert_close(state.params, train_masked(plan.factors))
+    frozen = rules.trainable(words, deep_params())
+    for path, factor in paths.flatten(frozen).items():
+        same = np.broadcast_to(factor, deep_leaf(path).shape) == 0
+        np.testing.assert_array_equal(np.asarray(paths.flatten(state.params)[path])[same], deep_leaf(path)[same])
+
+
+def deep_leaf(path: str) -> np.ndarray:
+    return np.asarray(paths.flatten(deep_params())[path])
+
+
+@pytest.mark.slow
+def test_layers_that_a_rate_of_zero_freezes_may_lie_between_others():
+    config = dataclasses.replace(CONFIG, rates="layers/(0|2)/=0;^embeddings/token=0")
+    plan = plan_of("all", config)
+    state = train(plan)
+    assert_close(state.params, train_masked(plan.factors, config))
+    layers = {name.rpartition(":")[2] for name in changed(state.params, deep_params()) if ":" in name}
+    assert layers == {"1", "3"}
+
+
+def test_the_optimizer_state_holds_only_what_trains():
+    sizes = {words: shapes(plan_of(words)) for words in ("head", "last:1", "no_embeddings", "all")}
+    assert set(sizes["head"]) == {
+        "1/count",
+        *(f"1/{moment}/classifier/dense/{name}" for moment in ("mu", "nu") for name in ("bias", "kernel")),
+    }
+    kernel = "1/mu/encoder/layers/feed_forward/input/kernel"
+    assert sizes["all"][kernel] == (4, 16, 24) and sizes["last:1"][kernel] == (1, 16, 24)
+    assert not any("embeddings" in name for name in sizes["no_embeddings"])
+    trained = sum(np.prod(shape) for name, shape in sizes["last:1"].items() if "/mu/" in name)
+    layer = sum(np.prod(leaf.shape[1:]) for path, leaf in paths.flatten(deep_params()).items() if rules.stack_of(path))
+    heads = sum(leaf.size for path, leaf in paths.flatten(deep_params()).items() if path.startswith(("pool", "class")))
+    assert trained == layer + heads
+
+
+def shapes(plan: steps.Plan) -> dict[str, tuple[int, ...]]:
+    state = jax.eval_shape(functools.partial(steps.initial_state, plan), deep_params())
+    return {name: leaf.shape for name, leaf in named_leaves(state.optimizer_state).items()}
+
+
+def flops(plan: steps.Plan) -> float:
+    state = jax.eval_shape(functools.partial(steps.initial_state, plan), deep_params(plan.model))
+    program = jax.jit(functools.partial(steps.train_step, plan)).lower(state, wide_batch(), FRACTION, KEY)
+    return program.compile().cost_analysis()["flops"]
+
+
+def wide_batch() -> Any:
+    """A batch that is large next to the model, so that the update of the parameters counts little."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((64, *leaf.shape[1:]), leaf.dtype), batch_of("classification")
+    )
+
+
+def test_frozen_layers_have_no_backward_pass():
+    """A forward pass costs F and a backward pass 2 F, so the head alone costs a third, and last:1 of four layers half.
+
+    The bound of the head is 40%, because the update and the softmax, whose backward pass is cheap, count too.
+    """
+    full, head, last = (flops(plan_of(words)) for words in ("all", "head", "last:1"))
+    assert head <= 0.4 * full
+    assert last <= 0.6 * full
+
+
+def test_a_scan_over_layers_is_not_differentiated_where_they_are_frozen():
+    def backward_scans(words: str) -> int:
+        plan = plan_of(words, runtime=Runtime(layer_loop="scan"))
+        counts = OBJECTIVE.counts(batch())
+        program = jax.make_jaxpr(functools.partial(steps.accumulate, plan))(deep_params(), batch(), counts, KEY)
+        return str(program).count("reverse=True")
+
+    assert [backward_scans(words) for words in ("all", "last:2", "last:1", "head")] == [1, 1, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"layer_loop": "scan"}, {"remat": "layer"}])
+def test_the_loop_over_layers_does_not_change_what_the_upper_ones_learn(change):
+    assert_close(train(plan_of("last:2", runtime=Runtime(**change))).params, train(plan_of("last:2")).params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lamb", "muon", "stable_adamw"])
+def test_optimizers_of_whole_tensors_update_a_part_as_they_update_all(name):
+    """Of one step: a frozen embedding changes no norm of another tensor, without clipping."""
+    config = dataclasses.replace(CONFIG, name=name, clip_norm=0.0)
+    part, whole = train(plan_of("last:2", config), 1), train(plan_of("all", config), 1)
+    for path, leaf in paths.flatten(part.params).items():
+        wanted = paths.flatten(whole.params)[path]
+        rows = slice(2, None) if rules.stack_of(path) else slice(None)
+        if rules.stack_of(path) or not path.startswith("embeddings/"):
+            np.testing.assert_allclose(leaf[rows], wanted[rows], atol=2e-6, rtol=0, err_msg=path)
+
+
+@pytest.mark.slow
+def test_the_average_of_a_frozen_parameter_is_the_parameter():
+    state = train(plan_of("last:1", dataclasses.replace(CONFIG, ema_decay=0.9)))
+    assert changed(state.average, deep_params()) == changed(state.params, deep_params())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_eight_devices_train_a_part_as_one_does(axes, microbatches):
+    model = dataclasses.replace(DEEP, width=32, heads=4, feed_forward=48)
+    runtime = Runtime(placement=mesh_placement.OnMesh(), layer_loop="scan")
+    plan = plan_of("last:2", model=model, runtime=runtime, microbatches=microbatches)
+    rows = jax.tree.map(lambda leaf: np.tile(leaf, (16, *[1] * (leaf.ndim - 1)))[:16], batch_of("classification"))
+    params, step = deep_params(model), functools.partial(steps.train_step, plan)
+    alone, _ = jax.jit(step)(steps.initial_state(plan, params), jax.tree.map(jnp.asarray, rows), FRACTION, KEY)
+    mesh = partitioning.make_mesh(MeshConfig(*axes))
+    with jax.set_mesh(mesh):
+        spread = partitioning.put(jax.tree.map(np.asarray, params), mesh)
+        state = steps.initial_state(plan, spread)
+        together, _ = jax.jit(step)(state, partitioning.place(rows, 16, mesh), FRACTION, KEY)
+    assert_close(jax.device_get(together.params), alone.params, 1e-5)
+
+
+def unfreezing_plan(every: int = 2, rates: str = "") -> steps.Plan:
+    config = dataclasses.replace(CONFIG, rates=rates)
+    plan = plan_of("all", config)
+    return steps.at_step(
+        dataclasses.replace(plan, unfreezing=Unfreezing.by_stages(rules.stages(deep_params()), plan.factors, every)), 0
+    )
+
+
+@pytest.mark.slow
+def test_gradual_unfreezing_begins_each_stage_with_an_optimizer_state_of_its_own():
+    """Each parameter moves as in a run whose Adam began when it began to train, clipped by the norm of all that train.
+
+    Checked against Optax's own Adam for each group of parameters.
+    """
+    plan, mesh = unfreezing_plan(), partitioning.make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    state = steps.initial_state(plan, deep_params())
+    params, adam = deep_params(), optax.scale_by_adam(CONFIG.beta1, CONFIG.beta2, CONFIG.epsilon)
+    stages, own = rules.stages(deep_params()), [adam.init(deep_params()) for _ in plan.unfreezing.groups]
+    rate, decays = optim.learning_rate(CONFIG, jnp.int32(0), FRACTION), optim.decays(CONFIG, params)
+    gradient = jax.jit(
+        lambda params: steps.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)[0]
+    )
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    for number in range(6):
+        if number and steps.begins_stage(plan, number):
+            plan, state = steps.open_stage(plan, number, state, mesh)
+            step = jax.jit(functools.partial(steps.train_step, plan))
+        state, _ = step(state, batch(), FRACTION, KEY)
+        stage = number // 2
+        opened = jax.tree.map(lambda begins, leaf, s=stage: jnp.broadcast_to(begins <= s, leaf.shape), stages, params)
+        masked = jax.tree.map(lambda leaf, learns: leaf * learns, gradient(params), opened)
+        clipped, _ = optax.clip_by_global_norm(CONFIG.clip_norm).update(masked, optax.EmptyState())
+        for group in range(stage + 1):
+            directions, own[group] = adam.update(clipped, own[group])
+            params = jax.tree.map(
+                lambda value, change, decay, begins, g=group: value - rate * (begins == g) * (change + decay * value),
+                params,
+                directions,
+                decays,
+                stages,
+            )
+        assert_close(state.params, params)
+        assert len(state.optimizer_state) == stage + 1
+    moments = named_leaves(state.optimizer_state)
+    assert moments["2/1/mu/encoder/layers/feed_forward/input/kernel"].shape == (1, 16, 24)
+    assert moments["0/1/count"] == 6 and moments["2/1/count"] == 2
+
+
+def test_the_stages_hold_each_parameter_once_and_leave_out_a_rate_of_zero():
+    groups = unfreezing_plan(rates="layers/1/=0").unfreezing.groups
+    kernel = "encoder/layers/feed_forward/input/kernel"
+    assert [group.layers.get(kernel, ()) for group in groups] == [(), (3,), (2,), (), (0,), ()]
+    whole = freezing.union(groups)
+    assert whole.layers[kernel] == (0, 2, 3) and set(whole.layers) == set(paths.flatten(deep_params()))
+    assert groups[2].within(whole).layers[kernel] == (1,)
+
+
+def test_parts_are_put_back_where_they_were_taken():
+    tree = {"encoder": {"layers": {"a": jnp.arange(12.0).reshape(6, 2)}}, "b": jnp.ones(3), "c": jnp.ones(2)}
+    part = Trained({"encoder/layers/a": (0, 2, 3, 5), "b": None})
+    taken = part.take(tree)
+    np.testing.assert_array_equal(taken["encoder"]["layers"]["a"][:, 0], [0, 4, 6, 10])
+    assert "c" not in taken
+    for replaced in (part.put, part.join):
+        found = replaced(tree, jax.tree.map(lambda leaf: -leaf, taken))
+        np.testing.assert_array_equal(found["encoder"]["layers"]["a"][:, 1], [-1, 3, -5, -7, 9, -11])
+        np.testing.assert_array_equal(found["b"], -1)
+        np.testing.assert_array_equal(found["c"], 1)
+
+
+def test_layers_are_frozen_only_where_nothing_below_them_trains():
+    params = deep_params()
+    count = {words: Trained.where(rules.trainable(words, params)).frozen_layers(params) for words in ("head", "last:3")}
+    assert count == {"head": 4, "last:3": 1}
+    assert Trained.where(rules.trainable("no_embeddings", params)).frozen_layers(params) == 0
+    assert Trained({"embeddings/norm/scale": None}).frozen_layers(params) == 0
+    assert Trained({"encoder/final_norm/scale": None, "mlm_head/bias": None}).frozen_layers(params) == 4
