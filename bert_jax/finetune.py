@@ -5,6 +5,7 @@ from bert_jax.train.host_memory import keep_freed_memory
 if __name__ == "__main__":
     keep_freed_memory()  # before the imports below start threads
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ Common configuration keys (docs/recipes.md describes all):
   --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
   --config.early_stop=2       stop after this many evaluations without improvement
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
+  --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
   --config.task.pooling=cls|mean|max|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
   --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
@@ -249,6 +251,8 @@ def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
                 f"tokenizer has {loaded.vocabulary.vocab_size} tokens. Check that it belongs to this model"
             )
         model = sizes.with_options(loaded.model, config.model)
+        if config.lora.rank:
+            model = dataclasses.replace(model, lora=config.lora)
         return Start(model, Tokenizer(loaded.vocabulary.spec), loaded)
     if tokenizer is None:
         raise UserError(
@@ -317,7 +321,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             measured=measured,
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             initial_params=initial,
-            train_layers=config.train_layers,
+            train_layers="head" if config.lora.rank else config.train_layers,
             unfreeze_every=sweep.unfreeze_every(config, rows.count),
             early_stop=config.early_stop,
             task=task_json.to_json(data.task),

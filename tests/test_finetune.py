@@ -21,10 +21,13 @@ from bert_jax.config import (
     TaskConfig,
     TrainConfig,
 )
+from bert_jax.config.lora import LoraConfig
+from bert_jax.export import export
 from bert_jax.finetune import finetune
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import lora as lora_lib
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -225,6 +228,36 @@ def test_gradual_unfreezing_of_several_seeds_in_one_program_is_refused(
     config = config_of(start, task, steps=2, train_layers="gradual", seeds=(2,), run_together="yes")
     with pytest.raises(UserError, match="cannot be trained together: with gradual unfreezing"):
         finetune(config, tmp_path / "seeds")
+
+
+@pytest.mark.slow
+def test_adapters_train_alone_and_the_merged_model_is_the_one_that_was_measured(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    """The checkpoint holds the start bit for bit; every command reads it with the adapters merged."""
+    files = {split: reviews[split] for split in ("train", "dev")}
+    task = TaskConfig(**files, text="review", label="stars")
+    lora = LoraConfig(rank=4, alpha=32.0, dropout=0.1, targets="attention/(query|value)|feed_forward")
+    optimizer = OptimizerConfig(learning_rate=2e-2, warmup_steps=-1)
+    result = finetune(config_of(start, task, epochs=8.0, lora=lora, optimizer=optimizer), tmp_path / "lora")
+    assert result["metrics"]["accuracy"]["mean"] > 0.8
+    before, after = open_checkpoint(start).params, read_params(tmp_path / "lora")
+    adapters = {path for path in after if lora_lib.is_adapter(path)}
+    assert len(adapters) == 2 * 4
+    same = {path for path in after if path in before and (after[path] == before[path]).all()}
+    assert set(after) - same == {"classifier/dense/kernel", "classifier/dense/bias"} | adapters
+    steps = latest_step(tmp_path / "lora")
+    moments = read_meta(tmp_path / "lora" / "checkpoints" / str(steps))["tensors"]["optimizer"]
+    assert {name.removeprefix("1/mu/") for name in moments if "/mu/" in name} == set(after) - same
+    merged = open_checkpoint(tmp_path / "lora")
+    assert merged.model.lora is None and not any(map(lora_lib.is_adapter, merged.params))
+    found = measurement.evaluate(merged, reviews["dev"], TrainConfig(batch_size=16)).metrics
+    assert found["accuracy"] == result["metrics"]["accuracy"]["mean"]
+    assert found["task_loss"] == pytest.approx(result["metrics"]["task_loss"]["mean"], abs=1e-5)
+    export(tmp_path / "lora", tmp_path / "exported")
+    exported = open_checkpoint(tmp_path / "exported")
+    for path in (path for path in merged.params if path.startswith(("encoder/", "pooler/", "classifier/"))):
+        np.testing.assert_array_equal(exported.params[path], merged.params[path], err_msg=path)
 
 
 def write_nli(folder: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from test_tasks_objective import MODEL, OBJECTIVES, batch_of
 
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.model import bert, paths
+from bert_jax.config.lora import LoraConfig
+from bert_jax.model import bert, lora, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import freezing, mesh_placement, optim, partitioning, rules, steps
 from bert_jax.train.freezing import Trained, Unfreezing
@@ -33,7 +34,8 @@ def deep_params(model: ModelConfig = DEEP) -> dict[str, Any]:
 
 def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> steps.Plan:
     abstract = bert.abstract_params(model, OBJECTIVE.heads)
-    factors = optim.rate_factors(config, abstract, rules.trainable(words, abstract))
+    adapters = frozenset(filter(lora.is_adapter, paths.flatten(abstract)))
+    factors = optim.rate_factors(config, abstract, rules.trainable(words, abstract, adapters))
     trained = Trained.by_factors(factors)
     optimizer = optim.build(config, abstract, trained)
     changes = {"runtime": Runtime(), **changes}
@@ -213,11 +215,15 @@ def test_the_average_of_a_frozen_parameter_is_the_parameter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_eight_devices_train_a_part_as_one_does(axes, microbatches):
-    model = dataclasses.replace(DEEP, width=32, heads=4, feed_forward=48)
+@pytest.mark.parametrize(
+    ("words", "microbatches", "adapters"),
+    [("last:2", 1, None), ("last:2", 2, None), ("head", 1, LoraConfig(rank=2, targets=".*"))],
+    ids=["one microbatch", "two microbatches", "adapters"],
+)
+def test_eight_devices_train_a_part_as_one_does(axes, words, microbatches, adapters):
+    model = dataclasses.replace(DEEP, width=32, heads=4, feed_forward=48, lora=adapters)
     runtime = Runtime(placement=mesh_placement.OnMesh(), layer_loop="scan")
-    plan = plan_of("last:2", model=model, runtime=runtime, microbatches=microbatches)
+    plan = plan_of(words, model=model, runtime=runtime, microbatches=microbatches)
     rows = jax.tree.map(lambda leaf: np.tile(leaf, (16, *[1] * (leaf.ndim - 1)))[:16], batch_of("classification"))
     params, step = deep_params(model), functools.partial(steps.train_step, plan)
     alone, _ = jax.jit(step)(steps.initial_state(plan, params), jax.tree.map(jnp.asarray, rows), FRACTION, KEY)

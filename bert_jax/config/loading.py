@@ -114,6 +114,8 @@ def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
+    if value is not None and dataclasses.is_dataclass(plain := _plain_type(kind)):
+        kind = plain
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping | ml_collections.ConfigDict):
             raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")

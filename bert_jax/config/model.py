@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bert_jax.command import UserError
+from bert_jax.config.lora import LoraConfig
 
 Options = TypeVar("Options")
 
@@ -97,6 +98,7 @@ class ModelConfig:
     bptt: int = 0  # of recurrent layers: no gradient of the state crosses each multiple of it in a row; 0: all cross
     cell_width: int = 0  # of lstm and bilstm: cells, whose output is projected to the layers' width; 0: that width
     recurrent_residual: bool = False  # of recurrent layers: all but the lowest add their input to their output
+    lora: LoraConfig | None = None  # adapters of layers' matrices (config.lora of fine-tuning); None: no adapters
     pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,11 @@ class ModelConfig:
         if self.positions == "sinusoidal" and self.table_width % 2:
             raise UserError(f"model.positions=sinusoidal needs embeddings of even width, but it is {self.table_width}")
         self._check_encoder()
+        if self.lora is not None and self.encoder != "transformer":
+            raise UserError(
+                f"lora adapts matrices of Transformer layers, which model.encoder={self.encoder} does not have. "
+                "Use --config.lora.rank=0"
+            )
 
     def _check_encoder(self) -> None:
         required = {
@@ -194,12 +201,12 @@ def _add_optional_fields(source: type, leave_out: Collection[str]) -> Callable[[
 
 
 @dataclass(frozen=True)
-@_add_optional_fields(ModelConfig, leave_out=("vocab_size",))
+@_add_optional_fields(ModelConfig, leave_out=("vocab_size", "lora"))
 class ModelOptions:
     """The model keys of a recipe: a preset architecture, how to run it, and changes to it.
 
-    The changes are the fields of ModelConfig except vocab_size, which the tokenizer determines. None keeps the value
-    of the preset; attention_dropout follows dropout unless it is set.
+    The changes are the fields of ModelConfig except lora, and vocab_size, which the tokenizer determines. None keeps
+    the value of the preset; attention_dropout follows dropout unless it is set.
     """
 
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from bert_jax.command import UserError
+from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import ModelOptions
 
 ON_NONFINITE = ("stop", "skip")
@@ -234,7 +235,23 @@ class FinetuneConfig(TrainConfig):
     epochs: float = 3.0
     # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.
     train_layers: str = "all"
+    lora: LoraConfig = field(default_factory=LoraConfig)  # trains adapters and the head alone (docs/adapting.md)
     batch_size: int = 32
     length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
     # Batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time on the whole.
     padded_lengths: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lora.rank:
+            return
+        if self.train_layers not in ("all", "head"):
+            raise UserError(
+                f"train_layers={self.train_layers} trains layers, but lora.rank={self.lora.rank} trains only adapters "
+                "and the head. Omit train_layers, or set --config.lora.rank=0"
+            )
+        if not self.init_from:
+            raise UserError(
+                f"lora.rank is {self.lora.rank}, but init_from is not set: adapters need a pretrained model. Name one "
+                "with --config.init_from=CHECKPOINT, or set --config.lora.rank=0"
+            )

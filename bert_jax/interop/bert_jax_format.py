@@ -10,7 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
-from bert_jax.model import paths
+from bert_jax.model import lora, paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.train.early_stop import selected_step
@@ -20,10 +20,11 @@ from bert_jax.train.workdir import read_config
 TOKENIZER = "tokenizer"
 
 
-def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedModel:
+def read(workdir: Path, step: int | None = None, average: str = "", merged: bool = True) -> LoadedModel:
     """Reads the model of a workdir at a step, or an average of its parameters (checkpoint_average.read_params).
 
-    Without a step it reads the newest checkpoint, or the best one of a run that stopped early. Raises
+    Without a step it reads the newest checkpoint, or the best one of a run that stopped early. LoRA's adapters are
+    merged into the matrices that they adapt, unless `merged` is false. Raises
     UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
     """
     config = read_config(workdir)
@@ -32,8 +33,11 @@ def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedMod
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
     words = load_vocabulary(workdir / TOKENIZER, config.model)
+    model = config.model
+    if merged:
+        model, params = lora.merge(model, params)
     return LoadedModel(
-        config.model,
+        model,
         config.heads,
         params,
         words,

@@ -25,7 +25,10 @@ from bert_jax.vocabulary import Vocabulary
 COUNTED = ("classes", "tags")
 # Fields that affect training only; parameters mean the same whatever their values.
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
-ARCHITECTURE_FIELDS = tuple(one.name for one in dataclasses.fields(ModelConfig) if one.name not in TRAINING_FIELDS)
+# Adapters come on top of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
+ARCHITECTURE_FIELDS = tuple(
+    one.name for one in dataclasses.fields(ModelConfig) if one.name not in (*TRAINING_FIELDS, "lora")
+)
 
 # Whether the output matrix is the token table; None means that it is.
 TIED: tuple[str, tuple[Any, ...]] = ("tie_word_embeddings", (True, False, None))

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import Dense, Shape, child_key
+from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import attention_kernels, operations
 from bert_jax.model.ops.attention_banded import saves
 from bert_jax.model.positions import RelativeTable, rotate
@@ -77,6 +78,8 @@ class SelfAttention(nnx.Module):
         dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
         self.qkv = dense(width, (3, *heads), deviation=config.initializer_range, key=child_key(key, "qkv"))
         self.output = dense(heads, width, deviation=config.residual_deviation, key=child_key(key, "output"))
+        shapes = {"query": (width, heads), "key": (width, heads), "value": (width, heads), "output": (heads, width)}
+        add_adapters(self, "encoder/layers/attention", config, shapes, runtime=runtime, key=key, stack=stack)
         if config.relative == "shaw":
             self.relative = RelativeTable(config, key=child_key(key, "relative"), stack=stack)
         self.config = config
@@ -118,6 +121,8 @@ class SelfAttention(nnx.Module):
             None if self.qkv.bias is None else self.qkv.bias[...],
             separate=kernel == "cudnn",
         )
+        query = adapted(self, "query", query, hidden if queries is None else queries[0], seeds)
+        key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)
         if config.positions == "rotary":
             base = config.rotary_base_local if local else config.rotary_base
             query, key = rotate(query, query_positions.in_sequence, base), rotate(key, keys.in_sequence, base)
@@ -143,4 +148,4 @@ class SelfAttention(nnx.Module):
         )
         context, probabilities = attention_kernels.KERNELS[kernel].attend(wanted)
         context = self.runtime.placement.constrain("heads", context)
-        return self.output(context), probabilities if with_map else None
+        return adapted(self, "output", self.output(context), context, seeds), probabilities if with_map else None

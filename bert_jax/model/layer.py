@@ -12,6 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
+from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import TokenPositions
@@ -46,20 +47,28 @@ class FeedForward(nnx.Module):
         dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
         self.input = dense(width, through, deviation=config.initializer_range, key=child_key(key, "input"))
         self.output = dense(inner, width, deviation=config.residual_deviation, key=child_key(key, "output"))
+        shapes = {"input": (width, through), "output": (inner, width)}
+        add_adapters(self, "encoder/layers/feed_forward", config, shapes, runtime=runtime, key=key, stack=stack)
         self.gated = config.gated
         self.placement = runtime.placement
         self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
         self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
 
-    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        inner = self.placement.constrain("inner", self.input(hidden))
-        return operations(self.runtime).feed_forward_output(self._output, inner, self.unrolled)
+    def __call__(
+        self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Maps hidden states to those of the same positions; seeds are for the dropout of adapters."""
+        inner = self.placement.constrain("inner", adapted(self, "input", self.input(hidden), hidden, seeds))
+        output = functools.partial(self._output, seeds=seeds)
+        return operations(self.runtime).feed_forward_output(output, inner, self.unrolled)
 
-    def _output(self, inner: Float[Array, "B T *inner"]) -> Float[Array, "B T D"]:
+    def _output(self, inner: Float[Array, "B T *inner"], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T D"]:
         if self.gated:
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
-            return self.output(self.activation(through[:, :, 0]) * gate[:, :, 0])
-        return self.output(self.activation(inner))
+            active = self.activation(through[:, :, 0]) * gate[:, :, 0]
+        else:
+            active = self.activation(inner)
+        return adapted(self, "output", self.output(active), active, seeds)
 
 
 class EncoderLayer(nnx.Module):
@@ -120,10 +129,10 @@ class EncoderLayer(nnx.Module):
         attended = drop(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
             hidden = self._placed(self.attention_norm(residual + attended))
-            changed = drop(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
+            changed = drop(self.feed_forward(hidden, seed[FEED_FORWARD_OUTPUT]), rate, seed[FEED_FORWARD_OUTPUT])
             return self._placed(self.feed_forward_norm(hidden + changed)), attention_map
         hidden = self._placed(residual + attended)
-        changed = self.feed_forward(self.feed_forward_norm(hidden))
+        changed = self.feed_forward(self.feed_forward_norm(hidden), seed[FEED_FORWARD_OUTPUT])
         return self._placed(hidden + drop(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
 
     def _placed(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:

@@ -1,0 +1,114 @@
+"""Low-rank adapters of the matrices of encoder layers (LoRA; Hu et al. 2021, section 4.1).
+
+A module with a matrix `query` holds its adapter as `query_lora`, so that adapters are stacked, scanned, saved and
+sharded like the other parameters of their layer:
+
+    encoder/layers/attention/query_lora/a     [L, *in, r]
+    encoder/layers/attention/query_lora/b     [L, r, *out]
+"""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.lora import LoraConfig
+from bert_jax.model.layers import Shape, child_key
+from bert_jax.model.ops import operations
+from bert_jax.model.runtime import Runtime
+
+SUFFIX = "_lora"
+_HEADS = ("query", "key", "value")  # in the order of the fused kernel [L, D, 3, N, H]
+
+
+class LowRank(nnx.Module):
+    """Computes s dropout(x) A B, the output of an adapter.
+
+    A is uniform within 1 / sqrt(inputs) and B is zero, as in reset_lora_parameters of peft, so training begins at the
+    model itself.
+    """
+
+    def __init__(
+        self, config: LoraConfig, inputs: Shape, outputs: Shape, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape
+    ) -> None:
+        bound = 1 / math.sqrt(math.prod(inputs))
+        shape = (*stack, *inputs, config.rank)
+        self.a = nnx.Param(jax.random.uniform(child_key(key, "a"), shape, jnp.float32, -bound, bound))
+        self.b = nnx.Param(jnp.zeros((*stack, config.rank, *outputs)))
+        self.config = config
+        self.input_axes = len(inputs)
+        self.runtime = runtime
+
+    def __call__(self, x: Float[Array, "..."], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "..."]:
+        """Maps [B, T, *in] to [B, T, *out]; seeds are those of dropout, or None in evaluation."""
+        forms = operations(self.runtime)
+        narrow = forms.dense(forms.dropout(x, self.config.dropout, seeds), self.a[...], None, self.input_axes)
+        return forms.dense(narrow, self.b[...], None, 1) * self.config.scale
+
+
+def add_adapters(
+    module: Any, folder: str, config: ModelConfig, shapes: Mapping[str, tuple[Shape, Shape]], **arguments: Any
+) -> None:
+    """Gives a module of an encoder layer the adapters of its matrices that config.lora names.
+
+    folder      the module's path, such as encoder/layers/attention
+    shapes      the input and output axes of each matrix, by its name
+    arguments   runtime, key and stack of LowRank
+    """
+    if config.lora is None:
+        return
+    key = arguments.pop("key")
+    for name, (inputs, outputs) in shapes.items():
+        if f"{folder}/{name}" in config.lora.matrices:
+            own = child_key(key, name + SUFFIX)
+            setattr(module, name + SUFFIX, LowRank(config.lora, inputs, outputs, key=own, **arguments))
+
+
+def adapted(
+    module: Any, name: str, output: Float[Array, "..."], x: Float[Array, "..."], seeds: UInt32[Array, "B 2"] | None
+) -> Float[Array, "..."]:
+    """Returns the output of a module's matrix for x, plus that of its adapter, if it has one.
+
+    seeds are those of another dropout of the layer, from which each adapter derives its own.
+    """
+    adapter = getattr(module, name + SUFFIX, None)
+    if adapter is None:
+        return output
+    own = None if seeds is None else seeds ^ jnp.uint32(zlib.crc32((name + SUFFIX).encode()))
+    return output + adapter(x, own)
+
+
+def is_adapter(path: str) -> bool:
+    """Returns whether a parameter belongs to an adapter."""
+    return any(folder.endswith(SUFFIX) for folder in path.split("/")[:-1])
+
+
+def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Returns a model without adapters that computes what the model with them does, and its parameters by path."""
+    found = {path: value for path, value in params.items() if not is_adapter(path)}
+    if config.lora is None:
+        return config, found
+    for matrix in config.lora.matrices:
+        a, b = params[f"{matrix}{SUFFIX}/a"], params[f"{matrix}{SUFFIX}/b"]
+        narrow, wide = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), b.shape[1], -1)
+        change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
+        path, part = kernel_of(matrix)
+        kernel = np.array(found[path])
+        view = kernel if part is None else kernel[:, :, part]
+        view += change.reshape(view.shape)
+        found[path] = kernel
+    return dataclasses.replace(config, lora=None), found
+
+
+def kernel_of(matrix: str) -> tuple[str, int | None]:
+    """Returns the path of the kernel that holds a matrix (config.lora.MATRICES), and which of the fused three it is."""
+    folder, _, name = matrix.rpartition("/")
+    return (f"{folder}/qkv/kernel", _HEADS.index(name)) if name in _HEADS else (f"{matrix}/kernel", None)
