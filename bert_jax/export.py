@@ -5,14 +5,14 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export, stablehlo
+from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export, peft_export, stablehlo
 from bert_jax.interop.discriminator import PARTS, part_of
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
-FORMATS = ("hf", "orbax", "stablehlo")
+FORMATS = ("hf", "orbax", "stablehlo", "peft")
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -29,29 +29,42 @@ stablehlo  programs for every platform of JAX that run without bert_jax: hidden_
            heads, predictions.stablehlo, for any batch size and length, in float32; with their parameters, the
            tokenizer, programs.json (inputs and outputs) and README.md, which shows how to run one. This is not a
            checkpoint: keep the workdir.
+peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
+           adapter_model.safetensors. They refer to the Hugging Face folder of the base model, which is init_from, or
+           --base DIR. The other formats merge adapters into the matrices that they adapt.
 
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
 
 def export(
-    checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "", part: str = ""
+    checkpoint: str | Path,
+    output: str | Path,
+    format: str = "hf",
+    average: str = "",
+    part: str = "",
+    base: str = "",
 ) -> LoadedModel:
     """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
 
     part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
-    orbax format holds both unless it is given. Raises UserError for an unknown format or part, an output that exists,
+    orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
+    (default: the run's init_from). Raises UserError for an unknown format or part, an output that exists,
     and a checkpoint that cannot be opened.
     """
     if format not in FORMATS:
         raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
+    if base and format != "peft":
+        raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
     refuse_existing(Path(output))
-    loaded = open_checkpoint(checkpoint, average)
+    loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format == "hf":
         huggingface_export.write(loaded, output)
     elif format == "stablehlo":
         stablehlo.write(loaded, output)
+    elif format == "peft":
+        peft_export.write(loaded, output, base)
     else:
         with atomic_folder(output) as unfinished:
             bert_jax_export.write(loaded, unfinished)
@@ -66,9 +79,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
     )
+    parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
-    loaded = export(options.checkpoint, options.output, options.format, options.average, options.part)
+    loaded = export(options.checkpoint, options.output, options.format, options.average, options.part, options.base)
     print(f"{options.output}: {describe(loaded)}")
 
 

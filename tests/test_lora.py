@@ -34,7 +34,9 @@ def outputs(model: ModelConfig, params: dict[str, np.ndarray], key: Any = None) 
     return np.asarray(OBJECTIVE.outputs(bound, jax.tree.map(jnp.asarray, batch_of("classification")), key))
 
 
-@pytest.mark.parametrize("family", ["bert", pytest.param("modernbert", marks=pytest.mark.slow), "albert"])
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modernbert", "albert"))]
+)
 def test_merged_matrices_compute_what_the_adapters_do(family):
     sizes = {"vocab_size": 50, "layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "max_positions": 32}
     model = dataclasses.replace(FAMILIES[family], **sizes, lora=ALL)
@@ -76,6 +78,7 @@ def test_new_adapters_change_nothing():
         np.testing.assert_array_equal(without[path], value, err_msg=path)
 
 
+@pytest.mark.slow
 def test_dropout_of_adapters_drops_their_inputs_in_training_only():
     model = dataclasses.replace(MODEL, dropout=0.0, attention_dropout=0.0, lora=dataclasses.replace(ALL, dropout=0.5))
     params, key = random_params(model), jax.random.key(1)

@@ -40,8 +40,18 @@ def read(directory: str | Path) -> LoadedModel:
     refuse_pickle(directory)
     where = directory / CONFIG_FILE
     values = read_json(where)
-    family, architecture = _family(where, values)
-    weights = SafetensorsFolder(directory, family.prefix)
+    family, _ = named_family(where, values)
+    return assemble(directory, directory, values, SafetensorsFolder(directory, family.prefix))
+
+
+def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
+    """Returns the model that config.json (values) describes, with the tensors of `weights`.
+
+    origin      the path that was opened
+    directory   the folder of config.json and of the tokenizer, as messages name it
+    """
+    where = directory / CONFIG_FILE
+    family, architecture = named_family(where, values)
     heads = _read_heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
     if model.layers > len(weights):
@@ -51,10 +61,10 @@ def read(directory: str | Path) -> LoadedModel:
     params = name_table.import_params(table, weights.__getitem__, model, heads)
     words = load_vocabulary(directory, model)
     task = _task(directory, values, model, heads)
-    return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))
+    return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
-def _family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
+def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
     """Returns the family and the architecture that config.json names."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:

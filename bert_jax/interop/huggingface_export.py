@@ -33,7 +33,7 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
 
     Raises UserError if the folder exists and, naming the field, for a model that no family's format holds.
     """
-    family = _family_of(loaded)
+    family = family_of(loaded)
     loaded = _without_span_boundary(loaded)
     architecture = architecture_of(family, loaded.heads)
     bare = name_table.export_tensors(family.table(architecture), loaded.params, loaded.model)
@@ -70,7 +70,7 @@ def _families_for(loaded: LoadedModel) -> list[Family]:
     return [one for one in FAMILIES.values() if not one.tokenizers or loaded.vocabulary.kind in one.tokenizers]
 
 
-def _family_of(loaded: LoadedModel) -> Family:
+def family_of(loaded: LoadedModel) -> Family:
     """Returns the first family whose format holds a model. Raises UserError, naming the fields, if none does."""
     unsupported: dict[str, list[str]] = {}
     for family in _families_for(loaded):
@@ -151,6 +151,12 @@ def _without_span_boundary(loaded: LoadedModel) -> LoadedModel:
 def _write_config(loaded: LoadedModel, family: Family, architecture: str) -> dict[str, Any]:
     values = family.write_model(loaded.model, loaded.vocabulary) | family.write_heads(loaded.heads)
     values |= {"architectures": [architecture], "model_type": family.model_type}
+    return values | task_fields(loaded)
+
+
+def task_fields(loaded: LoadedModel) -> dict[str, Any]:
+    """Returns the fields of config.json that describe a model's labels and task."""
+    values: dict[str, Any] = {}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         known = list(loaded.task["labels"]) if loaded.task else []
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]

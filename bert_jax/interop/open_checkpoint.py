@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_format, huggingface
+from bert_jax.interop import bert_jax_format, huggingface, peft
 from bert_jax.interop.folder_formats import PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
@@ -11,12 +11,14 @@ from bert_jax.storage.local import INCOMPLETE, read_json
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 
 
-def open_checkpoint(path: str | Path, average: str = "") -> LoadedModel:
-    """Opens a workdir, a step in it, a folder written by convert or export, or a Hugging Face folder.
+def open_checkpoint(path: str | Path, average: str = "", merged: bool = True) -> LoadedModel:
+    """Opens a workdir, a step in it, a folder written by convert or export, a Hugging Face folder, or adapters of peft.
+
+    LoRA's adapters are merged, except those of a workdir where `merged` is false.
 
     average selects an average of a workdir's parameters: `ema` or `last:K`
     (checkpoint_average.read_params); the empty string reads the parameters themselves. Raises UserError
-    if there is no checkpoint, if it is incomplete or damaged, and whenever `huggingface.read` does.
+    if there is no checkpoint, if it is incomplete or damaged, and whenever `huggingface.read` or `peft.read` does.
     """
     path = Path(path)
     if not path.exists():
@@ -36,11 +38,11 @@ def open_checkpoint(path: str | Path, average: str = "") -> LoadedModel:
             f"{path} is in Google's TensorFlow layout. Convert it once: python -m bert_jax.convert "
             f"--input {path} --output DIR"
         )
-    if step is not None or _is_workdir(path):
-        return bert_jax_format.read(path, step, average)
+    if step is not None or (not peft.is_adapter_folder(path) and _is_workdir(path)):
+        return bert_jax_format.read(path, step, average, merged)
     if average:
         raise UserError(f"{path} holds a single set of weights, not a workdir. Omit --average")
-    return huggingface.read(path)
+    return peft.read(path) if peft.is_adapter_folder(path) else huggingface.read(path)
 
 
 def _is_workdir(path: Path) -> bool:

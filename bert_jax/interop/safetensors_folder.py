@@ -127,6 +127,14 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is damaged or not a safetensors file ({error}). Download it again") from error
 
 
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of one file by name, widened to float32. Raises UserError for a missing or damaged file."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing. Download it next to {path.parent / 'adapter_config.json'}")
+    with _open(path) as file:
+        return {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118, not a dict
+
+
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     """Writes a safetensors file as transformers does. Raises OSError for a full disk."""
     whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

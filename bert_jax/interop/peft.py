@@ -1,0 +1,169 @@
+"""Reads LoRA adapters in the format of Hugging Face peft, and merges them into the model that they adapt.
+
+adapter_config.json         rank, scale and targets, and the Hugging Face folder of the base model
+adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
+task.json                   labels and task, as fields of a Hugging Face config.json; only bert_jax writes it
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop.family import Family
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.safetensors_folder import SafetensorsFolder, read_tensors
+from bert_jax.storage.local import read_json
+
+CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
+PREFIX = "base_model.model."
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+# peft's task types, by the end of the name of the class that they stand for.
+TASK_TYPES = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "FEATURE_EXTRACTION": "Model",
+}
+# Fields of adapter_config.json that this reader supports with these values only.
+_FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("peft_type", ("LORA",)),
+    ("bias", ("none", None)),
+    ("use_dora", (False, None)),
+    ("alpha_pattern", ({}, None)),
+    ("lora_bias", (False, None)),
+    ("layer_replication", (None,)),
+    ("target_parameters", (None,)),
+    ("trainable_token_indices", (None,)),
+)
+
+
+def is_adapter_folder(path: Path) -> bool:
+    """Returns whether a folder holds adapters and no model of its own."""
+    return (path / CONFIG_FILE).exists()
+
+
+def read(directory: Path) -> LoadedModel:
+    """Reads adapters and the model that they adapt, merged.
+
+    Raises UserError, naming the field or the tensor, for another kind of adapter, for a tensor that does not belong to
+    the base model, and where adapter_config.json names no folder with that model.
+    """
+    where = directory / CONFIG_FILE
+    values = read_json(where)
+    for name, known in _FIXED:
+        if name in values and values[name] not in known:
+            raise UserError(f"{where}: {name} is {values[name]!r}, which is not supported; expected {known[0]!r}")
+    base = _base_folder(directory, values.get("base_model_name_or_path"))
+    model = read_json(base / huggingface.CONFIG_FILE)
+    family, architecture = huggingface.named_family(base / huggingface.CONFIG_FILE, model)
+    architecture = _architecture(where, family, architecture, values.get("task_type"))
+    model = {**model, "architectures": [architecture], **_task(directory)}
+    tensors = read_tensors(directory / WEIGHTS_FILE)
+    weights = AdaptedFolder(base, family, directory, tensors, values)
+    labels = model.get("id2label")
+    outputs = weights.shape("classifier.weight")[0] if "classifier.weight" in weights else 0
+    if labels and outputs and len(labels) != outputs:  # those of the base model, whose classifier was another one
+        del model["id2label"]
+    return huggingface.assemble(directory, base, model, weights)
+
+
+class AdaptedFolder(SafetensorsFolder):
+    """The tensors of a base model with adapters merged and whole modules replaced."""
+
+    def __init__(
+        self,
+        base: Path,
+        family: Family,
+        directory: Path,
+        tensors: Mapping[str, np.ndarray],
+        values: Mapping[str, Any],
+    ) -> None:
+        super().__init__(base, family.prefix)
+        where = directory / WEIGHTS_FILE
+        self._where, self._transposed = where, bool(values.get("fan_in_fan_out"))
+        self._stabilized, self._alpha = bool(values.get("use_rslora")), float(values.get("lora_alpha", 8))
+        self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._replaced: dict[str, np.ndarray] = {}
+        for name, tensor in tensors.items():
+            bare = name.removeprefix(PREFIX).removeprefix(family.prefix)
+            if ".lora_" not in bare:
+                self._replaced[bare] = tensor
+                continue
+            stem = re.sub(r"\.lora_[AB]\.weight$", "", name)
+            a, b = tensors.get(stem + LORA_A), tensors.get(stem + LORA_B)
+            if stem == name or a is None or b is None:
+                raise UserError(f"{where}: tensor {name} is not supported; expected pairs of {LORA_A} and {LORA_B}")
+            matrix = f"{stem.removeprefix(PREFIX).removeprefix(family.prefix)}.weight"
+            if not super().__contains__(matrix):
+                raise UserError(
+                    f"{where}: tensor {name} adapts {matrix}, which {base} does not have. Name the model that was "
+                    f"adapted by base_model_name_or_path in {directory / CONFIG_FILE}"
+                )
+            self._pairs[matrix] = a, b
+
+    def __getitem__(self, bare: str) -> np.ndarray:
+        if bare in self._replaced:
+            return self._replaced[bare]
+        tensor = super().__getitem__(bare)
+        if bare not in self._pairs:
+            return tensor
+        a, b = self._pairs[bare]
+        rank = len(a)
+        change = (b @ a) * np.float32(self._alpha / (math.sqrt(rank) if self._stabilized else rank))
+        change = change.T if self._transposed else change
+        if change.shape != tensor.shape:
+            raise UserError(f"{self._where}: the adapter of {bare} has shape {change.shape}, not {tensor.shape}")
+        return tensor + change
+
+    def __contains__(self, bare: object) -> bool:
+        return bare in self._replaced or super().__contains__(bare)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*super().__iter__(), *self._replaced)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    @property
+    def dtype(self) -> str:
+        """float32, which holds the merged matrices."""
+        return "float32"
+
+    def shape(self, bare: str) -> tuple[int, ...]:
+        return self._replaced[bare].shape if bare in self._replaced else super().shape(bare)
+
+    def describe(self, bare: str) -> str:
+        return f"{self._where}: tensor {bare}" if bare in self._replaced else super().describe(bare)
+
+
+def _base_folder(directory: Path, name: object) -> Path:
+    """Returns the folder of the base model, whose name may be relative to the adapters' folder."""
+    for folder in (Path(str(name)), directory / str(name)) if name else ():
+        if (folder / huggingface.CONFIG_FILE).exists():
+            return folder
+    raise UserError(
+        f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is not the folder of a model. Download "
+        "that model, and set the field to its folder"
+    )
+
+
+def _architecture(where: Path, family: Family, architecture: str, task_type: object) -> str:
+    """Returns the class that the adapters' task type stands for; without one, that of the base model."""
+    if task_type is None:
+        return architecture
+    end = TASK_TYPES.get(str(task_type), "")
+    found = family.base_class.removesuffix("Model") + end
+    if not end or found not in family.architectures:
+        raise UserError(f"{where}: task_type is {task_type!r}; choose from {', '.join(TASK_TYPES)}")
+    return found
+
+
+def _task(directory: Path) -> dict[str, Any]:
+    file = directory / TASK_FILE
+    return dict(read_json(file)) if file.exists() else {}

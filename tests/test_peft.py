@@ -1,0 +1,197 @@
+"""Adapters of peft: read as peft computes them, and written as peft saves them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import assert_close, read_arrays, task_batch
+from random_checkpoints import assert_same_tensors, write_vocabulary
+
+from bert_jax.command import UserError
+from bert_jax.config.lora import LoraConfig
+from bert_jax.export import export
+from bert_jax.interop import bert_jax_export, huggingface
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import bert, paths
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.kinds.classification import ClassificationTask
+
+CASES = {
+    "peft_query_value": LoraConfig(rank=3, alpha=6.0),
+    "peft_all": LoraConfig(rank=4, alpha=2.0, dropout=0.1, targets=".*", rank_stabilized=True),
+}
+LAYER_NAMES = {  # peft's modules in a layer, by the path of their matrix
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/output": "attention.output.dense",
+    "feed_forward/input": "intermediate.dense",
+    "feed_forward/output": "output.dense",
+}
+TASK = ClassificationTask("own", ("a", "b", "c"))
+HEADS = Heads(pooler=True, classes=3)
+
+
+def part_of(arrays: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    return {key.removeprefix(f"{kind}/"): value for key, value in arrays.items() if key.startswith(f"{kind}/")}
+
+
+def write_golden(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """Writes the base model to folder/base and the adapters to folder/adapters."""
+    arrays = read_arrays(name)
+    for part in ("base", "adapters"):
+        (folder / part).mkdir(parents=True)
+    safetensors.numpy.save_file(part_of(arrays, "weights"), folder / "base" / "model.safetensors")
+    safetensors.numpy.save_file(part_of(arrays, "adapters"), folder / "adapters" / "adapter_model.safetensors")
+    config = json.loads(str(arrays["config"]))
+    (folder / "base" / "config.json").write_text(json.dumps(config))
+    write_vocabulary(folder / "base", config["vocab_size"])
+    values = json.loads(str(arrays["adapter_config"])) | {"base_model_name_or_path": "../base"}
+    (folder / "adapters" / "adapter_config.json").write_text(json.dumps(values))
+    return arrays
+
+
+def logits(loaded: LoadedModel, arrays: dict[str, np.ndarray]) -> jax.Array:
+    params = paths.unflatten({path: jnp.asarray(value) for path, value in loaded.params.items()})
+    model = bert.bind(loaded.model, loaded.heads, params, Runtime())
+    batch = jax.tree.map(jnp.asarray, task_batch(arrays))
+    return TASK.objective().outputs(model, batch, None)
+
+
+def adapted_workdir(name: str, folder: Path, arrays: dict[str, np.ndarray]) -> Path:
+    """Writes the workdir of a run that trained the golden adapters, each transposed by hand, from folder/base."""
+    base, lora = huggingface.read(folder / "base"), CASES[name]
+    adapters = part_of(arrays, "adapters")
+    model = dataclasses.replace(base.model, lora=lora)
+    params = {path: value for path, value in base.params.items() if path in expected(model)}
+    start = "base_model.model.bert.encoder.layer"
+    for matrix in lora.matrices:
+        module = LAYER_NAMES[matrix.removeprefix("encoder/layers/")]
+        for end, letter in (("a", "A"), ("b", "B")):
+            path = f"{matrix}_lora/{end}"
+            layers = [adapters[f"{start}.{layer}.{module}.lora_{letter}.weight"].T for layer in range(model.layers)]
+            params[path] = np.stack(layers).reshape(expected(model)[path].shape)
+    for path, tensor in (("classifier/dense", "classifier"), ("pooler/dense", "bert.pooler.dense")):
+        if f"base_model.model.{tensor}.weight" in adapters:
+            params[f"{path}/kernel"] = adapters[f"base_model.model.{tensor}.weight"].T
+            params[f"{path}/bias"] = adapters[f"base_model.model.{tensor}.bias"]
+    training = {"init_from": str(folder / "base")}
+    task = {"name": "own", "kind": "classification", "labels": ["a", "b", "c"], "max_length": 16}
+    words = base.vocabulary
+    bert_jax_export.write(LoadedModel(model, HEADS, params, words, task, training=training), folder / "run")
+    return folder / "run"
+
+
+def expected(model: object) -> dict[str, jax.ShapeDtypeStruct]:
+    return paths.flatten(bert.abstract_params(model, HEADS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_adapters_of_peft_are_read_merged_and_compute_its_outputs(name, tmp_path):
+    arrays = write_golden(name, tmp_path)
+    loaded = open_checkpoint(tmp_path / "adapters")
+    assert loaded.heads.classes == 3 and loaded.model.lora is None
+    assert_close(logits(loaded, arrays), arrays["outputs/logits"], "logits")
+
+
+@pytest.mark.parametrize("name", [pytest.param("peft_query_value", marks=pytest.mark.slow), "peft_all"])
+def test_trained_adapters_are_written_as_peft_saves_them(name, tmp_path):
+    arrays = write_golden(name, tmp_path)
+    run = adapted_workdir(name, tmp_path, arrays)
+    export(run, tmp_path / "written", "peft")
+    tensors = safetensors.numpy.load_file(tmp_path / "written" / "adapter_model.safetensors")
+    assert_same_tensors(tensors, part_of(arrays, "adapters"))
+    values = json.loads((tmp_path / "written" / "adapter_config.json").read_text())
+    reference = json.loads(str(arrays["adapter_config"]))
+    for key in ("peft_type", "task_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias", "fan_in_fan_out"):
+        assert values[key] == reference[key], key
+    assert set(values["modules_to_save"]) == set(reference["modules_to_save"]) - {"score"}
+    assert set(values["target_modules"]) <= set(LAYER_NAMES.values())
+    unmerged = open_checkpoint(run, merged=False)
+    assert_close(logits(unmerged, arrays), arrays["outputs/logits"], "unmerged logits")
+    for folder in (run, tmp_path / "written"):
+        assert_close(logits(open_checkpoint(folder), arrays), arrays["outputs/logits"], f"logits of {folder.name}")
+    assert open_checkpoint(tmp_path / "written").task["labels"] == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_path):
+    """In BERT, the name of feed_forward/output also ends that of attention/output."""
+    arrays = write_golden("peft_all", tmp_path)
+    run = adapted_workdir("peft_all", tmp_path, arrays)
+    config = json.loads((run / "config.json").read_text())
+    loaded = open_checkpoint(run, merged=False)
+    lora = dataclasses.replace(loaded.model.lora, targets="feed_forward/output")
+    params = {
+        path: value for path, value in loaded.params.items() if "_lora" not in path or "feed_forward/output" in path
+    }
+    changed = dataclasses.replace(
+        loaded, model=dataclasses.replace(loaded.model, lora=lora), params=params, training=config["training"]
+    )
+    bert_jax_export.write(changed, tmp_path / "one")
+    export(tmp_path / "one", tmp_path / "written", "peft")
+    pattern = json.loads((tmp_path / "written" / "adapter_config.json").read_text())["target_modules"]
+    assert pattern == r"(.*\.)?(encoder\.layer\.\d+\.output\.dense)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'"),
+        ({"base_model_name_or_path": "someone/model"}, "base_model_name_or_path is 'someone/model'"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_refused(change, message, tmp_path):
+    write_golden("peft_query_value", tmp_path)
+    file = tmp_path / "adapters" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError, match=message) as caught:
+        open_checkpoint(tmp_path / "adapters")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "ends", "message"),
+    [
+        (7, ("A", "B"), r"adapts encoder\.layer\.7\.attention\.self\.query\.weight, which .* does not have"),
+        (1, ("A", "C"), r"is not supported; expected pairs of \.lora_A\.weight and \.lora_B\.weight"),
+    ],
+    ids=["no such layer", "no pair"],
+)
+def test_a_tensor_that_adapts_nothing_in_the_base_is_refused(layer, ends, message, tmp_path):
+    tensors = part_of(write_golden("peft_query_value", tmp_path), "adapters")
+    start = "base_model.model.bert.encoder.layer"
+    for old, new in zip("AB", ends, strict=True):
+        tensor = tensors.pop(f"{start}.1.attention.self.query.lora_{old}.weight")
+        tensors[f"{start}.{layer}.attention.self.query.lora_{new}.weight"] = tensor
+    safetensors.numpy.save_file(tensors, tmp_path / "adapters" / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=message):
+        open_checkpoint(tmp_path / "adapters")
+
+
+@pytest.mark.slow
+def test_what_is_no_adapter_is_not_exported_as_one(tmp_path):
+    arrays = write_golden("peft_query_value", tmp_path)
+    with pytest.raises(UserError, match="has no adapters"):
+        export(tmp_path / "base", tmp_path / "out", "peft")
+    run = adapted_workdir("peft_query_value", tmp_path, arrays)
+    with pytest.raises(UserError, match="--format hf writes a whole model"):
+        export(run, tmp_path / "out", base=str(tmp_path / "base"))
+    weights = safetensors.numpy.load_file(tmp_path / "base" / "model.safetensors")
+    weights["encoder.layer.0.output.dense.bias"] += 1
+    safetensors.numpy.save_file(weights, tmp_path / "base" / "model.safetensors")
+    with pytest.raises(UserError, match="is not the model that was adapted: encoder/layers/feed_forward/output/bias"):
+        export(run, tmp_path / "out", "peft")
+    with pytest.raises(UserError, match="needs the Hugging Face folder of the base model"):
+        export(run, tmp_path / "out", "peft", base=str(run))
+    assert not (tmp_path / "out").exists()
