@@ -133,8 +133,8 @@ def over_devices(
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
         specs = _specs(parameter_spec, params, mesh)
-        found_for = jax.eval_shape(part, params)
-        sharded_as = _specs(update_spec if reduction.shard_optimizer else parameter_spec, found_for, mesh)
+        trained = jax.eval_shape(part, params)
+        sharded_as = _specs(update_spec if reduction.shard_optimizer else parameter_spec, trained, mesh)
         axes = {path: _axis(spec, FSDP) for path, spec in paths.flatten(specs).items()}
         data_axes = {path: _axis(spec, DATA) for path, spec in paths.flatten(sharded_as).items()}
         by_layer = gathered_by_layers(params, axes) if microbatches == 1 else {}
