@@ -15,14 +15,14 @@ from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
 from bert_jax.storage.local import incomplete_path, refuse_existing
 from bert_jax.tokenizer import Tokenizer
-from data_prep import build_options, engines, shares, summary, worker
+from data_prep import build_options, engines, reading_options, shares, summary, worker
 from data_prep.build_options import BuildOptions
 from data_prep.build_parts import build_parts
 from data_prep.encoding import refuse_newlines
 from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
-from data_prep.readers import Corpus, Reading, Source, find_sources
+from data_prep.readers import Corpus, Source, find_sources
 from data_prep.resumable import finished_units, keeping_units, sources_outside
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord, read_record
@@ -49,8 +49,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
     arguments = _arguments(options, sources, tokenizer)
-    reading = Reading(options.text_field, options.document, options.on_error, options.input_format)
-    corpus = Corpus(arguments.sources, reading)
+    corpus = Corpus(arguments.sources, reading_options.reading(options))
     cache = None
     if options.token_cache is not None:
         folder = Path(os.path.abspath(options.token_cache))

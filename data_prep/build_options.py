@@ -18,9 +18,10 @@ Builds pretraining examples from text: sentences, token ids, pairs, fixed-width 
   python -m data_prep.build_examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
       --seq_len 128 --objective nsp --masking dynamic --mask_unit word
 
-The input is text with a blank line between documents, .jsonl, .csv, .tsv, .parquet, .arrow, a folder of Hugging Face's
-save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz .zst, on this machine, gs://, s3:// or hf://;
-or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file in another format is refused, never read as text.
+The input is text with a blank line between documents (or another line, --document_separator), .jsonl, .csv, .tsv,
+.parquet, .arrow, a folder of Hugging Face's save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz
+.zst, on this machine, gs://, s3:// or hf://; or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file in another
+format is refused, never read as text.
 Lines are split into sentences, so a line may be a sentence or a paragraph.
 OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json; docs/data_format.md
 describes them. The job writes to OUTPUT.incomplete. If it is stopped or killed, the same command continues it. The
@@ -42,6 +43,7 @@ class BuildOptions:
         (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
     )
     document: str = reading_options.document()
+    document_separator: str = reading_options.document_separator()
     input_format: str = reading_options.input_format()
     newlines: str = option(
         "join",
@@ -130,7 +132,7 @@ class BuildOptions:
     format: str = option("arrow", "format of the shards: arrow, or for other programs tfds or tfrecord", metavar="NAME")
     engine: str = option("local", "what runs the job: local, beam or ray (docs/engines.md)", choices=engines.NAMES)
     engine_options: str = option(
-        "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS"
+        "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
     )
     part: str = option(
         "",
@@ -210,13 +212,4 @@ class BuildOptions:
 
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
-    return flags.parse("data_prep.build_examples", DESCRIPTION, BuildOptions, _options_joined(arguments))
-
-
-def _options_joined(arguments: Sequence[str]) -> list[str]:
-    """The same flags with =, because argparse takes a value that begins with -- for another flag."""
-    joined = list(arguments)
-    if "--engine_options" in joined[:-1]:
-        index = joined.index("--engine_options")
-        joined[index : index + 2] = [f"--engine_options={joined[index + 1]}"]
-    return joined
+    return flags.parse("data_prep.build_examples", DESCRIPTION, BuildOptions, arguments)

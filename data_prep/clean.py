@@ -24,7 +24,7 @@ from data_prep.cleaning.unit import CleanedUnit, Steps, clean_unit, read_record
 from data_prep.engines import local
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.memory import keep_freed
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers import Corpus, find_sources
 from data_prep.resumable import complete, finished_units, keeping_units, resumable_folder, sources_outside, unit_folder
 from data_prep.units import Unit
 
@@ -71,6 +71,7 @@ class CleanOptions:
     input_format: str = reading_options.input_format()
     text_field: str = reading_options.text_field()
     document: str = reading_options.document()
+    document_separator: str = reading_options.document_separator()
     on_error: str = reading_options.on_error()
     workers: int = option(
         0,
@@ -110,11 +111,11 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     languages.check(steps.languages)
     local.begin(options.workers)
     sources = sources_outside(find_sources(str(options.input)), incomplete_path(output))
-    reading = Reading(options.text_field, options.document, options.on_error, options.input_format)
-    corpus = Corpus(sources, reading)
+    corpus = Corpus(sources, reading_options.reading(options))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}
+    arguments |= {"document_separator": options.document_separator}
     arguments |= {"text_field": options.text_field, "input_format": options.input_format}
     with resumable_folder(output, arguments) as directory:
         records = _run(steps, corpus, directory, options.workers, quiet)

@@ -10,7 +10,7 @@ class Options:
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
@@ -30,12 +30,17 @@ def between(low: int | float, high: int | float) -> Valid:
 
 
 def option(
-    default: Any, help: str, *, metavar: str | None = None, choices: Sequence[str] = (), valid: Valid | None = None
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    valid: Valid | None = None,
+    dashes: bool = False,
 ) -> Any:
-    """A field of a dataclass of options."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "metavar": metavar, "choices": choices, "valid": valid}
-    )
+    """A field of a dataclass of options. With `dashes`, its value may look like a flag: `--separator ---`."""
+    metadata = {"help": help, "metavar": metavar, "choices": choices, "valid": valid, "dashes": dashes}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check(options: Any) -> None:
@@ -68,7 +73,18 @@ def parse(module: str, description: str, options: Any, arguments: Sequence[str])
                 metavar=field.metadata["metavar"],
                 help=help if required or "default" in help else f"{help}; default {field.default}",
             )
-    return options(**vars(parser.parse_args(arguments)))
+    with_dashes = {f"--{field.name}" for field in dataclasses.fields(options) if field.metadata["dashes"]}
+    return options(**vars(parser.parse_args(_joined(arguments, with_dashes))))
+
+
+def _joined(arguments: Sequence[str], flags: Container[str]) -> list[str]:
+    """The arguments with = between some flags and their values, which argparse would otherwise take for flags."""
+    joined: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        value = next(rest, None) if argument in flags else None
+        joined.append(argument if value is None else f"{argument}={value}")
+    return joined
 
 
 def _numbers(text: str) -> tuple[float, ...]:

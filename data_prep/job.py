@@ -191,6 +191,7 @@ def _manifest(
             {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources
         ],
         "reading": {"document": options.document, "text_field": options.text_field, "dedup": options.dedup}
+        | ({"document_separator": options.document_separator} if options.document_separator else {})
         | ({"input_format": options.input_format} if options.input_format != "auto" else {})
         | ({"newlines": options.newlines} if options.newlines != "join" else {}),
         "counts": counts,

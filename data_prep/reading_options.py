@@ -4,6 +4,7 @@ from typing import Any
 
 from data_prep.flags import option
 from data_prep.readers.input_format import FORMATS
+from data_prep.readers.reading import Reading
 
 
 def input_format() -> Any:
@@ -24,5 +25,22 @@ def document() -> Any:
     return option("blank_line", "what separates the documents of text: blank_line, or file (each file is one document)")
 
 
+def document_separator() -> Any:
+    return option(
+        "",
+        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
+        "default: a blank line",
+        metavar="LINE",
+        dashes=True,
+    )
+
+
 def on_error() -> Any:
     return option("fail", "for input that cannot be used: fail, or skip and count it")
+
+
+def reading(options: Any) -> Reading:
+    """What options with these fields state. Raises UserError for an unknown choice."""
+    return Reading(
+        options.text_field, options.document, options.on_error, options.input_format, options.document_separator
+    )

@@ -30,7 +30,8 @@ def why_no_rows(records: Sequence[UnitRecord]) -> str:
     if "no_other_document" in skipped:
         return (
             "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
-            "Separate documents by blank lines, or use --objective full_sentences"
+            "Separate documents by blank lines, name the line that separates them (--document_separator), or use "
+            "--objective full_sentences"
         )
     if "too_short" in skipped:
         return "every document of --input has one token, and --objective sop splits each in two. Use more text"
@@ -51,6 +52,7 @@ def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, to
         lines.append(f"skipped: {listed(skipped)}")
     lines += word_lines(manifest["counts"])
     lines += document_lines(manifest["counts"])
+    lines += separator_lines(manifest)
     if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
         lines.append(
             f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
@@ -85,9 +87,17 @@ def document_lines(counts: Mapping[str, Any]) -> list[str]:
     if alone <= _MANY_OF_ONE_SENTENCE:
         return [stated]
     return [
-        f"warning: {stated}. If blank lines separate the paragraphs of a file and not its documents, use --document "
-        "file, or remove the blank lines within documents"
+        f"warning: {stated}. If blank lines separate the paragraphs of a file and not its documents, name the line "
+        "that separates documents (--document_separator), use --document file, or remove blank lines within documents"
     ]
+
+
+def separator_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """A warning if --document_separator separates nothing, as when it is misspelled."""
+    separator, files = manifest["reading"].get("document_separator"), len(manifest["sources"])
+    if not separator or manifest["counts"]["documents"] > files:
+        return []
+    return [f"warning: --document_separator {separator!r} separates nothing: each file of --input is one document"]
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:

@@ -84,6 +84,7 @@ class TokenizerOptions:
     input_format: str = reading_options.input_format()
     text_field: str = reading_options.text_field()
     document: str = reading_options.document()
+    document_separator: str = reading_options.document_separator()
     on_error: str = reading_options.on_error()
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     Raises UserError for an empty corpus, a vocab_size below the number of characters, an output that exists, and
     whatever `readers` raises.
     """
-    reading = readers.Reading(options.text_field, options.document, options.on_error, options.input_format)
+    reading = reading_options.reading(options)
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
     corpora = {name: readers.Corpus(readers.find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:

@@ -113,11 +113,12 @@ def _too_few(documents: int) -> str:
     if not documents:
         return (
             "no document in --input: the files are empty or hold only white space. "
-            "Use text with a blank line between documents"
+            "Use text with a blank line between documents, or with another line (--document_separator)"
         )
     return (
         "--input holds one document, and --objective nsp takes random segments from another one. "
-        "Separate documents by blank lines, or use --objective full_sentences"
+        "Separate documents by blank lines, name the line that separates them (--document_separator), or use "
+        "--objective full_sentences"
     )
 
 

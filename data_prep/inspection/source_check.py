@@ -56,8 +56,8 @@ def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
                 )
         sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
-    format = reading.get("input_format", "auto")
-    read = Reading(reading["text_field"], reading["document"], "skip", format)
+    others = reading.get("input_format", "auto"), reading.get("document_separator", "")
+    read = Reading(reading["text_field"], reading["document"], "skip", *others)
     rest = iter(sources)
     entries = shares.of_manifest(manifest)
     return Corpora([Corpus(tuple(itertools.islice(rest, share["sources"])), read) for share in entries])

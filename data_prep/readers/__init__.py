@@ -1,6 +1,6 @@
 """Reading text: the sources of a corpus (local, gs://, s3://, hf://, tfds:) and their documents, one at a time.
 
-corpus            all sources in order, with weights    plain_text        documents separated by blank lines
+corpus            all sources in order, with weights    plain_text        documents separated by blank or other lines
 reading           which reader reads a file             json_and_parquet  documents in a field of records
 input_format      the format of a file, by its name     csv_and_tsv       documents in a column
                   and its first bytes                   arrow_file        documents in a column

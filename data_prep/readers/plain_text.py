@@ -1,7 +1,7 @@
-"""Text files: documents separated by blank lines, or one document per file."""
+"""Text files: documents separated by blank lines or by another line, or one document per file."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bert_jax.storage.compression import OnRead, ignore_progress
 from data_prep.readers import input_format
@@ -14,6 +14,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # The characters for which str.isspace() is true, in UTF-8.
 _SPACE = rb"[\t-\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
+
+Ends = Callable[[bytes], object]  # whether a line ends the document before it
 
 
 def numbered_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[tuple[int, bytes | None]]:
@@ -75,10 +77,20 @@ class _Document:
         self._too_long, self._line = False, 0
 
 
+def ends(document: str = "blank_line", separator: str = "") -> Ends:
+    """The rule of a Reading for the lines that separate documents. White space around a separator does not matter."""
+    if document == "file":
+        return lambda line: False
+    if separator:
+        wanted = separator.strip().encode()
+        return lambda line: line.strip() == wanted
+    return _BLANK.fullmatch
+
+
 def text_documents(
-    path: str, on_read: OnRead = ignore_progress, whole: bool = False, any_content: bool = False
+    path: str, on_read: OnRead = ignore_progress, ends: Ends = _BLANK.fullmatch, any_content: bool = False
 ) -> Items:
-    """The documents of a text file, separated by blank lines, one at a time; with `whole` the file is one document.
+    """The documents of a text file, one at a time, without the lines that separate them.
 
     Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
     of the longest document. A truncated file raises Refusal, which stands for the unfinished document too. So does a
@@ -90,7 +102,7 @@ def text_documents(
         input_format.check_head(path, head, "text")
     document = _Document(path)
     for number, line in enumerate(_lines(blocks), start=1):
-        if whole or line is None or not _BLANK.fullmatch(line):
+        if line is None or not ends(line):
             document.add(number, line)
         else:
             yield from document.end()
@@ -98,5 +110,5 @@ def text_documents(
 
 
 def too_long(where: str) -> Refusal:
-    advice = "Separate the documents of the file by blank lines"
+    advice = "Separate the documents of the file by blank lines, or name the line that does (--document_separator)"
     return Refusal("document_too_long", where, f"a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB", advice)

@@ -31,12 +31,27 @@ class Reading:
     document: str = "blank_line"  # what separates the documents of a text file; with "file" each file is one document
     on_error: str = "fail"  # what happens to input that cannot be used
     input_format: str = "auto"  # the format of every file; "auto" takes that of its name
+    document_separator: str = ""  # the line that separates the documents of a text file; "" for blank lines
 
     def __post_init__(self) -> None:
         choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": input_format.CHOICES}
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
+        if self.document_separator:
+            self._check_separator()
+
+    def _check_separator(self) -> None:
+        separator = self.document_separator
+        if not separator.strip() or not separator.isprintable():
+            raise UserError(
+                f"--document_separator {separator!r}: give one line that holds more than white space, such as '---', "
+                "or leave it out for blank lines"
+            )
+        if self.document == "file":
+            raise UserError("--document file makes each file one document; give it or --document_separator, not both")
+        if self.input_format not in ("auto", "text"):
+            raise _separates_nothing(f"--input_format {self.input_format}", "its records are the documents")
 
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
@@ -71,21 +86,31 @@ def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
         case "mediawiki":
             return mediawiki_dump.article_documents(path, on_read)
     chosen = reading.input_format == "text"
-    return plain_text.text_documents(path, on_read, whole=reading.document == "file", any_content=chosen)
+    ends = plain_text.ends(reading.document, reading.document_separator)
+    return plain_text.text_documents(path, on_read, ends, any_content=chosen)
 
 
 def check_format(path: str, reading: Reading) -> None:
     """Raises UserError for a file in a format that is not read, or whose packages are not installed.
 
-    It reads the first bytes of a local file. Those of a remote one are checked only when it is read.
+    So does a file whose format has documents, if a separator of documents is given. It reads the first bytes of a local
+    file. Those of a remote one are checked only when it is read.
     """
-    if path.startswith(tfds_corpus.PREFIX):
+    format = "tfds"
+    if not path.startswith(tfds_corpus.PREFIX):
+        format = input_format.format_of(path, reading.input_format)
+    if reading.document_separator and format != "text":
+        raise _separates_nothing(path, f"the records of {format} are the documents")
+    if format == "tfds":
         return
-    format = input_format.format_of(path, reading.input_format)
     input_format.check_installed(format)
     if format in input_format.CHECKED and reading.input_format != "text" and not is_remote(path):
         head, _ = file_blocks.split_head(file_blocks.file_blocks(path), input_format.HEAD_BYTES)
         input_format.check_head(path, head, format)
+
+
+def _separates_nothing(what: str, why: str) -> UserError:
+    return UserError(f"{what}: {why}, and --document_separator is for text. Leave it out")
 
 
 def refuse_special(path: str) -> None:
