@@ -18,6 +18,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import build_options, engines, reading_options, shares, summary, worker
 from data_prep.build_options import BuildOptions
 from data_prep.build_parts import build_parts
+from data_prep.cleaning import lineage
 from data_prep.encoding import refuse_newlines
 from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
@@ -50,13 +51,14 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         refuse_newlines(tokenizer)
     arguments = _arguments(options, sources, tokenizer)
     corpus = Corpus(arguments.sources, reading_options.reading(options))
+    cleaning = lineage.reports_of(arguments.sources)
     cache = None
     if options.token_cache is not None:
         folder = Path(os.path.abspath(options.token_cache))
         cache = TokenCache(folder, round(options.token_cache_gb * GB), options.newlines)
         cache.prepare()
     with open_job(output, arguments, tokenizer) as job:
-        return _run(job, corpus, cache, quiet)
+        return _run(job, corpus, cleaning, cache, quiet)
 
 
 def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
@@ -72,7 +74,9 @@ def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: To
     return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
 
 
-def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
+def _run(
+    job: Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
+) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options = job.arguments, job.arguments.options
     fewest = fewest_documents(options.objective)
@@ -121,7 +125,7 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
             report()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(summary.why_no_rows(records))
-        manifest = job.finish(records, corpus.refused + splitter.skipped)
+        manifest = job.finish(records, corpus.refused + splitter.skipped, cleaning)
     if not quiet:
         summary.print_summary(job, manifest, splitter, tokens, reporter.seconds())
         if cache is not None:

@@ -18,6 +18,7 @@ from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import incomplete_path, refuse_existing
 from data_prep import flags, reading_options
 from data_prep.cleaning import languages, report
+from data_prep.cleaning.lineage import PART
 from data_prep.cleaning.merging import SIGNATURES, Merging
 from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import CleanedUnit, Steps, clean_unit, read_record
@@ -49,7 +50,6 @@ index.html with samples of them, and signatures.npy for --against. A job that is
 same command. The same text and options give the same documents, with any number of workers.
 """
 UNIT_MB = 8
-PART = "part-{:05d}.jsonl.zst"
 
 
 @dataclass(frozen=True)

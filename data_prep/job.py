@@ -106,10 +106,13 @@ class Job(NamedTuple):
     arguments: Arguments
     tokenizer: Tokenizer
 
-    def finish(self, records: Iterable[UnitRecord], skipped: Counter[str]) -> dict[str, Any]:
+    def finish(
+        self, records: Iterable[UnitRecord], skipped: Counter[str], cleaning: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
 
-        skipped   number of documents that are in no unit, by reason
+        skipped    number of documents that are in no unit, by reason
+        cleaning   what data_prep.clean reported of the text (cleaning/lineage.py)
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
@@ -124,7 +127,7 @@ class Job(NamedTuple):
         text = (counted["train"] + counted["eval"])[:vocab_size]
         if not text[self.tokenizer.unspaced].any():
             rule = dataclasses.replace(rule, words="spaces")  # the same words, and the manifest of before the choice
-        manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths)
+        manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         checksums.write_with_manifest(self.directory, manifest)
         complete(self.directory, self.output)
@@ -151,6 +154,7 @@ def _manifest(
     records: list[UnitRecord],
     skipped: Counter[str],
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
+    cleaning: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The content of manifest.json, as described in docs/data_format.md."""
     options = arguments.options
@@ -196,6 +200,7 @@ def _manifest(
         | ({"newlines": options.newlines} if options.newlines != "join" else {}),
         "counts": counts,
         "skipped_reading": dict(sorted(skipped.items())),
+        **({"cleaning": cleaning} if cleaning else {}),
         "parts": parts,
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],

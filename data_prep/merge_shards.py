@@ -20,6 +20,7 @@ from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.listing import find_files
 from bert_jax.storage.local import atomic_folder, refuse_inside, write_atomic
 from data_prep import checksums, shares
+from data_prep.cleaning import lineage
 from data_prep.job import UNIGRAMS
 from data_prep.lengths import summarise
 from data_prep.summary import document_lines, word_lines
@@ -44,7 +45,8 @@ where the file system cannot link. --dedup compares documents of one share only;
 
 # The keys of a manifest that are those of one share, or are computed for the whole.
 _OF_SHARE = frozenset(
-    ("sources", "counts", "skipped_reading", "parts", "shards", "versions", "shares", "unigram_counts", "unit_bytes")
+    ("sources", "counts", "skipped_reading", "cleaning", "parts", "shards", "versions", "shares", "unigram_counts")
+    + ("unit_bytes",)
 )
 
 
@@ -169,11 +171,13 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
     skipped: Counter[str] = Counter()
     for manifest in manifests:
         skipped.update(manifest["skipped_reading"])
+    cleaning = lineage.merged(manifest.get("cleaning", []) for manifest in manifests)
     return manifests[0] | {
         "masking": next(filter(_words, manifests), manifests[0])["masking"],
         "sources": [source for number in sorted(by_number) for source in by_number[number][1]],
         "counts": _sum(manifest["counts"] for manifest in manifests),
         "skipped_reading": dict(sorted(skipped.items())),
+        **({"cleaning": cleaning} if cleaning else {}),
         "parts": parts,
         "unigram_counts": UNIGRAMS,
         "shards": sorted(every, key=_place),

@@ -83,9 +83,19 @@ _LAYOUT = {
     ),
     "unit_bytes": _Maybe(_Number(int, 1, 2**63 - 1)),
     "sources": [{"path": str, "bytes": _COUNT, "weight": _Maybe(_Number(float, math.nextafter(0, 1), 1000))}],
-    "reading": _Maybe({"document": str, "text_field": str, "dedup": bool, "newlines": _Maybe(str)}),
+    "reading": _Maybe(
+        {"document": str, "text_field": str, "dedup": bool}
+        | dict.fromkeys(("document_separator", "input_format", "newlines"), _Maybe(str))
+    ),
     "counts": _COUNTS,
     "skipped_reading": _Maybe(_Each(_COUNT)),
+    "cleaning": _Maybe(
+        [
+            {"report": str, "sha256": str, "removed_lines": _COUNT}
+            | {name: {"read": _COUNT, "kept": _COUNT} for name in ("documents", "bytes")}
+            | dict.fromkeys(("dropped", "refused"), _Each(_COUNT))
+        ]
+    ),
     "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _Maybe(_SHARE)}),
     "unigram_counts": str,
     # A sequence key has 32 bits for the position in a work unit.

@@ -8,10 +8,10 @@ from typing import Any
 from bert_jax.reporting import page
 from bert_jax.reporting.document import Document, Excerpt, Excerpts, Fragment, Section, Settings, Table, Tile
 from bert_jax.storage.local import write_atomic, write_json
+from data_prep.cleaning.lineage import REPORT
 from data_prep.cleaning.merging import Merging
 from data_prep.cleaning.unit import CleanedUnit
 
-REPORT = "report.json"
 PAGE = "index.html"
 _SAMPLES = 10  # of each reason
 

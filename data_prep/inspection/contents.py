@@ -56,6 +56,7 @@ def document(directory: Path, found: Inspection, verified: bool, rows: Sequence[
         tiles=_tiles(manifest, found.statistics, tokenizer.roles.unk_token),
         sections=[
             Section("Counts", [_counts(manifest, found.statistics, tokenizer.roles.unk_token)]),
+            _cleaning(manifest),
             Section("Lengths and masks", [Charts(_histograms(manifest, filled))], _mask_note(manifest)),
             Section("Shares", [Panels([*_labels(manifest, filled), *_replacements(filled, tokenizer)])]),
             Section("Rows", [Excerpts(rows)] if rows else [], _legend(manifest, tokenizer) if rows else "", True),
@@ -156,6 +157,28 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
         }.items()
     ]
     return Table(["", *with_all], [documents, held, shares])
+
+
+def _cleaning(manifest: Mapping[str, Any]) -> Section:
+    """What data_prep.clean did with the documents before the job: a group of rows for each of its reports."""
+    groups, reports = [], manifest.get("cleaning", [])
+    for report in reports:
+        documents = report["documents"]
+        counted = {
+            "documents read": documents["read"],
+            **{f"dropped: {reason}": count for reason, count in report["dropped"].items()},
+            "documents kept": documents["kept"],
+        }
+        rows = [[name, f"{count:,}", percent(count / max(documents["read"], 1))] for name, count in counted.items()]
+        unread = {f"unreadable: {reason}": count for reason, count in report["refused"].items()}
+        lines = {"repeated lines removed": report["removed_lines"]} if report["removed_lines"] else {}
+        groups.append([*rows, *([name, f"{count:,}", ""] for name, count in (lines | unread).items())])
+    if not groups:
+        return Section("Cleaning")
+    named = ", ".join(report["report"] for report in reports)
+    return Section(
+        "Cleaning", [Table(["", "documents", "of those read"], groups)], f"By data_prep.clean, as in {named}."
+    )
 
 
 def _histograms(manifest: Mapping[str, Any], parts: ByPart) -> list[Histogram]:
