@@ -1,4 +1,4 @@
-"""What benchmarks.data_prep measures on, and that a run of it prints what it claims."""
+"""What benchmarks.data_prep and data_scaling measure on, and that a run of it prints what it claims."""
 
 import json
 import os
@@ -83,3 +83,19 @@ def test_command_prints_a_line_for_each_claim(
     lines = [json.loads(line) for line in told.stdout.splitlines()]
     assert [line["name"] for line in lines] == names
     assert all(np.isfinite(line["value"]) and line["settings"]["machine"] for line in lines)
+
+
+@pytest.mark.slow
+def test_readers_of_a_slow_source_wait_at_the_same_time(sample_text: Path, vocab_dir: Path) -> None:
+    """Four files of two seconds each: one process needs eight seconds for them, and the start of four less than four.
+
+    What adding text costs is printed, too; of a text this small it is the start of three commands.
+    """
+    command = [sys.executable, "-m", "benchmarks.data_scaling", f"--text={sample_text}", "--append_mb=0.2"]
+    command += [f"--vocabulary={vocab_dir / 'vocab.txt'}", "--readers=4", "--source_mb_s=0.05", "--reader_seconds=2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment)
+    readers_line, append_line = map(json.loads, told.stdout.splitlines())
+    assert readers_line["name"] == "data_prep_readers" and readers_line["peer_value"] > 8
+    assert readers_line["value"] < readers_line["peer_value"] - 2
+    assert append_line["name"] == "data_prep_append" and append_line["value"] > 0
