@@ -15,7 +15,7 @@ from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
 from bert_jax.storage.local import incomplete_path, refuse_existing
 from bert_jax.tokenizer import Tokenizer
-from data_prep import build_options, engines, reading_options, shares, summary, worker
+from data_prep import build_options, engines, processes, reading_options, shares, summary, worker
 from data_prep.build_options import BuildOptions
 from data_prep.build_parts import build_parts
 from data_prep.cleaning import lineage
@@ -50,7 +50,9 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
     arguments = _arguments(options, sources, tokenizer)
-    corpus = Corpus(arguments.sources, reading_options.reading(options))
+    # Workers of another engine are elsewhere, and this process reads for all of them.
+    readers = (options.workers if options.engine == "local" else 0) or processes.cores()
+    corpus = Corpus(arguments.sources, reading_options.reading(options, readers))
     cleaning = lineage.reports_of(arguments.sources)
     cache = None
     if options.token_cache is not None:

@@ -4,7 +4,7 @@ import dataclasses
 import multiprocessing
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, read_manifest
 from bert_jax.progress import Reporter
+from data_prep import processes
 from data_prep.build_options import BuildOptions
-from data_prep.engines import local
 from data_prep.engines.remote import KILLED
 from data_prep.merge_shards import merge
 from data_prep.shares import Share
@@ -34,7 +34,7 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
     ]
     with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
         reporter.advance(len(every) - len(missing), 0, 0)
-        for tokens in _run(ours, min(options.workers or local.cores(), len(ours))):
+        for tokens in _run(ours, min(options.workers or processes.cores(), len(ours))):
             reporter.advance(1, 1, tokens / 1e6)
     manifest = merge(list(folders.values()), output, quiet=quiet)
     shutil.rmtree(folder)
@@ -46,9 +46,7 @@ def _run(parts: list[BuildOptions], workers: int) -> Iterator[int]:
     if workers <= 1:
         yield from map(build_part, parts)
         return
-    local.begin(workers)
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=local.start_worker) as pool:
+    with processes.open_pool(workers) as pool:
         try:
             for future in as_completed([pool.submit(build_part, part) for part in parts]):
                 yield future.result()

@@ -16,7 +16,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import incomplete_path, refuse_existing
-from data_prep import flags, reading_options
+from data_prep import flags, processes, reading_options
 from data_prep.cleaning import languages, report
 from data_prep.cleaning.lineage import PART
 from data_prep.cleaning.merging import SIGNATURES, Merging
@@ -109,9 +109,9 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     refuse_existing(output)
     steps, others = options.steps, _others(options.against)
     languages.check(steps.languages)
-    local.begin(options.workers)
+    processes.begin(options.workers)
     sources = sources_outside(find_sources(str(options.input)), incomplete_path(output))
-    corpus = Corpus(sources, reading_options.reading(options))
+    corpus = Corpus(sources, reading_options.reading(options, options.workers or processes.cores()))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}

@@ -39,8 +39,7 @@ def on_error() -> Any:
     return option("fail", "for input that cannot be used: fail, or skip and count it")
 
 
-def reading(options: Any) -> Reading:
-    """What options with these fields state. Raises UserError for an unknown choice."""
-    return Reading(
-        options.text_field, options.document, options.on_error, options.input_format, options.document_separator
-    )
+def reading(options: Any, workers: int) -> Reading:
+    """What options with these fields state, by so many processes. Raises UserError for an unknown choice."""
+    given = options.text_field, options.document, options.on_error, options.input_format, options.document_separator
+    return Reading(*given, workers)

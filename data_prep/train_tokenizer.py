@@ -16,7 +16,17 @@ from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
 from bert_jax.tokenization.wordpiece import WordPieceSpec
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.vocabulary import KINDS
-from data_prep import byte_bpe, counting, flags, readers, reading_options, sampling, sentence_pieces, wordpiece
+from data_prep import (
+    byte_bpe,
+    counting,
+    flags,
+    processes,
+    readers,
+    reading_options,
+    sampling,
+    sentence_pieces,
+    wordpiece,
+)
 from data_prep.flags import REQUIRED, Valid, option
 from data_prep.readers.corpus import patterns
 
@@ -86,6 +96,12 @@ class TokenizerOptions:
     document: str = reading_options.document()
     document_separator: str = reading_options.document_separator()
     on_error: str = reading_options.on_error()
+    workers: int = option(
+        0,
+        "number of processes that read dumps of wikis; 0: one for each core",
+        metavar="N",
+        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
+    )
 
     def __post_init__(self) -> None:
         flags.check(self)
@@ -94,12 +110,13 @@ class TokenizerOptions:
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
 
-    With `alpha`, the shares of the languages are printed. The output must not exist; it appears complete or not at
-    all. If the text gives fewer pieces than requested, the smaller vocabulary is written and a warning is printed.
-    Raises UserError for an empty corpus, a vocab_size below the number of characters, an output that exists, and
-    whatever `readers` raises.
+    With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
+    multiprocessing requires. With `alpha`, the shares of the languages are printed. The output must not exist; it
+    appears complete or not at all. If the text gives fewer pieces than requested, the smaller vocabulary is written and
+    a warning is printed. Raises UserError for an empty corpus, a vocab_size below the number of characters, an output
+    that exists, and whatever `readers` raises.
     """
-    reading = reading_options.reading(options)
+    reading = reading_options.reading(options, options.workers or processes.cores())
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
     corpora = {name: readers.Corpus(readers.find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from bert_jax.storage.remote import Folder
-from data_prep import build_examples, build_options, engines
+from data_prep import build_examples, build_options, engines, processes
 from data_prep.build_options import BuildOptions
 from data_prep.engines import beam_pipeline, local, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
@@ -42,7 +42,7 @@ def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: st
         list(engines.run(engine, _never, [], 1, directory=tmp_path))
 
 
-@pytest.mark.parametrize("name", local.PRELOADED)
+@pytest.mark.parametrize("name", processes.PRELOADED)
 def test_preloaded_modules_exist(name: str) -> None:
     """The fork server passes over what it cannot import; and warns of a command's own module."""
     assert importlib.import_module(name) and name != "data_prep.build_examples"
@@ -219,9 +219,9 @@ def test_ctrl_c_while_workers_are_imported_for_shows_no_traceback() -> None:
     code = (
         "import os, signal, time, concurrent.futures, multiprocessing\n"
         "from multiprocessing import forkserver\n"
-        "from data_prep.engines import local\n"
+        "from data_prep import processes\n"
         "signal.signal(signal.SIGINT, lambda *_: print('told', flush=True))\n"
-        "local.begin(2)\n"
+        "processes.begin(2)\n"
         "server = forkserver._forkserver._forkserver_pid\n"
         "for _ in range(20): os.kill(server, signal.SIGINT); time.sleep(0.02)\n"
         "assert os.waitpid(server, os.WNOHANG) == (0, 0), 'it is gone'\n"

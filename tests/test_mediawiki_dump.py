@@ -11,7 +11,7 @@ from bert_jax.command import UserError
 from bert_jax.storage import compression
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, plain_text, read
+from data_prep.readers import Corpus, Reading, find_sources, mediawiki_dump, plain_text, read
 from data_prep.readers.refusal import Omission
 
 mwparserfromhell = pytest.importorskip("mwparserfromhell")
@@ -211,6 +211,26 @@ def test_entities_of_entities_do_not_fill_the_memory(tmp_path):
     content = f"<!DOCTYPE mediawiki [{entities}]>" + head() + page("A", "<revision><text>&e9;</text></revision>") + END
     (refusal,) = items(tmp_path, content)
     assert refusal.reason in ("damaged_file", "other_format")
+
+
+def test_other_processes_remove_markup_and_change_nothing(tmp_path, monkeypatch):
+    """Articles, omitted and refused pages are the same and in the same order, also before damage."""
+    monkeypatch.setattr(mediawiki_dump, "_BATCH_CHARACTERS", 40)
+    monkeypatch.setattr(mediawiki_dump, "_BATCH_PAGES", 3)
+    pages = "".join(
+        page(f"Page {number}", revision(f"''Article'' [[Datei:x.jpg]]{number}." + " \x7f" * (number == 7)))
+        + page("Talk", revision("Talk."), namespace=1) * (number % 5)
+        for number in range(25)
+    )
+    whole = (head() + pages + END).encode()
+    (tmp_path / "a.xml").write_bytes(whole)
+    (tmp_path / "b.xml").write_bytes(whole[: len(whole) * 2 // 3])
+    for name in ("a.xml", "b.xml"):
+        one, three = (list(read(f"{tmp_path}/{name}", Reading(workers=workers))) for workers in (1, 3))
+        assert [str(item) for item in one] == [str(item) for item in three]
+        assert [type(item) for item in one] == [type(item) for item in three]
+        assert one[0] == b"Article 0."
+    assert one[-1].reason == three[-1].reason == "damaged_file" and len(one) > 30
 
 
 def test_examples_are_built_from_a_dump(tmp_path, sample_text, vocab_dir):

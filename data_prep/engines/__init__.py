@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bert_jax.command import UserError
+from data_prep import processes
 from data_prep.engines import local
 from data_prep.engines.remote import Work
 from data_prep.unit_records import UnitRecord
@@ -22,7 +23,7 @@ NAMES = ("local", *_PACKAGES)
 def begin(name: str, workers: int) -> None:
     """Starts loading what `run` needs with the same arguments, while the caller continues."""
     if name == "local":
-        local.begin(workers)
+        processes.begin(workers)
 
 
 def run(

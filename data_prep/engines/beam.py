@@ -19,8 +19,8 @@ from typing import Any
 from bert_jax.command import Parser, UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
-from data_prep.engines.local import cores
 from data_prep.engines.remote import KEPT, Work, pack_tokenizer, pack_unit, put_in_place, split_options
+from data_prep.processes import cores
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 

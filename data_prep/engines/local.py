@@ -3,29 +3,20 @@
 import contextlib
 import functools
 import itertools
-import multiprocessing
-import os
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TypeVar
 
 from bert_jax.command import UserError
+from data_prep import processes
 from data_prep.engines.remote import KILLED
-from data_prep.memory import keep_freed
 from data_prep.units import Unit
 
 Record = TypeVar("Record")  # what the work of a unit returns
-
-# Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
-# has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
-PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
 
 # The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
 # switches happen between the end of a unit in another process and the start of its next one.
@@ -39,19 +30,6 @@ WORTH_A_PROCESS = 1_000_000
 LONG_UNIT = 16_000_000
 
 
-def begin(workers: int) -> None:
-    """Starts the server process that imports what the workers of `run` need, while the caller continues."""
-    if (workers or cores()) > 1:
-        multiprocessing.set_forkserver_preload(PRELOADED)
-        resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this comes before the mask below
-        # While it imports, the server has no handler and would print a traceback at Ctrl-C. A signal now stays pending.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def run(work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
     """Runs units in this process and in a pool of workers - 1 others; 0 workers means one for each core.
 
@@ -60,7 +38,7 @@ def run(work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: in
     at the end every process is busy until less than a unit is left. If the caller stops early, or anything raises,
     units that others have begun are finished first. Raises UserError if the system kills a worker.
     """
-    others = (workers or cores()) - 1
+    others = (workers or processes.cores()) - 1
     units = iter(units)
     first = deque(itertools.islice(units, 2 if others else 0))
     small = any(_bytes(unit) < WORTH_A_PROCESS for unit in first)
@@ -70,11 +48,9 @@ def run(work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: in
     if nothing_to_share:
         yield from map(functools.partial(work, directory), units)
         return
-    begin(workers)
-    context = multiprocessing.get_context("forkserver")
     with (
         _quick_switches(),
-        ProcessPoolExecutor(others, mp_context=context, initializer=start_worker) as pool,
+        processes.open_pool(others) as pool,
         # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
@@ -122,22 +98,3 @@ def _quick_switches() -> Iterator[None]:
 
 def _do_there(pool: ProcessPoolExecutor, work: Callable[[Path, Unit], Record], directory: Path, unit: Unit) -> Record:
     return pool.submit(work, directory, unit).result()
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def start_worker() -> None:
-    """Keeps memory for the next unit, leaves Ctrl-C to the parent, and exits when the parent exits or dies."""
-    keep_freed()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()

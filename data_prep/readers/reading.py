@@ -32,6 +32,7 @@ class Reading:
     on_error: str = "fail"  # what happens to input that cannot be used
     input_format: str = "auto"  # the format of every file; "auto" takes that of its name
     document_separator: str = ""  # the line that separates the documents of a text file; "" for blank lines
+    workers: int = 1  # processes that remove the markup of dumps of wikis, which takes longer than all other reading
 
     def __post_init__(self) -> None:
         choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": input_format.CHOICES}
@@ -84,7 +85,7 @@ def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
         case "warc":
             return web_archive.archive_documents(path, on_read)
         case "mediawiki":
-            return mediawiki_dump.article_documents(path, on_read)
+            return mediawiki_dump.article_documents(path, on_read, reading.workers)
     chosen = reading.input_format == "text"
     ends = plain_text.ends(reading.document, reading.document_separator)
     return plain_text.text_documents(path, on_read, ends, any_content=chosen)

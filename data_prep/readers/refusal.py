@@ -44,6 +44,11 @@ class Refusal(UserError):
     def __init__(self, reason: Reason, where: str, what: str, advice: str) -> None:
         super().__init__(f"{where}: {one_line(what)}. {advice}, {_SKIP}")  # a column may have line breaks in its name
         self.reason = reason
+        self._given = reason, where, what, advice
+
+    def __reduce__(self) -> tuple[type["Refusal"], tuple[str, ...]]:
+        """Refusals pass between processes; an exception is otherwise created again from its message alone."""
+        return Refusal, self._given
 
 
 class Omission(NamedTuple):
