@@ -5,15 +5,17 @@
 Each result is one JSON line:
 
   data_prep_readers  seconds of `build_examples --part all/8` with 8 processes, which read their own files, from an
-                     emulated slow source (0.25 MB/s for each open file, so that waiting takes nearly all of the time);
+                     emulated slow source (0.1 MB/s for each open file, so that waiting takes nearly all of the time);
                      the peer is the same command with one process. The shards are compared, and must be equal
   data_prep_append   CPU seconds of adding 10% more text to an output (--part +1, then merge_shards), with one worker;
                      the peer is one job on all of the text
+  data_prep_dump     seconds of `build_examples` on a dump of a wiki (the text with links, templates and references
+                     around its words) with --workers; the peer is one worker. The shards are compared, too
 
-The first takes 6 minutes, nearly all of them waiting, and may run on a machine that does other work; --reader_seconds
-changes that. The second takes about a minute; CPU seconds change little with other work. With how many workers a job
-on 300 MB is how much faster, and how its time grows with the text, is measured by `python -m benchmarks.data_prep
---scaling`. The text is Wikipedia from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text.
+The first takes 6 minutes, nearly all of them waiting, so other work on the machine matters little; --reader_seconds
+changes that. The second takes a few minutes of CPU time. How much faster a job on 300 MB of text is with two workers,
+and with which power its time grows with the text, is measured by `python -m benchmarks.data_prep --scaling`. The text
+is Wikipedia from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import emit, shared_data
-from benchmarks.corpus import write_mixture
+from benchmarks.corpus import write_dump, write_mixture
 from benchmarks.data_prep import WIKIPEDIA
 from benchmarks.data_prep_runs import MB, bert_jax_command, load_average, timed, variables
 from benchmarks.slow_source import RATE
@@ -60,8 +62,7 @@ def slow_readers(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             shutil.rmtree(output)
     finally:
         del os.environ[RATE]
-    if shards[0] != shards[1]:
-        raise AssertionError("the shards differ between one process and many")
+    _check_equal(shards)
     details = {
         "readers": arguments.readers,
         "source_mb_s": arguments.source_mb_s,
@@ -95,6 +96,28 @@ def append(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return emit("data_prep_append", value, "CPU s", "one job on all text", rebuilt, details, lower_is_better=True)
 
 
+def dump(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measures a job on a dump of a wiki with one worker and with several."""
+    text = folder / "wiki.xml.bz2"
+    size = write_dump(readers.expand(arguments.text), arguments.dump_mb, text)
+    seconds: dict[int, float] = {}
+    shards: list[Any] = []
+    for workers in (1, arguments.workers):
+        output = folder / "from_dump"
+        seconds[workers] = timed([bert_jax_command(text, output, arguments, workers)], folder)
+        shards.append(read_manifest(output)["shards"])
+        shutil.rmtree(output)
+    _check_equal(shards)
+    details = {"workers": arguments.workers, "markup_mb": round(size / MB, 1), "load_average": load_average()}
+    value = seconds[arguments.workers]
+    return emit("data_prep_dump", value, "s", "the same with one worker", seconds[1], details, lower_is_better=True)
+
+
+def _check_equal(shards: Sequence[Any]) -> None:
+    if any(each != shards[0] for each in shards):
+        raise AssertionError("the shards differ between one process and several")
+
+
 def cpu_seconds(command: Sequence[str]) -> float:
     """The CPU seconds of a command and of all processes that it waited for. Raises CalledProcessError if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -103,19 +126,24 @@ def cpu_seconds(command: Sequence[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+CLAIMS = {"readers": slow_readers, "append": append, "dump": dump}
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.data_scaling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = shared_data()
     add = parser.add_argument
-    add("--claims", nargs="+", choices=("readers", "append"), default=("readers", "append"), help="default: both")
+    add("--claims", nargs="+", choices=CLAIMS, default=list(CLAIMS), help="default: all")
     add("--text", default=data and str(data / WIKIPEDIA), help="files or globs, separated by commas")
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
     add("--readers", type=int, default=8, help="files and processes; default 8")
-    add("--source_mb_s", type=float, default=0.25, help="MB a second of each open file; default 0.25")
+    add("--source_mb_s", type=float, default=0.1, help="MB a second of each open file; default 0.1")
     add("--reader_seconds", type=float, default=40.0, help="how long a file takes to arrive; default 40")
     add("--append_mb", type=float, default=300.0, help="MB of the text to which 10%% are added; default 300")
+    add("--dump_mb", type=float, default=30.0, help="MB of the markup of the dump; default 30")
+    add("--workers", type=int, default=2, help="processes for the dump; default 2")
     add("--seq_len", type=int, default=128)
     add("--masking", choices=["static", "dynamic"], default="dynamic")
     arguments = parser.parse_args()
@@ -129,9 +157,8 @@ def main() -> None:
     arguments = parse()
     folder = Path(tempfile.mkdtemp(prefix="bench_data_scaling_"))
     try:
-        for claim, measure in (("readers", slow_readers), ("append", append)):
-            if claim in arguments.claims:
-                measure(arguments, folder)
+        for claim in arguments.claims:
+            CLAIMS[claim](arguments, folder)
     finally:
         shutil.rmtree(folder)
 
