@@ -12,7 +12,7 @@ Each result is one JSON line:
   data_prep_dump     seconds of `build_examples` on a dump of a wiki (the text with links, templates and references
                      around its words) with --workers; the peer is one worker. The shards are compared, too
 
-The first takes 6 minutes, nearly all of them waiting, so other work on the machine matters little; --reader_seconds
+The first takes 9 minutes, nearly all of them waiting, so other work on the machine matters little; --reader_seconds
 changes that. The second takes a few minutes of CPU time. How much faster a job on 300 MB of text is with two workers,
 and with which power its time grows with the text, is measured by `python -m benchmarks.data_prep --scaling`. The text
 is Wikipedia from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text.
@@ -140,7 +140,7 @@ def parse() -> argparse.Namespace:
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
     add("--readers", type=int, default=8, help="files and processes; default 8")
     add("--source_mb_s", type=float, default=0.1, help="MB a second of each open file; default 0.1")
-    add("--reader_seconds", type=float, default=40.0, help="how long a file takes to arrive; default 40")
+    add("--reader_seconds", type=float, default=60.0, help="how long a file takes to arrive; default 60")
     add("--append_mb", type=float, default=300.0, help="MB of the text to which 10%% are added; default 300")
     add("--dump_mb", type=float, default=30.0, help="MB of the markup of the dump; default 30")
     add("--workers", type=int, default=2, help="processes for the dump; default 2")

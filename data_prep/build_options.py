@@ -171,8 +171,7 @@ class BuildOptions:
             raise UserError(
                 "--part builds arrow shards, which merge_shards joins; convert them with convert_examples afterwards"
             )
-        if len(shares.parse(self.part)) > 1 and self.engine != "local":
-            raise UserError(f"--part {self.part} runs on this machine; for --engine {self.engine}, give one part I/N")
+        shares.parse(self.part)
         if self.objective not in PAIRS and self.short_seq_prob:
             raise UserError(
                 f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"

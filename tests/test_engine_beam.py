@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from building import ROOT, begin, build_here, command_line, contents, end, wait_for, with_engine
+from building import ROOT, begin, build_here, check_parts, command_line, contents, end, wait_for, with_engine
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -32,6 +32,10 @@ def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_lo
     build(BuildOptions(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"}))
     assert contents(arguments["output"]) == contents(by_local)
     assert not list(exchange.iterdir())
+
+
+def test_parts_are_those_of_this_machine(corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
+    check_parts("beam", corpus, vocab_dir, tmp_path)
 
 
 def test_a_stopped_and_killed_job_resumes_and_writes_the_same_bytes(arguments: dict, by_local: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from building import begin, build_here, contents, end, finished_units, wait_for, with_engine
+from building import begin, build_here, check_parts, contents, end, finished_units, wait_for, with_engine
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -83,6 +83,10 @@ def test_job_survives_the_loss_of_a_node(arguments: dict, by_local: Path, two_no
     finally:
         process.kill()
     assert contents(arguments["output"]) == contents(by_local)
+
+
+def test_parts_are_those_of_this_machine(corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
+    check_parts("ray", corpus, vocab_dir, tmp_path)
 
 
 def test_a_missing_cluster_is_reported_in_one_line(arguments: dict) -> None:

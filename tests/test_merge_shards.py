@@ -1,5 +1,6 @@
 """Parts of a job that are built apart and merged equal one job, byte for byte; text added later changes no row."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bert_jax.data.manifest import read_manifest
 from data_prep import build_parts, inspect_shards, readers, shares
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
+from data_prep.engines import remote
 from data_prep.merge_shards import folders, main, merge
 from data_prep.readers import Source
 
@@ -35,7 +37,7 @@ def text(tmp_path_factory) -> Path:
 
 def options(text: Path, vocab: Path, output: Path, part: str = "", **changes: object) -> BuildOptions:
     given = {"input": text / "file*.txt", "seq_len": 64, "eval_fraction": 0.2, "workers": 1, "unit_mb": 0.01, "seed": 3}
-    return BuildOptions(tokenizer=vocab, output=output, part=part, **(given | changes))
+    return BuildOptions(**({"tokenizer": vocab, "output": output, "part": part} | given | changes))
 
 
 @pytest.mark.parametrize("pack", [1, 4])
@@ -75,6 +77,42 @@ def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, m
     build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert built == ["0/4", "1/4", "2/4", "3/4"] and not (tmp_path / "three.parts").exists()
     assert contents(tmp_path / "three") == contents(tmp_path / "whole")
+
+
+def test_parts_built_by_an_engine_are_those_of_this_machine(text, vocab_dir, tmp_path, monkeypatch):
+    """What its workers return is put in place here, and a part that has not arrived whole is built again."""
+    whole = build(
+        options(text, vocab_dir, tmp_path / "whole", "all/4", lowercase=True, tokenizer=vocab_dir / "vocab.txt")
+    )
+    built, local = [], build_parts.engines.run
+
+    def engine(name, work, units, workers, *, directory, options, fails_at=None):
+        if name == "local":  # within a part
+            yield from local(name, work, units, workers, directory=directory, options=options)
+            return
+        tokenizer = remote.pack_tokenizer(directory)
+        for unit in units:
+            packed = remote.do_unit(work, str(directory), lambda: tokenizer, remote.unpack_unit(remote.pack_unit(unit)))
+            built.append((name, unit.number))
+            record = remote.put_in_place(directory, packed)
+            if len(built) == fails_at:
+                raise UserError("the cluster is gone")
+            yield record
+
+    given = {"engine": "ray", "workers": 3, "lowercase": True, "tokenizer": vocab_dir / "vocab.txt"}
+    with monkeypatch.context() as patch:
+        patch.setattr(build_parts.engines, "run", functools.partial(engine, fails_at=3))
+        with pytest.raises(UserError, match="the cluster is gone"):
+            build(options(text, vocab_dir, tmp_path / "away", "all/4", **given))
+    assert not (tmp_path / "away").exists()
+    monkeypatch.setattr(build_parts.engines, "run", engine)
+    assert build(options(text, vocab_dir, tmp_path / "away", "all/4", **given)) == whole
+    assert built == [("ray", number) for number in (0, 1, 2, 2, 3)]
+    assert contents(tmp_path / "away") == contents(tmp_path / "whole")
+    assert not (tmp_path / "away.parts").exists()
+    monkeypatch.chdir(text)
+    with pytest.raises(UserError, match=r"--input file\*\.txt: the workers of an engine read the files"):
+        build(options(text, vocab_dir, tmp_path / "relative", "all/4", input="file*.txt", engine="beam"))
 
 
 def test_added_text_changes_no_row_of_the_first_output(text, vocab_dir, tmp_path):
