@@ -11,7 +11,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.storage.remote import is_remote
-from data_prep import shares
+from data_prep import processes, shares
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
 from data_prep.readers.tfds_corpus import PREFIX
@@ -57,7 +57,7 @@ def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
         sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
     others = reading.get("input_format", "auto"), reading.get("document_separator", "")
-    read = Reading(reading["text_field"], reading["document"], "skip", *others)
+    read = Reading(reading["text_field"], reading["document"], "skip", *others, workers=processes.cores())
     rest = iter(sources)
     entries = shares.of_manifest(manifest)
     return Corpora([Corpus(tuple(itertools.islice(rest, share["sources"])), read) for share in entries])
