@@ -1,10 +1,13 @@
 """Files, folders and object stores: atomic writes, gs://, s3:// and hf:// addresses, compressed files.
 
-local        files and folders on disk that are either complete or absent, each written by one job at a time
-holder       a folder that one run at a time holds
-remote       folders and files on disk and in object stores behind one interface
-ranges       ranges of bytes of files on disk and in object stores, read by many threads
-hub          the Hugging Face Hub as one of these stores
-listing      finding files by glob patterns
-compression  the content of .bz2, .gz, .xz and .zst files
+local          files and folders on disk that are either complete or absent, each written by one job at a time
+location       folders of runs on disk and in Google Cloud Storage, by the interface of pathlib
+holder         a folder that one run at a time holds
+stored_hold    the same in an object store
+holder_record  the process that holds a folder
+remote         folders and files on disk and in object stores behind one interface
+ranges         ranges of bytes of files on disk and in object stores, read by many threads
+hub            the Hugging Face Hub as one of these stores
+listing        finding files by glob patterns
+compression    the content of .bz2, .gz, .xz and .zst files
 """

@@ -10,28 +10,26 @@ lease   A thread of the holder renews the file's modification time every few sec
 
 A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it writes.
 
-Only `_open`, `_look` and the methods `_take`, `_renew` and `remove` of `Hold` touch the file. In an object store, each
-would be one request with a precondition on the generation of the object, and the lease would be the only sign.
+In an object store there is no lock: `StoredHold` (storage/stored_hold.py) writes, renews and removes the object by
+requests with preconditions, of which the store grants only one.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bert_jax.command import UserError
+from bert_jax.storage.holder_record import RECORD_BYTES, Record
 from bert_jax.storage.local import try_lock
+from bert_jax.storage.location import Location
 
 HOLDER_FILE = "holder.json"
-_BYTES = 512  # of the file, whoever holds it: a record is written in one piece and replaces another one completely
 
 Report = Callable[[str], None]
 
@@ -49,57 +47,22 @@ class Times:
     """How long things take, in seconds."""
 
     renew: float = 5.0  # between two renewals of the lease
+    renew_stored: float = 15.0  # ... in an object store, where each is a request that costs money
     lease: float = 60.0  # longer than a busy machine or a file server keeps a thread waiting
     ending: float = 3.0  # for a killed process, which keeps its lock until its memory is freed
     settle: float = 2.0  # without locks, two runs may write the file at the same moment; the last one holds the folder
     poll: float = 0.2  # between two looks at the file
+    poll_stored: float = 1.0  # ... in an object store
 
 
 TIMES = Times()
 
 
-@dataclass(frozen=True)
-class Record:
-    """The content of holder.json: a process and where its process number is valid."""
-
-    host: str
-    process: int
-    since: str
-    boot: str  # identifies a machine from one start to the next
-    pid_namespace: str  # of the process number: containers of one machine count their processes separately
-    id: str
-
-    @classmethod
-    def of_this_process(cls) -> "Record":
-        host = socket.gethostname()[:100]
-        return cls(
-            host=host,
-            process=os.getpid(),
-            since=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-            boot=_boot_id() or host,
-            pid_namespace=_pid_namespace(),
-            id=os.urandom(8).hex(),
-        )
-
-    def __str__(self) -> str:
-        return f"process {self.process} on {self.host}, since {self.since}"
-
-    def encoded(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).ljust(_BYTES - 1).encode() + b"\n"
-
-    def has_ended(self, here: "Record", locked: bool) -> bool:
-        """Whether the process is known to have ended. locked: `here` has the lock that it would have."""
-        if self.boot != here.boot:
-            return False
-        return locked or (self.pid_namespace == here.pid_namespace and not _is_running(self.process))
-
-
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """holder.json as it was found; any two differ if the holder renewed it, or changed, between them."""
 
     content: bytes
-    inode: int
-    modified: int  # nanoseconds
+    version: Any  # inode and modification time; of an object in a store, its generation
 
     @property
     def record(self) -> Record | None:
@@ -117,11 +80,11 @@ class Hold:
     record   what the file says; this process, if not given
     """
 
-    def __init__(self, folder: Path, report: Report, record: Record | None = None) -> None:
-        self.folder, self._path = folder, folder / HOLDER_FILE
+    def __init__(self, folder: Location, report: Report, record: Record | None = None) -> None:
+        self.folder = folder
         self.thread = threading.get_ident()
-        self._record, self._renew_seconds = record or Record.of_this_process(), TIMES.renew
-        self._file = self._take(report)
+        self._record, self._renew_seconds = record or Record.of_this_process(), self._between_renewals()
+        self._take(report)
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew, name="holder", daemon=True)
         self._renewing.start()
@@ -136,7 +99,7 @@ class Hold:
         self._ended.set()
         self._renewing.join()
         self.remove()
-        self._file.close()
+        self._close()
 
     def remove(self) -> None:
         """Removes the file, unless it is another run's by now."""
@@ -144,29 +107,70 @@ class Hold:
             with contextlib.suppress(OSError):  # a file that stays delays the next run at most
                 self._path.unlink(missing_ok=True)
 
-    def _take(self, report: Report) -> IO[bytes]:
+    @property
+    def _path(self) -> Path:
+        return Path(self.folder / HOLDER_FILE)
+
+    def _between_renewals(self) -> float:
+        """Returns the seconds between two renewals."""
+        return TIMES.renew
+
+    def _take(self, report: Report) -> None:
         while True:
             file, locked = _open(self._path)
             with contextlib.ExitStack() as closing:
                 closing.callback(file.close)
-                if _wait_for_end(self._path, self._record, locked, report):
+                if self._wait_for_end(locked, report, TIMES.poll) is not None:
                     os.pwrite(file.fileno(), self._record.encoded(), 0)
-                    os.truncate(file.fileno(), _BYTES)
+                    os.truncate(file.fileno(), RECORD_BYTES)
                     os.fsync(file.fileno())
                     if not locked:
                         time.sleep(TIMES.settle)
-                    if (seen := _look(self._path)) is not None:
+                    if (seen := self._look()) is not None:
                         if seen.content != self._record.encoded():
                             raise _held(self.folder, seen.record)
                         closing.pop_all()
-                        return file
+                        self._file = file
+                        return
 
     def _renew(self) -> None:
         while not self._ended.wait(self._renew_seconds):
             if self._why_lost():
                 return  # a renewal would be one of the other run's
-            with contextlib.suppress(OSError):  # of a file server that fails for a moment: the next one may succeed
-                os.utime(self._file.fileno())
+            self._touch()
+
+    def _touch(self) -> None:
+        """Renews the lease once, if the file or the store can be reached."""
+        with contextlib.suppress(OSError):  # of a file server that fails for a moment: the next one may succeed
+            os.utime(self._file.fileno())
+
+    def _close(self) -> None:
+        self._file.close()
+
+    def _look(self) -> Seen | None:
+        """Returns holder.json, or None if there is none. Raises OSError if it cannot be read."""
+        return _look(self._path)
+
+    def _wait_for_end(self, locked: bool, report: Report, poll: float) -> Seen | None:
+        """Waits until the run that holder.json names is known to have ended, and returns the file. Raises Held if not.
+
+        Returns None if the file does not exist, or has been removed meanwhile.
+        """
+        if (first := self._look()) is None:
+            return None
+        holder = first.record
+        if not first.content or (holder is not None and holder.has_ended(self._record, locked)):
+            return first
+        who = holder or "another run"
+        report(f"{self.folder} was held by {who}; waiting for up to {TIMES.lease:g} s to see whether it still trains")
+        until = time.monotonic() + TIMES.lease
+        while time.monotonic() < until:
+            time.sleep(poll)
+            if (seen := self._look()) is None:
+                return None
+            if seen != first:
+                raise _held(self.folder, seen.record or holder)
+        return first
 
     def _why_lost(self) -> str:
         """Returns a message if this run does not hold the folder any more; an empty string if it does.
@@ -174,12 +178,13 @@ class Hold:
         As long as the file cannot be read, it does: what is about to be written will fail as well.
         """
         try:
-            seen = _look(self._path)
+            seen = self._look()
         except OSError:
             return ""
         stopped = "this run has stopped and wrote nothing more"
         if seen is None:
-            return f"{self._path} was removed during training; {stopped}. Run the same command again to resume"
+            file = self.folder / HOLDER_FILE
+            return f"{file} was removed during training; {stopped}. Run the same command again to resume"
         if seen.content == self._record.encoded():
             return ""
         who = seen.record or "another run"
@@ -189,23 +194,23 @@ class Hold:
         )
 
 
-_held_here: dict[Path, Hold] = {}
+_held_here: dict[str, Hold] = {}
 
 
 @contextlib.contextmanager
-def hold(folder: Path, report: Report) -> Iterator[Hold]:
+def hold(folder: Location, report: Report) -> Iterator[Hold]:
     """Holds a folder, which is created; a function called meanwhile, in the same thread, may hold it again.
 
     Raises Held, which names the holder, if another run holds it. A folder into which nothing was written is removed.
     """
-    key = Path(os.path.realpath(folder))
+    key = os.path.realpath(folder) if isinstance(folder, Path) else str(folder)
     outer = _held_here.get(key)
     if outer is not None and outer.thread == threading.get_ident():
         yield outer
         return
-    is_new = not folder.exists()
+    is_new = isinstance(folder, Path) and not folder.exists()
     try:
-        mine = Hold(folder, report)
+        mine = _hold_of(folder)(folder, report)
         _held_here[key] = mine
         try:
             yield mine
@@ -213,9 +218,17 @@ def hold(folder: Path, report: Report) -> Iterator[Hold]:
             del _held_here[key]
             mine.release()
     finally:
-        if is_new:
+        if is_new and isinstance(folder, Path):
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def _hold_of(folder: Location) -> type[Hold]:
+    if isinstance(folder, Path):
+        return Hold
+    from bert_jax.storage.stored_hold import StoredHold  # loads tensorstore
+
+    return StoredHold
 
 
 def release_all() -> None:
@@ -245,63 +258,16 @@ def _open(path: Path) -> tuple[IO[bytes], bool]:
         time.sleep(TIMES.poll / 4)
 
 
-def _wait_for_end(path: Path, here: Record, locked: bool, report: Report) -> bool:
-    """Waits until the run that holder.json names is known to have ended. Raises Held if it is alive.
-
-    Returns False if the file has been removed meanwhile.
-    """
-    if (first := _look(path)) is None:
-        return False
-    holder = first.record
-    if not first.content or (holder is not None and holder.has_ended(here, locked)):
-        return True
-    who = holder or "another run"
-    report(f"{path.parent} was held by {who}; waiting for up to {TIMES.lease:g} s to see whether it still trains")
-    until = time.monotonic() + TIMES.lease
-    while time.monotonic() < until:
-        time.sleep(TIMES.poll)
-        if (seen := _look(path)) is None:
-            return False
-        if seen != first:
-            raise _held(path.parent, seen.record or holder)
-    return True
-
-
-def _look(path: Path) -> _Seen | None:
+def _look(path: Path) -> Seen | None:
     """Returns holder.json, or None if there is none. It opens the file, because NFS then asks the server."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            return _Seen(file.read(), status.st_ino, status.st_mtime_ns)
+            return Seen(file.read(), (status.st_ino, status.st_mtime_ns))
     except FileNotFoundError:
         return None
 
 
-def _held(folder: Path, holder: Record | None) -> Held:
+def _held(folder: Location, holder: Record | None) -> Held:
     who = f"another run: {holder}" if holder else "another run"
     return Held(f"{folder} is held by {who}. Wait until it ends or stop it, or choose another --workdir")
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        pass
-    return True
-
-
-def _boot_id() -> str:
-    """Returns what Linux calls this start of the machine; an empty string on other systems."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

@@ -50,7 +50,12 @@ def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes]) -> N
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON document atomically."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomic(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """The content of the file of a JSON document."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:

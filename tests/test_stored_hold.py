@@ -1,0 +1,141 @@
+"""A folder in an object store is held by one process at a time: requests with preconditions, and a lease."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorstore
+from etils import epath
+
+from bert_jax.command import UserError
+from bert_jax.storage import holder, stored_hold
+from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, Times, hold
+from bert_jax.storage.stored_hold import StoredHold
+
+LEASE = 1.0
+TIMES = Times(renew_stored=0.2, lease=LEASE, poll_stored=0.05)
+FOLDER = epath.Path("gs://bucket/run")
+FAR = dataclasses.replace(Record.of_this_process(), host="far", boot="another start of another machine")
+
+
+class Objects:
+    """The objects of a bucket in memory, by tensorstore's own rules for preconditions, until the network fails."""
+
+    def __init__(self) -> None:
+        self.stored = tensorstore.KvStore.open({"driver": "memory"}, context=tensorstore.Context()).result()
+        self.failure = ""
+
+    def read(self, name: str) -> Any:
+        if self.failure:
+            raise ValueError(self.failure)
+        return self.stored.read(name)
+
+    def write(self, name: str, content: bytes | None, if_equal: bytes) -> Any:
+        if self.failure:
+            raise ValueError(self.failure)
+        return self.stored.write(name, content, if_equal=if_equal)
+
+
+@pytest.fixture(autouse=True)
+def objects(monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """The objects of the folder, and short times."""
+    made = Objects()
+    monkeypatch.setattr(stored_hold, "open_objects", lambda folder: made)
+    monkeypatch.setattr(holder, "TIMES", TIMES)
+    return made
+
+
+@contextlib.contextmanager
+def held_elsewhere(record: Record) -> Iterator[StoredHold]:
+    held = StoredHold(FOLDER, print, record)
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+def holder_in(objects: Objects) -> dict[str, Any]:
+    return json.loads(objects.stored[HOLDER_FILE])
+
+
+def test_a_second_run_is_refused_and_learns_who_holds_the_folder(objects):
+    lines: list[str] = []
+    with held_elsewhere(FAR), pytest.raises(Held, match=rf"gs://bucket/run is held by .*process {FAR.process} on far"):
+        hold(FOLDER, lines.append).__enter__()
+    assert len(lines) == 1 and "waiting for up to 1 s" in lines[0]
+    with hold(FOLDER, lines.append) as mine:
+        mine.check()
+        assert holder_in(objects)["process"] == os.getpid()
+    assert HOLDER_FILE not in objects.stored and len(lines) == 1
+
+
+def test_a_killed_run_of_this_machine_is_replaced_at_once_and_another_after_its_lease(objects):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = Record.of_this_process()
+    for record, least in ((dataclasses.replace(here, process=ended.pid), 0.0), (FAR, LEASE)):
+        objects.stored[HOLDER_FILE] = record.encoded()
+        began = time.monotonic()
+        with hold(FOLDER, print):
+            assert least <= time.monotonic() - began < least + 0.8
+
+
+def test_of_many_runs_that_find_a_dead_holder_one_replaces_it(objects):
+    objects.stored[HOLDER_FILE] = FAR.encoded()
+    held: list[StoredHold] = []
+    refused: list[Held] = []
+
+    def start(number: int) -> None:
+        try:
+            held.append(StoredHold(FOLDER, lambda _: None, dataclasses.replace(FAR, id=f"{number:016d}")))
+        except Held as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(held) == 1 and len(refused) == 11
+    held[0].check()
+    held[0].release()
+
+
+def test_a_replaced_run_notices_it_and_neither_renews_nor_removes_the_other(objects, monkeypatch):
+    monkeypatch.setattr(holder, "TIMES", dataclasses.replace(TIMES, renew_stored=1.5 * LEASE))
+    suspended = StoredHold(FOLDER, print, FAR)  # its next renewal comes after the lease has run out
+    monkeypatch.setattr(holder, "TIMES", dataclasses.replace(TIMES, renew_stored=60.0))
+    with hold(FOLDER, print) as mine:
+        generation = objects.read(HOLDER_FILE).result().stamp.generation
+        with pytest.raises(NoLongerHeld, match=rf"was taken over by process {os.getpid()}"):
+            suspended.check()
+        time.sleep(LEASE)
+        suspended.release()
+        mine.check()
+        assert objects.read(HOLDER_FILE).result().stamp.generation == generation
+
+
+def test_a_removed_object_is_reported_and_an_unreadable_store_is_not_taken_for_it(objects):
+    with hold(FOLDER, print) as mine:
+        objects.failure = "UNAVAILABLE: the network is down"
+        time.sleep(2 * TIMES.renew_stored)
+        mine.check()
+        objects.failure = ""
+        mine.check()
+        objects.stored[HOLDER_FILE] = None
+        with pytest.raises(NoLongerHeld, match=r"gs://bucket/run/holder\.json was removed during training"):
+            mine.check()
+
+
+def test_a_store_that_refuses_is_an_error_of_one_line(objects):
+    objects.failure = "PERMISSION_DENIED: no\nmore"
+    with pytest.raises(UserError, match=r"^gs://bucket/run/holder\.json: cannot read: PERMISSION_DENIED: no\. Check"):
+        hold(FOLDER, print).__enter__()
