@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.progress import print_note
-from bert_jax.storage.local import write_json
+from bert_jax.storage.location import Location, location, write_json
 from bert_jax.tasks import measurement, padded_lengths, registry, results, submission, sweep, task_json, training
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.inference import FineTuned
@@ -117,7 +117,7 @@ class Data:
 
 
 def finetune(
-    config: FinetuneConfig | ml_collections.ConfigDict, workdir: str | Path, tokenizer: Tokenizer | None = None
+    config: FinetuneConfig | ml_collections.ConfigDict, workdir: str | PurePath, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
     """Trains once for each seed and each of config.learning_rates, and returns the content of result.json.
 
@@ -142,7 +142,7 @@ def finetune(
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
-    workdir = Path(workdir)
+    workdir = location(workdir)
     start, data, runs = prepare(config, workdir, tokenizer)
     with held_workdir(workdir) as check_held:
         by_trial, steps = training.train(config, data.task, data.rows, runs)
@@ -165,7 +165,7 @@ def finetune(
 
 
 def prepare(
-    config: FinetuneConfig, workdir: Path, tokenizer: Tokenizer | None = None
+    config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None = None
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
     """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing."""
     _check(config, workdir)
@@ -201,7 +201,11 @@ def main(arguments: Sequence[str]) -> None:
         required=True,
         help="a recipe by its name, e.g. glue:task=sst2, or a file; --config.KEY=VALUE sets a key",
     )
-    parser.add_argument("--workdir", required=True, help="the folder for checkpoints, metrics and the result")
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        help="the folder for checkpoints, metrics and the result; on disk, or gs://BUCKET/NAME",
+    )
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
@@ -215,7 +219,7 @@ def main(arguments: Sequence[str]) -> None:
             print(json.dumps(result))
 
 
-def _check(config: FinetuneConfig, workdir: Path) -> None:
+def _check(config: FinetuneConfig, workdir: Location) -> None:
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
     check_batch_size(config.batch_size)
@@ -274,7 +278,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
     return Data(task, dict(splits), rows, counts)
 
 
-def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> dict[Trial, trainer.Run]:
+def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows, objective = data.rows["train"], data.task.objective()
     initial = start.initial_params(objective.heads, data.task)

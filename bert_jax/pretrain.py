@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import ml_collections
@@ -30,7 +30,7 @@ from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
-from bert_jax.storage.local import write_json
+from bert_jax.storage.location import Location, location, write_json
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
@@ -91,7 +91,7 @@ workdir; a second one is refused. To view the result, run: python -m bert_jax.re
 CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
-def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
+def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | PurePath) -> dict[str, Any]:
     """Trains a model into a workdir and returns the contents of result.json.
 
     The keys are step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and
@@ -131,7 +131,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         model=model,
         objective=objective,
         source=ObjectiveSource(train, objective),
-        workdir=Path(workdir),
+        workdir=location(workdir),
         tokenizer=vocabulary,
         kind="pretraining",
         description=f"pretraining {config.model.preset}",
@@ -159,7 +159,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--config", required=True, help="a recipe by its name, e.g. bert_base, or a file; --config.KEY=VALUE sets a key"
     )
-    parser.add_argument("--workdir", required=True, help="the directory for checkpoints, metrics and the result")
+    parser.add_argument(
+        "--workdir",
+        required=True,
+        help="the directory for checkpoints, metrics and the result; on disk, or gs://BUCKET/NAME",
+    )
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
@@ -242,7 +246,7 @@ def _evaluator(
     return make
 
 
-def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
+def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
     # The metrics of the original BERT are always present, and null where they are undefined. The next-sentence loss is
     # left out because result.json has never contained it.
     always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")

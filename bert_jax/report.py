@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from bert_jax.reporting.masked_predictions import masked_token_table, predict_ma
 from bert_jax.reporting.seed_curves import read_runs, seed_charts
 from bert_jax.reporting.sources import source_section
 from bert_jax.reporting.unigram_baseline import unigram_baseline
-from bert_jax.storage.local import write_atomic
+from bert_jax.storage.location import Location, absolute, check_access, location, write_file
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config
@@ -45,24 +45,24 @@ not finished, or was killed, it shows what there is so far.
 class Run:
     """What a workdir holds; result is None for a run that has not finished."""
 
-    workdir: Path
+    workdir: Location
     config: WorkdirConfig
     lines: list[dict[str, Any]]
     result: dict[str, Any] | None
 
 
-def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
+def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
     """Writes WORKDIR/report.html and returns its path.
 
     examples  the maximum number of examples of a fine-tuned run's dev file to evaluate
 
     Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet.
     """
-    run = _read(Path(workdir))
+    run = _read(location(workdir))
     finetuned = run.config.kind != "pretraining"
     references, predictions = ({}, []) if finetuned else _held_out(run)
     document = Document(
-        title=run.workdir.absolute().name,
+        title=absolute(run.workdir).name,
         program="bert_jax.report",
         source=str(run.workdir),
         lines=[_description(run)],
@@ -83,7 +83,7 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
         ],
     )
     target = run.workdir / REPORT
-    write_atomic(target, page.render(document).encode())
+    write_file(target, page.render(document).encode())
     return target
 
 
@@ -98,7 +98,8 @@ def main(arguments: Sequence[str]) -> None:
     print(report(options.workdir, options.examples))
 
 
-def _read(workdir: Path) -> Run:
+def _read(workdir: Location) -> Run:
+    check_access(workdir)
     if not workdir.is_dir():
         raise UserError(f"no workdir at {workdir}; name the --workdir of a pretraining or fine-tuning run")
     config = read_config(workdir)

@@ -140,6 +140,8 @@ def test_initial_parameters_exclude_a_branch():
         PretrainConfig(branch_from="a/checkpoints/4", init_from="b")
 
 
-def test_a_checkpoint_in_an_object_store_is_refused():
-    with pytest.raises(UserError, match=r"branch_from gs://bucket/run/checkpoints/4 is in an object store; copy"):
-        open_branch("gs://bucket/run/checkpoints/4")
+def test_a_checkpoint_in_a_store_that_is_not_supported_is_refused():
+    with pytest.raises(
+        UserError, match=r"^s3://bucket/run/checkpoints/4: runs are kept on disks and in gs://, not in s3://"
+    ):
+        open_branch("s3://bucket/run/checkpoints/4")

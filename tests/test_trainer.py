@@ -359,11 +359,6 @@ def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
     assert not wrong.workdir.exists()
 
 
-def test_a_workdir_in_an_object_store_is_refused(run):
-    with pytest.raises(UserError, match="is in an object store; name a local folder"):
-        trainer.fit(dataclasses.replace(run("remote"), workdir=Path("gs://bucket/run")))
-
-
 def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):
     wrong = run("wrong", dataclasses.replace(CONFIG, model=ModelOptions(attention="splash")))
     with pytest.raises(UserError, match="attention=splash cannot run"):

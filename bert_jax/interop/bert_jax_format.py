@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.model import lora, paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.storage.location import Location, local_folder
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import read_config
@@ -20,7 +20,7 @@ from bert_jax.train.workdir import read_config
 TOKENIZER = "tokenizer"
 
 
-def read(workdir: Path, step: int | None = None, average: str = "", merged: bool = True) -> LoadedModel:
+def read(workdir: Location, step: int | None = None, average: str = "", merged: bool = True) -> LoadedModel:
     """Reads the model of a workdir at a step, or an average of its parameters (checkpoint_average.read_params).
 
     Without a step it reads the newest checkpoint, or the best one of a run that stopped early. LoRA's adapters are
@@ -32,7 +32,7 @@ def read(workdir: Path, step: int | None = None, average: str = "", merged: bool
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
-    words = load_vocabulary(workdir / TOKENIZER, config.model)
+    words = load_vocabulary(local_folder(workdir / TOKENIZER), config.model)
     model = config.model
     if merged:
         model, params = lora.merge(model, params)
@@ -52,7 +52,7 @@ def read(workdir: Path, step: int | None = None, average: str = "", merged: bool
     )
 
 
-def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: Heads, workdir: Path) -> None:
+def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: Heads, workdir: Location) -> None:
     expected = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(model, heads)).items()}
     got = {path: value.shape for path, value in params.items()}
     for path in sorted(set(expected) | set(got)):
@@ -63,7 +63,7 @@ def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: H
             )
 
 
-def _result(workdir: Path) -> dict[str, object]:
+def _result(workdir: Location) -> dict[str, object]:
     """Returns result.json, or nothing if the run has not finished or the file is damaged."""
     try:
         return dict(json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8")))

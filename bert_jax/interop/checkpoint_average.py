@@ -2,11 +2,11 @@
 
 import argparse
 import re
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.command import UserError
+from bert_jax.storage.location import Location
 from bert_jax.train import workdir as workdir_lib
 from bert_jax.train.integrity import AVERAGE
 
@@ -22,7 +22,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--average", default="", metavar="ema|last:K", help=HELP)
 
 
-def read_params(workdir: Path, step: int, average: str) -> dict[str, np.ndarray]:
+def read_params(workdir: Location, step: int, average: str) -> dict[str, np.ndarray]:
     """Returns the parameters of a workdir at a step, or an average of them, by path in host memory.
 
     average is empty, `ema`, or `last:K` for the mean of the K newest checkpoints up to the step
@@ -46,7 +46,7 @@ def read_params(workdir: Path, step: int, average: str) -> dict[str, np.ndarray]
     return _mean(workdir, steps[-wanted:])
 
 
-def _mean(workdir: Path, steps: list[int]) -> dict[str, np.ndarray]:
+def _mean(workdir: Location, steps: list[int]) -> dict[str, np.ndarray]:
     """Averages checkpoints in float64, with one of them in memory at a time next to the sum."""
     sums: dict[str, np.ndarray] = {}
     for step in steps:

@@ -1,17 +1,18 @@
 """Opens any CHECKPOINT that a command accepts."""
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_format, huggingface, peft
 from bert_jax.interop.folder_formats import PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
-from bert_jax.storage.local import INCOMPLETE, read_json
+from bert_jax.storage.local import INCOMPLETE
+from bert_jax.storage.location import Location, absolute, check_access, location, read_json
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 
 
-def open_checkpoint(path: str | Path, average: str = "", merged: bool = True) -> LoadedModel:
+def open_checkpoint(path: str | PurePath, average: str = "", merged: bool = True) -> LoadedModel:
     """Opens a workdir, a step in it, a folder written by convert or export, a Hugging Face folder, or adapters of peft.
 
     LoRA's adapters are merged, except those of a workdir where `merged` is false.
@@ -20,17 +21,23 @@ def open_checkpoint(path: str | Path, average: str = "", merged: bool = True) ->
     (checkpoint_average.read_params); the empty string reads the parameters themselves. Raises UserError
     if there is no checkpoint, if it is incomplete or damaged, and whenever `huggingface.read` or `peft.read` does.
     """
-    path = Path(path)
+    path = location(path)
+    check_access(path)
     if not path.exists():
         raise UserError(f"no checkpoint at {path}. Give a workdir, a step in it, or a Hugging Face folder")
-    refuse_pickle(path)
+    if isinstance(path, Path):
+        refuse_pickle(path)
     if not path.is_dir():
         raise UserError(f"{path} is a file; a checkpoint is a folder (a workdir, a step in it, a Hugging Face folder)")
     if path.name.endswith(INCOMPLETE):
         raise UserError(f"{path} is incomplete. Run the command that was writing it again")
     step = None
-    if path.absolute().parent.name == CHECKPOINTS and path.name.isdecimal():
-        path, step = path.absolute().parent.parent, int(path.name)
+    if absolute(path).parent.name == CHECKPOINTS and path.name.isdecimal():
+        path, step = absolute(path).parent.parent, int(path.name)
+    if not isinstance(path, Path):
+        if step is None and not (path / CHECKPOINTS).is_dir():
+            raise UserError(f"{path} is not a workdir with checkpoints. Copy a checkpoint of another kind to a disk")
+        return bert_jax_format.read(path, step, average)
     if (path / PROGRAMS_FILE).exists():
         raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Give the one they were exported from")
     if is_original_bert(path):
@@ -45,7 +52,7 @@ def open_checkpoint(path: str | Path, average: str = "", merged: bool = True) ->
     return peft.read(path) if peft.is_adapter_folder(path) else huggingface.read(path)
 
 
-def _is_workdir(path: Path) -> bool:
+def _is_workdir(path: Location) -> bool:
     """Returns whether config.json is in bert_jax format; the Hugging Face format has a model_type."""
     file = path / CONFIG_FILE
     if not file.exists() and (path / CHECKPOINTS).is_dir():

@@ -13,6 +13,7 @@ from bert_jax.array_types import Float64
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.storage.location import Location
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import FineTuned
@@ -51,7 +52,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
         return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
 
 
-def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictions:
+def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredictions:
     """Returns the predictions for up to `most` items of the dev file that a workdir's configuration names.
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.

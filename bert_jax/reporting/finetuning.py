@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from bert_jax.reporting.document import Bar, Markup, Section, Table
 from bert_jax.reporting.errors import ErrorCard, confusion_table, error_section, highlight, truncate
 from bert_jax.reporting.questions import question_card, question_section
 from bert_jax.reporting.span_errors import CORRECT, MISSED, SPAN_RESULTS, SPURIOUS
+from bert_jax.storage.location import Location
 from bert_jax.tasks.example import LabelledRows, Span
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
@@ -38,7 +38,7 @@ MOST_CONFUSED = 15
 BARS = 3  # most likely labels shown
 
 
-def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[Section]:
+def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
     """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
     try:
         found = predict_dev(workdir, config, most)

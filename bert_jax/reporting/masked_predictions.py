@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import jax
@@ -56,7 +56,7 @@ class MaskedToken:
         return tokens.index(self.label) if self.label in tokens else None
 
 
-def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int) -> list[MaskedToken]:
+def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count: int) -> list[MaskedToken]:
     """Returns the most likely tokens for one masked position in each of `count` held-out rows.
 
     The masks are those of the evaluation. A fixed seed selects the rows. In each row it is the middle one of the

@@ -1,24 +1,24 @@
 """Charts of several runs of one fine-tuning, which differ in the seed or in seed and learning rate."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.reporting.chart import Chart, Series
 from bert_jax.reporting.curves import NATS, Lines, points, series_of, show_of, title_of
-from bert_jax.train.metrics import METRICS_FILE, read_metrics
+from bert_jax.storage.location import Location
+from bert_jax.train.metrics import read_metrics
 
 COLOURS = 4  # of reporting/page.css: of more runs the mean, the highest and the lowest are shown
 
 
-def read_runs(workdir: Path) -> dict[str, Lines]:
+def read_runs(workdir: Location) -> dict[str, Lines]:
     """Returns the metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
     found: dict[str, Lines] = {}
-    for pattern in (f"seed-*/{METRICS_FILE}", f"rate-*/seed-*/{METRICS_FILE}"):
+    for pattern in ("seed-*", "rate-*/seed-*"):
         for path in sorted(workdir.glob(pattern), key=lambda path: _order(path, workdir)):
-            parts = path.parent.relative_to(workdir).parts
-            if lines := read_metrics(path.parent):
+            parts = path.relative_to(workdir).parts
+            if lines := read_metrics(path):
                 found[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
     return found
 
@@ -52,10 +52,10 @@ def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
     )
 
 
-def _order(path: Path, workdir: Path) -> list[tuple[float, str]]:
+def _order(path: Location, workdir: Location) -> list[tuple[float, str]]:
     """Returns a sort key that orders numbers in names by their value."""
     keys = []
-    for part in path.parent.relative_to(workdir).parts:
+    for part in path.relative_to(workdir).parts:
         _, _, value = part.partition("-")
         try:
             keys.append((float(value), part))

@@ -2,22 +2,20 @@
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from bert_jax.storage.local import write_json
+from bert_jax.storage.location import Location, copy_folder, remove_folder, write_json
 from bert_jax.tasks import published
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import distributed
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.integrity import AVERAGE
-from bert_jax.train.metrics import METRICS_FILE
+from bert_jax.train.metrics import copy_metrics
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_params, write_config, write_params
 
 BEST_FILE = "best_seed.json"
@@ -82,7 +80,7 @@ def _score(metrics: Metrics, name: str) -> float:
     return -value if lower_is_better(name) else value
 
 
-def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
+def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
     """Copies the checkpoint of a trial to the workdir itself. averaged: the trial also has a moving average."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
@@ -96,13 +94,13 @@ def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
         note.unlink(missing_ok=True)
         (workdir / CONFIG_FILE).unlink(missing_ok=True)
         for old in (CHECKPOINTS, "tokenizer"):
-            shutil.rmtree(workdir / old, ignore_errors=True)
+            remove_folder(workdir / old)
     distributed.broadcast_from_primary("removed")
     average = read_params(chosen, step, AVERAGE) if averaged else None
     write_params(workdir, step, read_params(chosen, step), average)  # by all processes together
     if distributed.is_primary():
-        shutil.copytree(chosen / "tokenizer", workdir / "tokenizer")
-        shutil.copy(chosen / METRICS_FILE, workdir / METRICS_FILE)
+        copy_folder(chosen / "tokenizer", workdir / "tokenizer")
+        copy_metrics(chosen, workdir)
         write_config(workdir, read_config(chosen))
         write_json(note, content)
 

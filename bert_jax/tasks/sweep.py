@@ -10,6 +10,7 @@ import jax
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.training import SEEDS
+from bert_jax.storage.location import Location
 from bert_jax.tasks.task import Task
 from bert_jax.train import multi_seed, rules
 from bert_jax.train.held_out import PREFIX
@@ -76,7 +77,7 @@ def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
     return rates
 
 
-def check(config: FinetuneConfig, workdir: Path) -> None:
+def check(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
     found = trials_of(config)
     if config.run_together not in TOGETHER:

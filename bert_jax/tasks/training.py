@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 
 from bert_jax.command import Stopped
 from bert_jax.config import FinetuneConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
+from bert_jax.storage.location import Location
 from bert_jax.tasks import measurement, registry, sweep
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.sweep import Trial
@@ -52,7 +52,7 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result
     return metrics
 
 
-def _calibrated(task: Task, folder: Path, metrics: Mapping[str, float]) -> Task:
+def _calibrated(task: Task, folder: Location, metrics: Mapping[str, float]) -> Task:
     """The task with the thresholds that were found on dev; they are also written to config.json of its run."""
     calibrated = task.calibrated(metrics)
     if calibrated != task and distributed.is_primary():

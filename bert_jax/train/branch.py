@@ -7,11 +7,10 @@ data continue, so that a branch with unchanged settings equals the run that went
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.storage.remote import is_remote
+from bert_jax.storage.location import Location, absolute, check_access, location
 from bert_jax.train.integrity import read_meta, saved_steps, signature
 from bert_jax.train.workdir import CHECKPOINTS
 
@@ -30,7 +29,7 @@ MAY_CHANGE = (
 class Branch:
     """The checkpoint at which a run begins."""
 
-    directory: Path  # WORKDIR/checkpoints/STEP
+    directory: Location  # WORKDIR/checkpoints/STEP
     meta: Mapping[str, Any]
     sha256: str  # of the metadata, which holds a fingerprint of each tensor
 
@@ -43,17 +42,13 @@ class Branch:
         return {"step": self.step, "sha256": self.sha256, "changes": changes}
 
 
-def checkpoint_folder(path: str) -> Path:
+def checkpoint_folder(path: str) -> Location:
     """Returns WORKDIR/checkpoints/STEP as an absolute path, whether it exists or not.
 
-    Raises UserError where branch_from has another form, or names an object store.
+    Raises UserError where branch_from has another form.
     """
-    if is_remote(path):
-        raise UserError(
-            f"branch_from {path} is in an object store; copy the checkpoint and config.json of its workdir to a local "
-            "disk, or name a folder where the bucket is mounted"
-        )
-    directory = Path(path).absolute()
+    directory = absolute(location(path))
+    check_access(directory)
     if directory.parent.name != CHECKPOINTS or not directory.name.isdecimal():
         steps = ", ".join(map(str, saved_steps(directory / CHECKPOINTS))) if directory.is_dir() else ""
         known = f"; its steps are {steps}" if steps else ""
@@ -67,8 +62,8 @@ def open_branch(path: str) -> Branch:
     Raises UserError where the path is not such a folder, and DamagedCheckpoint for damaged metadata.
     """
     directory = checkpoint_folder(path)
-    if not directory.is_dir():
-        steps = ", ".join(map(str, saved_steps(directory.parent))) or "none"
+    if int(directory.name) not in (saved := saved_steps(directory.parent)):
+        steps = ", ".join(map(str, saved)) or "none"
         raise UserError(
             f"branch_from: no checkpoint {path}; the steps there are {steps}. Keep more of them with "
             "--config.checkpoint.keep_every"
@@ -77,7 +72,7 @@ def open_branch(path: str) -> Branch:
     return Branch(directory, document["meta"], signature(document))
 
 
-def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Path) -> None:
+def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Location) -> None:
     """Raises UserError when a workdir that has checkpoints was not branched from the checkpoint that is named.
 
     recorded   the RECORD of the newest checkpoint; None: it is no branch
@@ -88,7 +83,7 @@ def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Path) -
             f"branch_from is {path}, but {workdir} has checkpoints of a run that did not begin there. Name another "
             "--workdir, or leave out branch_from"
         )
-    if Path(path).is_dir() and (named := open_branch(path)).sha256 != recorded["sha256"]:
+    if location(path).is_dir() and (named := open_branch(path)).sha256 != recorded["sha256"]:
         raise UserError(
             f"{workdir} was branched from another checkpoint (of step {recorded['step']}) than {named.directory}. Name "
             "another --workdir, or that checkpoint"

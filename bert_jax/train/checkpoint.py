@@ -1,8 +1,9 @@
 """Saves, restores and keeps the checkpoints of a workdir, through Orbax.
 
 Orbax writes a step in the background under a temporary name and renames it at the end, so a half-written step is never
-visible. Each step also holds the caller's metadata and a fingerprint of every tensor (train/integrity.py), which is
-computed where the tensor lives when it is saved and again when it is read.
+visible. In an object store, which cannot rename a folder, it writes the file commit_success.txt last, and a step
+without one is not complete. Each step also holds the caller's metadata and a fingerprint of every tensor
+(train/integrity.py), which is computed where the tensor lives when it is saved and again when it is read.
 """
 
 import contextlib
@@ -10,10 +11,9 @@ import copy
 import itertools
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -23,7 +23,18 @@ from jaxtyping import PyTree
 from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.holder import NoLongerHeld
-from bert_jax.storage.local import read_json, write_json
+from bert_jax.storage.location import (
+    Location,
+    absolute,
+    is_store_failure,
+    is_stored,
+    location,
+    move_folder,
+    read_json,
+    remove_folder,
+    write_json,
+)
+from bert_jax.storage.remote import first_line
 from bert_jax.train.held_out import Best
 from bert_jax.train.integrity import (
     AVERAGE,
@@ -63,13 +74,13 @@ class Checkpoints:
     of a run creates one and calls each method at the same point. Use it in a `with`, or close it.
     """
 
-    def __init__(self, directory: str | Path, keep: int, keep_every: int = 0, best: str = "") -> None:
+    def __init__(self, directory: str | PurePath, keep: int, keep_every: int = 0, best: str = "") -> None:
         self.best = Best(best, {}) if best else None
         policy = _preservation_policy(keep, keep_every, self.best)
         ignore_closed_loops()
         self._quiet = OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
-        self.directory = Path(directory).absolute()
+        self.directory = absolute(location(directory))
         # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
         trees = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (PARAMS, OPTIMIZER, AVERAGE)}
         self._manager = Manager(
@@ -259,31 +270,42 @@ class Checkpoints:
             "Run the same command on every host to resume from the checkpoint before it"
         )
 
-    def _move_aside(self, step: int) -> Path:
-        folder = self.directory / DAMAGED
+    def _move_aside(self, step: int) -> Location:
+        # In a store, Orbax removes every folder next to the steps that has no mark.
+        folder = (self.directory.parent if is_stored(self.directory) else self.directory) / DAMAGED
         names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
-        folder.mkdir(exist_ok=True)
+        if not is_stored(folder):
+            folder.mkdir(exist_ok=True)
         target = next(path for name in names if not (path := folder / name).exists())
-        return (self.directory / str(step)).rename(target)
+        move_folder(self.directory / str(step), target)
+        return target
 
     def _remove_old(self) -> None:
         """Deletes steps that are no longer kept. They were renamed first: a visible step is complete after any kill."""
-        if jax.process_index() == 0:
-            shutil.rmtree(self.directory / REMOVED, ignore_errors=True)
+        if jax.process_index() == 0 and not is_stored(self.directory):  # where Orbax deletes without renaming
+            remove_folder(self.directory / REMOVED)
 
     @contextlib.contextmanager
     def _disk_errors_restored(self) -> Iterator[None]:
-        """Turns the storage library's text of an operating-system error back into an OSError."""
+        """Turns the storage library's text of an operating-system error back into an OSError.
+
+        Raises RunAgain where a store did not answer.
+        """
         try:
             yield
-        except ValueError as error:
-            if (code := os_error_code(error)) is not None:
+        except Exception as error:
+            if is_stored(self.directory) and is_store_failure(error):
+                raise RunAgain(
+                    f"cannot write checkpoint {self._saving} in {self.directory}: {first_line(error)}. Run the same "
+                    "command again to resume from the checkpoint before it"
+                ) from error
+            if isinstance(error, ValueError) and (code := os_error_code(error)) is not None:
                 step = "" if self._saving is None else str(self._saving)
                 raise OSError(code, os.strerror(code), str(self.directory / step)) from error
             raise
 
 
-def restore(directory: Path, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
+def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
     """Reads WORKDIR/checkpoints/STEP as Checkpoints.restore does, and leaves the workdir as it is."""
     document = read_meta(directory)
     tensors = document["tensors"]

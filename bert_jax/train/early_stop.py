@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.storage.local import read_json
+from bert_jax.storage.location import location, read_json
 from bert_jax.train.checkpoint import BEST_FILE
 from bert_jax.train.held_out import Best
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_steps
@@ -84,10 +84,10 @@ def has_stopped_early(patience: int, meta: Mapping[str, Any]) -> bool:
     return not meta.get("unlogged", False) and meta.get("early_stop", {}).get("waited", 0) >= patience > 0
 
 
-def selected_step(workdir: str | Path) -> int | None:
+def selected_step(workdir: str | PurePath) -> int | None:
     """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
     newest = latest_step(workdir)
-    note = Path(workdir) / CHECKPOINTS / BEST_FILE
+    note = location(workdir) / CHECKPOINTS / BEST_FILE
     if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
         return newest
     step = read_json(note).get("step")

@@ -5,11 +5,11 @@ The train step itself has then made no update (steps.train_step), so that the ho
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
+from bert_jax.storage.location import Location
 from bert_jax.train.checkpoint import Checkpoints
 
 
@@ -20,7 +20,12 @@ class FiniteCheck:
     """
 
     def __init__(
-        self, config: TrainConfig, skipped: int, workdir: Path, checkpoints: Checkpoints, report: Callable[[str], None]
+        self,
+        config: TrainConfig,
+        skipped: int,
+        workdir: Location,
+        checkpoints: Checkpoints,
+        report: Callable[[str], None],
     ) -> None:
         self.skipped = skipped
         self._on_nonfinite, self._skip_at_most = config.on_nonfinite, config.skip_at_most

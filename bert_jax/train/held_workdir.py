@@ -2,19 +2,18 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import holder
-from bert_jax.storage.remote import is_remote
+from bert_jax.storage.location import Location, check_access
 from bert_jax.train import distributed
 
 CheckHeld = Callable[[], None]
 
 
 @contextlib.contextmanager
-def held_workdir(workdir: Path) -> Iterator[CheckHeld]:
+def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
     """Holds a workdir while it is open, and yields a function to call before anything is written.
 
     That function raises storage.holder.NoLongerHeld if another run has replaced this one, which can happen to a run
@@ -28,12 +27,9 @@ def held_workdir(workdir: Path) -> Iterator[CheckHeld]:
         yield mine.check
 
 
-def check_workdir(workdir: Path) -> None:
-    """Raises UserError for a workdir that is a file or in an object store."""
-    if is_remote(workdir):
-        raise UserError(
-            f"--workdir {workdir} is in an object store; name a local folder, or one where the bucket is mounted"
-        )
+def check_workdir(workdir: Location) -> None:
+    """Raises UserError for a workdir that is a file, or in a bucket that this process cannot read."""
+    check_access(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; name a folder")
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -19,8 +18,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
+from bert_jax.storage.location import Location, is_store_failure, is_stored
+from bert_jax.storage.remote import first_line
 from bert_jax.train.orbax_workarounds import ignore_closed_loops, os_error_code, reports_muted
 
 Result = TypeVar("Result")
@@ -43,12 +44,12 @@ class DamagedCheckpoint(UserError):
         self.why = why
 
 
-def saved_steps(directory: Path) -> list[int]:
+def saved_steps(directory: Location) -> list[int]:
     """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
-def read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
+def read_item(directory: Location, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
     """Reads one item of a step by path and verifies the fingerprints in `saved`. Raises DamagedCheckpoint."""
 
     def read() -> dict[str, Any]:
@@ -62,7 +63,7 @@ def read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.ar
     return restored
 
 
-def read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
+def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
     """Reads one item into the shardings and the structure of an abstract tree."""
     named = named_leaves(wanted)
     _check_tensors(directory, item, saved, named)
@@ -74,7 +75,7 @@ def read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTr
     return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
 
 
-def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_tensors(directory: Location, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
     advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
     if item == OPTIMIZER:
@@ -89,7 +90,7 @@ def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted:
             raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
 
 
-def read_meta(directory: Path) -> dict[str, Any]:
+def read_meta(directory: Location) -> dict[str, Any]:
     """Reads the metadata of a step and verifies its signature. Raises DamagedCheckpoint."""
 
     def read() -> dict[str, Any]:
@@ -144,8 +145,11 @@ def signature(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
-    """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint."""
+def read_or_explain(step_directory: Location, read: Callable[[], Result]) -> Result:
+    """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint.
+
+    Raises RunAgain where a store did not answer, which says nothing about the file.
+    """
     ignore_closed_loops()
     with reports_muted():
         try:
@@ -153,6 +157,10 @@ def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
         except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
             raise  # problems of the machine, not of the file
         except Exception as error:
+            if is_stored(step_directory) and is_store_failure(error):
+                raise RunAgain(
+                    f"cannot read {step_directory}: {first_line(error)}. Run the same command again"
+                ) from error
             if (code := os_error_code(error)) in _MACHINE_ERRORS:
                 raise OSError(code, os.strerror(code), str(step_directory)) from error
             why = f"{type(error).__name__}: {error}"[:200]
@@ -161,7 +169,7 @@ def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
     raise damaged(step_directory, why)
 
 
-def damaged(step_directory: Path, why: str) -> DamagedCheckpoint:
+def damaged(step_directory: Location, why: str) -> DamagedCheckpoint:
     """Returns the error for a damaged checkpoint: which one, why, and which one is before it."""
     steps = saved_steps(step_directory.parent)
     before = max((step for step in steps if step < int(step_directory.name)), default=None)

@@ -4,8 +4,10 @@ import json
 import math
 import os
 import resource
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from tensorboardX import SummaryWriter
 from bert_jax.config import ModelConfig
 from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
+from bert_jax.storage.location import Location
+from bert_jax.train.metric_segments import Segments, read_segments
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -89,47 +93,89 @@ class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
     Opened for a run that resumes from a step, it drops the lines that were logged after that step, since the run
-    repeats those steps.
+    repeats those steps. In an object store, the lines are in segments (train/metric_segments.py), and there are no
+    TensorBoard events, whose file would have to be written again with each line.
     """
 
-    def __init__(self, workdir: Path, start_step: int) -> None:
+    def __init__(self, workdir: Location, start_step: int) -> None:
         self._active = jax.process_index() == 0
         if not self._active:
             return
-        path = workdir / METRICS_FILE
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(temporary, path)
-        self._file = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step or None)
+        lines = [json.dumps(line) for line in kept]
+        self._log: Segments | _Appended
+        self._events: SummaryWriter | None = None
+        if isinstance(workdir, Path):
+            self._log = _Appended(workdir / METRICS_FILE, lines)
+            self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step or None)
+        else:
+            self._log = Segments(workdir, lines)
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
         if not self._active:
             return
         line = {"step": step, "time": round(time.time(), 3)} | {name: _plain(value) for name, value in values.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._log.append(json.dumps(line))
         for name, value in line.items():
-            if isinstance(value, float) and name != "time":
+            if self._events and isinstance(value, float) and name != "time":
                 self._events.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Returns once all lines are where a killed run leaves them. Call it before a checkpoint is saved."""
+        if self._active:
+            self._log.flush()
 
     def close(self) -> None:
         if self._active:
-            self._file.close()
-            self._events.close()
+            self._log.close()
+            if self._events:
+                self._events.close()
 
 
-def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a workdir's metrics.jsonl (see read_lines), or none where there is no such file."""
+class _Appended:
+    """A metrics.jsonl on disk, begun with some lines."""
+
+    def __init__(self, path: Path, kept: Sequence[str]) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        os.replace(temporary, path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, line: str) -> None:
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Every line is in the file already."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(workdir: Location) -> list[dict[str, Any]]:
+    """Returns the log lines of a workdir: of its metrics.jsonl (see read_lines), or of its segments; none: no log."""
+    if not isinstance(workdir, Path):
+        return _parse(read_segments(workdir))
     path = workdir / METRICS_FILE
     return read_lines(path) if path.exists() else []
 
 
+def copy_metrics(workdir: Location, target: Location) -> None:
+    """Copies the log of a workdir to another one, in the same place, which then has no other log."""
+    if isinstance(workdir, Path):
+        shutil.copy(workdir / METRICS_FILE, Path(target) / METRICS_FILE)
+    else:
+        Segments(target, read_segments(workdir))
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a metrics.jsonl, without a last line that a crash cut short."""
+    return _parse(path.read_text(encoding="utf-8").splitlines())
+
+
+def _parse(text: Sequence[str]) -> list[dict[str, Any]]:
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text:
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:

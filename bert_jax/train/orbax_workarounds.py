@@ -1,13 +1,18 @@
-"""Works around Orbax where it reports one failure several times, or asks jax about preemption on its own."""
+"""Works around Orbax where it reports one failure several times, asks jax about preemption, or deletes marks last."""
 
 import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
+
+from bert_jax.storage.location import Location, is_stored
+
+MARK = "commit_success.txt"  # Orbax writes it last into a step in a store
 
 
 class Manager(ocp.CheckpointManager):
@@ -17,8 +22,35 @@ class Manager(ocp.CheckpointManager):
     none of them reaches.
     """
 
+    def __init__(self, directory: Location, **arguments: Any) -> None:
+        super().__init__(directory, **arguments)
+        if is_stored(directory):
+            self._checkpoint_deleter: Any = _MarkFirst(self._checkpoint_deleter, directory)
+
     def reached_preemption(self, step: int) -> bool:
         return False
+
+
+class _MarkFirst:
+    """Removes a step in a store so that it is incomplete from the first moment, whenever the process is killed.
+
+    Orbax 0.12.8 removes the objects of a step, its mark among them, in no particular order.
+    """
+
+    def __init__(self, orbax_deleter: Any, directory: Location) -> None:
+        self._deleter, self._directory = orbax_deleter, directory
+
+    def delete(self, step: int) -> None:
+        if jax.process_index() == 0:
+            (self._directory / str(step) / MARK).unlink(missing_ok=True)
+        self._deleter.delete(step)
+
+    def delete_steps(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            self.delete(step)
+
+    def close(self) -> None:
+        self._deleter.close()
 
 
 class OneMessage(logging.Filter):

@@ -4,11 +4,11 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import jax
 
 from bert_jax.command import UserError
+from bert_jax.storage.location import Location, is_stored
 
 PROFILE = "profile"  # the folder in a workdir
 
@@ -17,11 +17,14 @@ class Profiler:
     """Traces the steps FIRST:LAST of a run (counted from 0, LAST excluded) into WORKDIR/profile.
 
     Each process writes plugins/profile/TIME/HOST.xplane.pb, which TensorBoard reads (with tensorboard-plugin-profile),
-    and HOST.trace.json.gz, which ui.perfetto.dev reads. Raises UserError unless the steps are two increasing numbers.
+    and HOST.trace.json.gz, which ui.perfetto.dev reads. Raises UserError unless the steps are two increasing numbers,
+    and for a workdir in a store.
     """
 
-    def __init__(self, steps: str, workdir: Path) -> None:
+    def __init__(self, steps: str, workdir: Location) -> None:
         self.first, self.last = parse_steps(steps) if steps else (-1, -1)
+        if steps and is_stored(workdir):
+            raise UserError(f"config.profile={steps} cannot be written to {workdir}; use a local --workdir for it")
         self.folder = workdir / PROFILE
         self._tracing = False
         self._traced = not steps  # whether there is nothing to trace any more

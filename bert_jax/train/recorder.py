@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.command import Stopped
 from bert_jax.model import paths
+from bert_jax.storage.location import Location
 from bert_jax.train import distributed, partitioning
 from bert_jax.train.checkpoint import EVALUATION, Checkpoints
 from bert_jax.train.clock import Clock
@@ -133,6 +133,10 @@ class Logger:
         self._writer.write(step, values | measured)
         return shown
 
+    def flush(self) -> None:
+        """Writes all lines so far, which a run that resumes from a later checkpoint does not log again."""
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -148,8 +152,9 @@ class Saver:
         evaluation: HeldOutEvaluation,
         clock: Clock,
         meta: Mapping[str, Any],
+        logger: Logger,
     ) -> None:
-        self._config, self._opened, self._clock = run.config.checkpoint, opened, clock
+        self._config, self._opened, self._clock, self._logger = run.config.checkpoint, opened, clock, logger
         self._accumulator, self._evaluation = accumulator, evaluation
         self._saved_step, self._saved_seconds = meta.get("step", 0), clock.agreed
 
@@ -192,6 +197,7 @@ class Saver:
             }
             if early_stop:
                 meta["early_stop"] = early_stop.state()
+            self._logger.flush()
             checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self._saved_step, self._saved_seconds = step, self._clock.agreed
 
@@ -217,7 +223,7 @@ class RunRecorder:
         )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
         self.logger = Logger(run, opened, self.accumulator, self.evaluation, clock, meta)
-        self.saver = Saver(run, opened, self.accumulator, self.evaluation, clock, meta)
+        self.saver = Saver(run, opened, self.accumulator, self.evaluation, clock, meta, self.logger)
 
     def __enter__(self) -> "RunRecorder":
         return self
@@ -246,14 +252,14 @@ class RunRecorder:
         return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected, stop_requested)
 
 
-def stopped(step: int, workdirs: Sequence[Path]) -> Stopped:
+def stopped(step: int, workdirs: Sequence[Location]) -> Stopped:
     """Returns the exception that ends a run after SIGTERM, once its step is saved."""
     return Stopped(f"SIGTERM: saved step {step} in {' and '.join(map(str, workdirs))}; run the same command to resume")
 
 
 @contextlib.contextmanager
 def saving_on_failure(
-    interruption: Interruption, step: int, workdirs: Sequence[Path], save: Callable[[], None]
+    interruption: Interruption, step: int, workdirs: Sequence[Location], save: Callable[[], None]
 ) -> Iterator[None]:
     """Surrounds an evaluation; when it fails, calls `save` first, so that no training is lost.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
+from bert_jax.storage.location import Location
 from bert_jax.train import distributed, mesh_placement
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
@@ -48,7 +48,7 @@ class Run:
     model: ModelConfig
     objective: Objective
     source: Source
-    workdir: Path
+    workdir: Location
     tokenizer: Vocabulary
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
@@ -68,7 +68,7 @@ class Run:
     unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
-    summary_workdir: Path | None = None  # holds the result of all seeds and rates, of which this run is one
+    summary_workdir: Location | None = None  # holds the result of all seeds and rates, of which this run is one
 
     def forget_result(self) -> None:
         """Removes the result files of a run that had finished and now continues; process 0 does."""

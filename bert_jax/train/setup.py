@@ -7,9 +7,9 @@ parameters initialized from the seed.
 
 import contextlib
 import functools
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
-from bert_jax.storage.local import atomic_folder
+from bert_jax.storage.location import replace_folder
 from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules, steps
 from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.clock import check_end
@@ -260,13 +260,16 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
     """Writes config.json and tokenizer/ in process 0; every checkpoint of the workdir is read with them."""
     if distributed.is_primary():
         check_held()
-        run.workdir.mkdir(parents=True, exist_ok=True)
         folder = run.workdir / "tokenizer"
-        if folder.exists() and vocabulary.load(folder).content_hash != run.tokenizer.content_hash:
-            shutil.rmtree(folder)  # from a run that left no checkpoint: open_workdir has compared the data of any other
-        if not folder.exists():
-            with atomic_folder(folder) as unfinished:
-                run.tokenizer.save(unfinished)
+        if isinstance(folder, Path):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        # One that differs is of a run that left no checkpoint: open_workdir has compared the data of any other.
+        if (
+            not isinstance(folder, Path)
+            or not folder.exists()
+            or vocabulary.load(folder).content_hash != run.tokenizer.content_hash
+        ):
+            replace_folder(folder, run.tokenizer.save)
         heads = run.objective.heads
         write_config(run.workdir, WorkdirConfig(run.model, heads, run.kind, to_dict(run.config), run.task))
     distributed.broadcast_from_primary("written")

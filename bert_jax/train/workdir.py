@@ -5,8 +5,8 @@
     checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
                             keeps one), meta
 
-A run also writes metrics.jsonl, result.json and tensorboard/ (train/trainer.py), and holder.json as long as it trains
-(train/held_workdir.py).
+A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/trainer.py), and holder.json
+as long as it trains (train/held_workdir.py).
 
 Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
 from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
@@ -21,7 +21,7 @@ import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, to_dict
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
-from bert_jax.storage.local import read_json, write_json
+from bert_jax.storage.location import absolute, is_stored, location, read_json, write_json
 from bert_jax.train import integrity
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.integrity import PARAMS, read_item, read_meta
@@ -86,7 +86,7 @@ class WorkdirConfig:
     dtype: str = "float32"  # of the file from which convert read the parameters
 
 
-def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
+def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
     """Writes WORKDIR/config.json atomically."""
     values = {
         "model": to_dict(config.model),
@@ -96,14 +96,15 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
         "task": None if config.task is None else dict(config.task),
         "dtype": config.dtype,
     }
-    target = Path(workdir) / CONFIG_FILE
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = location(workdir) / CONFIG_FILE
+    if not is_stored(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, values)
 
 
-def read_config(workdir: str | Path) -> WorkdirConfig:
+def read_config(workdir: str | PurePath) -> WorkdirConfig:
     """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or was not written by bert_jax."""
-    where = Path(workdir) / CONFIG_FILE
+    where = location(workdir) / CONFIG_FILE
     if not where.exists():
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
@@ -120,47 +121,50 @@ def read_config(workdir: str | Path) -> WorkdirConfig:
     )
 
 
-def saved_steps(workdir: str | Path) -> list[int]:
+def saved_steps(workdir: str | PurePath) -> list[int]:
     """Returns the complete checkpoints of a workdir in ascending order."""
-    return integrity.saved_steps(Path(workdir).absolute() / CHECKPOINTS)
+    return integrity.saved_steps(absolute(location(workdir)) / CHECKPOINTS)
 
 
-def latest_step(workdir: str | Path) -> int | None:
+def latest_step(workdir: str | PurePath) -> int | None:
     """Returns the newest complete checkpoint of a workdir, or None."""
     return max(saved_steps(workdir), default=None)
 
 
-def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
+def read_params(workdir: str | PurePath, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
     """Returns the parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
 
     item   PARAMS, or AVERAGE for their moving average
     Raises UserError when there is no such checkpoint or item, and DamagedCheckpoint for damaged files.
     """
-    directory = Path(workdir).absolute() / CHECKPOINTS
+    directory = absolute(location(workdir)) / CHECKPOINTS
     if step is None and (step := latest_step(workdir)) is None:
         raise UserError(f"no checkpoint in {directory}: none has been saved. Train first, or name another folder")
-    if not (directory / str(step)).is_dir():
-        steps = ", ".join(map(str, saved_steps(workdir))) or "none"
+    if step not in (saved := saved_steps(workdir)):
+        steps = ", ".join(map(str, saved)) or "none"
         raise UserError(f"no checkpoint of step {step} in {directory}; its steps are {steps}")
-    saved = read_meta(directory / str(step))["tensors"].get(item)
-    if saved is None:
+    named = read_meta(directory / str(step))["tensors"].get(item)
+    if named is None:
         raise UserError(
             f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or its run "
             "had no --config.optimizer.ema_decay. Omit --average, or average several checkpoints with --average last:K"
         )
-    nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
-    return read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
+    nested = unflatten(dict.fromkeys(named, ocp.RestoreArgs(restore_type=np.ndarray)))
+    return read_item(directory / str(step), item, named, ocp.args.PyTreeRestore(restore_args=nested))
 
 
 def write_params(
-    workdir: str | Path, step: int, params: Mapping[str, np.ndarray], average: Mapping[str, np.ndarray] | None = None
+    workdir: str | PurePath,
+    step: int,
+    params: Mapping[str, np.ndarray],
+    average: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Writes parameters by path, and their moving average if given, as a checkpoint without an optimizer state.
 
     Returns once it is on disk.
     """
     nested = None if average is None else unflatten(dict(average))
-    with Checkpoints(Path(workdir) / CHECKPOINTS, keep=0) as checkpoints:
+    with Checkpoints(location(workdir) / CHECKPOINTS, keep=0) as checkpoints:
         checkpoints.save(step, unflatten(dict(params)), None, {}, nested)
 
 

@@ -1,0 +1,119 @@
+"""Addresses of workdirs, and writing whole files and folders where nothing can be renamed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from bert_jax.command import RunAgain, UserError
+from bert_jax.storage.location import (
+    copy_folder,
+    is_store_failure,
+    is_stored,
+    local_folder,
+    location,
+    read_json,
+    remove_folder,
+    replace_folder,
+    write_json,
+)
+from bert_jax.train.held_workdir import check_workdir
+from bert_jax.train.integrity import read_or_explain
+from bert_jax.train.profiler import Profiler
+
+
+def test_a_path_on_disk_stays_what_it_is(tmp_path):
+    assert location("runs/a") == Path("runs/a") and location(tmp_path) is not None and location(tmp_path) == tmp_path
+    assert location("C:three") == Path("C:three") and location(Path("c:/x")) == Path("c:/x")
+    assert not is_stored(location("a:b/c"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "s3://bucket/run",
+            r"^s3://bucket/run: runs are kept on disks and in gs://, not in s3://\. Use a local folder",
+        ),
+        (Path("s3://bucket/run"), r"^s3://bucket/run: runs are kept"),
+        ("ftp://host/run", r"^ftp://host/run: runs are kept on disks and in gs://, not in ftp://"),
+        ("gs://", r"^gs:// names no folder in a bucket. Use gs://BUCKET/NAME$"),
+        ("gs://bucket/", r"^gs://bucket/ names no folder in a bucket"),
+    ],
+)
+def test_other_addresses_are_refused(address, message):
+    with pytest.raises(UserError, match=message):
+        location(address)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else find(name))
+    with pytest.raises(UserError, match=r"which needs the package gcsfs: pip install 'bert_jax\[gcs\]'$"):
+        location("gs://bucket/run")
+
+
+def test_a_profile_and_a_file_in_place_of_the_workdir_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"config\.profile=1:2 cannot be written to gs://bucket/run; use a local"):
+        Profiler("1:2", epath.Path("gs://bucket/run"))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file; name a folder"):
+        check_workdir(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Forbidden: bucket/run"),
+        ValueError("UNAVAILABLE: error reading gs://bucket/run"),
+        TimeoutError(),
+    ],
+)
+def test_a_store_that_does_not_answer_damages_no_checkpoint(error):
+    def read() -> None:
+        raise ValueError("orbax: cannot restore") from error
+
+    with pytest.raises(RunAgain, match=r"^cannot read gs://bucket/run/checkpoints/1: orbax: cannot restore"):
+        read_or_explain(epath.Path("gs://bucket/run/checkpoints/1"), read)
+    assert not is_store_failure(ValueError("DATA_LOSS: checksum")) and not is_store_failure(FileNotFoundError("x"))
+
+
+def test_a_write_that_a_store_refuses_ends_with_a_line_that_says_to_run_again(monkeypatch):
+    def refuse(path: epath.Path, content: bytes) -> int:
+        raise OSError("Forbidden: bucket/run/result.json")
+
+    path = epath.Path("gs://bucket/run/result.json")
+    monkeypatch.setattr(type(path), "write_bytes", refuse)
+    with pytest.raises(
+        RunAgain, match=r"^cannot write gs://bucket/run/result\.json: Forbidden: bucket/run/result\.json\. "
+    ):
+        write_json(path, {})
+
+
+@pytest.mark.parametrize("kind", [Path, epath.Path])
+def test_a_folder_is_replaced_copied_and_removed(tmp_path, kind):
+    folder, other = kind(tmp_path / "folder"), kind(tmp_path / "other")
+
+    def save(target: Path) -> None:
+        (target / "same").write_bytes(b"same")
+        (target / "new").write_bytes(b"new")
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "same").write_bytes(b"same")
+    (tmp_path / "folder" / "old").write_bytes(b"old")
+    before = (tmp_path / "folder" / "same").stat().st_mtime_ns
+    replace_folder(folder, save)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"same": b"same", "new": b"new"}
+    if is_stored(folder):
+        assert (tmp_path / "folder" / "same").stat().st_mtime_ns == before
+        (tmp_path / "other").mkdir()  # on a disk; a store has no folders
+    copy_folder(folder, other)
+    assert {path.name: path.read_bytes() for path in local_folder(other).iterdir()} == {"same": b"same", "new": b"new"}
+    remove_folder(other)
+    remove_folder(other)
+    assert not other.exists()
+    write_json(folder / "new", {"a": 1})
+    assert read_json(folder / "new") == {"a": 1}
+    with pytest.raises(UserError, match=r"no none\.json in"):
+        read_json(folder / "none.json")
