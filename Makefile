@@ -7,11 +7,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ENGINES ?= .venv-engines
 COMPILERS ?= .venv-compilers
+STORES ?= .venv-stores
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow engines compilers clean
+.PHONY: quickstart test lint slow engines compilers stores clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -33,13 +34,17 @@ engines: $(ENGINES)/installed
 compilers: $(COMPILERS)/installed
 	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_plan.py tests/test_gpu_plan.py tests/test_compiled_steps.py
 
+# Workdirs in an object store, on an emulator of Google Cloud Storage.
+stores: $(STORES)/installed
+	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_stores.py
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .venv-compilers .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -56,6 +61,12 @@ $(ENGINES)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,beam,ray]'
+	touch $@
+
+$(STORES)/installed: requirements.txt setup.cfg setup.py pyproject.toml
+	test -x $(STORES)/bin/python || $(PYTHON) -m venv $(STORES)
+	$(STORES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(STORES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,stores]'
 	touch $@
 
 $(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml

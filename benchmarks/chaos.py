@@ -27,8 +27,9 @@ from typing import Any
 from benchmarks import common
 from bert_jax import command
 from bert_jax.command import UserError
+from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_params
+from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_params, saved_steps
 from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
 from data_prep.train_tokenizer import TokenizerOptions
@@ -49,6 +50,8 @@ TIMES = (
 SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
 LOSS_TOLERANCE = 1e-6  # relative
 SECONDS_A_LIFE = 600.0
+POLL, STORE_POLL = 0.002, 0.1  # seconds between two looks at a workdir; in a store each is several requests
+BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
 
 
 @dataclass
@@ -70,7 +73,7 @@ def shards(directory: Path) -> Path:
     return directory / "shards"
 
 
-def arguments(data: Path, workdir: Path, steps: int, save_every: int, more: Sequence[str] = ()) -> list[str]:
+def arguments(data: Path, workdir: Location, steps: int, save_every: int, more: Sequence[str] = ()) -> list[str]:
     return [
         f"--config={RECIPE}",
         f"--workdir={workdir}",
@@ -86,7 +89,7 @@ def arguments(data: Path, workdir: Path, steps: int, save_every: int, more: Sequ
 
 
 def killed_until(
-    start: Callable[[int], list[subprocess.Popen[bytes]]], workdir: Path, steps: int, kills: int, seed: int
+    start: Callable[[int], list[subprocess.Popen[bytes]]], workdir: Location, steps: int, kills: int, seed: int
 ) -> Lives:
     """Starts processes on a workdir and kills them at a random instant, `kills` times; then lets them finish.
 
@@ -112,8 +115,9 @@ def killed_until(
 class _Watched:
     """The processes of one life, observed through their workdir."""
 
-    def __init__(self, workdir: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, workdir: Location, processes: list[subprocess.Popen[bytes]]) -> None:
         self._workdir, self._processes = workdir, processes
+        self._between_looks = STORE_POLL if is_stored(workdir) else POLL
         self._began = time.monotonic()
         self._stale = self._unfinished()
 
@@ -141,12 +145,20 @@ class _Watched:
         lives.seconds_to_save = lives.seconds[-1]
         return "training"
 
-    def _unfinished(self) -> set[tuple[str, int]]:
-        """Half-written checkpoints, by name and inode."""
-        found = set()
-        for folder in (self._workdir / CHECKPOINTS).glob("*.orbax-checkpoint-tmp*"):
-            with contextlib.suppress(FileNotFoundError):  # it is complete now
-                found.add((folder.name, folder.stat().st_ino))
+    def _unfinished(self) -> set[tuple[str, Any]]:
+        """Half-written checkpoints, by name and inode; in a store by name and the record of their beginning."""
+        found: set[tuple[str, Any]] = set()
+        folder = self._workdir / CHECKPOINTS
+        if isinstance(folder, Path):
+            for step in folder.glob("*.orbax-checkpoint-tmp*"):
+                with contextlib.suppress(FileNotFoundError):  # it is complete now
+                    found.add((step.name, step.stat().st_ino))
+            return found
+        with contextlib.suppress(FileNotFoundError):
+            complete = set(map(str, saved_steps(self._workdir)))
+            for name in {step.name for step in folder.iterdir()} - complete:
+                with contextlib.suppress(FileNotFoundError):
+                    found.add((name, (folder / name / BEGUN).read_bytes()))
         return found
 
     def _wait(self, until: Callable[[], bool]) -> None:
@@ -156,16 +168,17 @@ class _Watched:
             if ended or time.monotonic() > deadline:
                 problem = f"ended with code {ended[0]}" if ended else f"made no progress in {SECONDS_A_LIFE:g} s"
                 raise UserError(
-                    f"training in {self._workdir} {problem}; see log.txt in the same folder, and increase --steps"
+                    f"training in {self._workdir} {problem}; see log.txt next to the uninterrupted run, and increase "
+                    "--steps"
                 )
-            time.sleep(0.002)
+            time.sleep(self._between_looks)
 
 
-def _newest(workdir: Path) -> int:
+def _newest(workdir: Location) -> int:
     return latest_step(workdir) or 0
 
 
-def compare(whole: Path, killed: Path) -> list[str]:
+def compare(whole: Location, killed: Location) -> list[str]:
     """The differences between two finished workdirs apart from timings; there must be none."""
     differing = []
     for item in ("params", "optimizer"):
@@ -185,21 +198,31 @@ def compare(whole: Path, killed: Path) -> list[str]:
     return differing
 
 
-def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+def fixed(
+    data: Path,
+    work: Path,
+    kills: int,
+    steps: int,
+    seed: int,
+    more: Sequence[str] = (),
+    killed: Location | None = None,
+) -> dict[str, Any]:
     """Runs the command on one device, killed `kills` times, and returns the measurements, `differing` among them.
 
-    `more` are further arguments of the command.
+    more     further arguments of the command
+    killed   the workdir of the run that is killed; None: a folder of `work`. The uninterrupted run has one there.
     """
+    killed = killed or work / "killed"
 
-    def start(name: str) -> list[subprocess.Popen[bytes]]:
-        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps, SAVE_EVERY, more)]
+    def start(workdir: Location) -> list[subprocess.Popen[bytes]]:
+        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, workdir, steps, SAVE_EVERY, more)]
         return [start_process(line, 1, work)]
 
     began = time.monotonic()
-    if start("whole")[0].wait():
+    if start(work / "whole")[0].wait():
         raise UserError(f"the uninterrupted run failed; see {work / 'log.txt'}")
     alone = time.monotonic() - began
-    lives = killed_until(lambda _: start("killed"), work / "killed", steps, kills, seed)
+    lives = killed_until(lambda _: start(killed), killed, steps, kills, seed)
     return {
         "kills": dict(lives.kills),
         "steps": steps,
@@ -207,7 +230,7 @@ def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Seque
         "steps_trained_again": lives.steps_lost,
         "seconds_alone": round(alone, 1),
         "seconds_killed": round(sum(lives.seconds), 1),
-        "differing": compare(work / "whole", work / "killed"),
+        "differing": compare(work / "whole", killed),
     }
 
 
