@@ -7,6 +7,7 @@ from etils import epath
 
 from bert_jax.train import metric_segments
 from bert_jax.train.metric_segments import FOLDER, Segments, read_segments
+from bert_jax.train.metrics import METRICS_FILE, read_metrics
 
 
 @pytest.fixture
@@ -77,3 +78,13 @@ def test_a_reader_whose_segments_are_removed_meanwhile_reads_those_of_the_new_st
 
     monkeypatch.setattr(type(workdir), "read_bytes", read_late)
     assert read_segments(workdir) == ["new"]
+
+
+def test_a_copy_of_a_workdir_on_disk_or_in_a_store_keeps_its_log(workdir, tmp_path):
+    Segments(workdir, ['{"step": 1}', '{"step": 2}'])
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]  # as it is on a disk
+    (tmp_path / METRICS_FILE).write_text('{"step": 3}\n')
+    assert read_metrics(tmp_path) == [{"step": 3}]
+    assert read_metrics(workdir) == [{"step": 1}, {"step": 2}]
+    (workdir / FOLDER / names(workdir)[0]).unlink()
+    assert read_metrics(workdir) == [{"step": 3}]

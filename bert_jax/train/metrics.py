@@ -19,7 +19,7 @@ from tensorboardX import SummaryWriter
 from bert_jax.config import ModelConfig
 from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
-from bert_jax.storage.location import Location
+from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metric_segments import Segments, read_segments
 
 METRICS_FILE = "metrics.jsonl"
@@ -153,11 +153,14 @@ class _Appended:
 
 
 def read_metrics(workdir: Location) -> list[dict[str, Any]]:
-    """Returns the log lines of a workdir: of its metrics.jsonl (see read_lines), or of its segments; none: no log."""
-    if not isinstance(workdir, Path):
-        return _parse(read_segments(workdir))
+    """Returns the log lines of a workdir: of its metrics.jsonl (see read_lines), or of its segments; none: no log.
+
+    A workdir on disk may be a copy of one in a store, and the other way round: the first of the two kinds is its own.
+    """
     path = workdir / METRICS_FILE
-    return read_lines(path) if path.exists() else []
+    if is_stored(workdir):
+        return _parse(read_segments(workdir)) or (read_lines(path) if path.exists() else [])
+    return read_lines(path) if path.exists() else _parse(read_segments(workdir))
 
 
 def copy_metrics(workdir: Location, target: Location) -> None:
@@ -168,7 +171,7 @@ def copy_metrics(workdir: Location, target: Location) -> None:
         Segments(target, read_segments(workdir))
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Location) -> list[dict[str, Any]]:
     """Returns the lines of a metrics.jsonl, without a last line that a crash cut short."""
     return _parse(path.read_text(encoding="utf-8").splitlines())
 
