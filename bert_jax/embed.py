@@ -20,7 +20,7 @@ from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import spans
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import bucketed_batches
-from bert_jax.tasks.texts import EncodedTexts
+from bert_jax.tasks.texts import EncodedTexts, Text
 from bert_jax.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
@@ -54,7 +54,7 @@ is printed."""
 
 def embed(
     checkpoint: str | Path | LoadedModel,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     layers: str = "last",
     pool: str = "mean",
@@ -65,10 +65,10 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
 
-    A max_length of 0 is the maximum of the model. average applies to a checkpoint given by its path,
-    as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that the model does
-    not have, for a line with two tabs, and for a max_length beyond the model's positions. A pool of cls is
-    also refused where no [CLS] stands for the whole text: in causal models, whose first token attends to
+    A text is a string, whose tabs are white space, or a pair of strings. A max_length of 0 is the maximum of the
+    model. average applies to a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown
+    layer or pool, for one that the model does not have, and for a max_length beyond the model's positions. A pool of
+    cls is also refused where no [CLS] stands for the whole text: in causal models, whose first token attends to
     itself alone, and for vocabularies that add no special tokens, whose first token is a piece of the text.
     """
     if pool not in POOLS:

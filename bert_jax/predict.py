@@ -78,11 +78,11 @@ def predict(
 ) -> list[dict[str, Any]]:
     """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
-    inputs are plain texts and objects, or the path of a file. columns names the columns of a task
-    file, for a checkpoint that does not record them. average applies to a checkpoint given by its
-    path, as in open_checkpoint. Raises UserError, naming the line, for an input that is empty,
-    incomplete or malformed (with on_error="skip" its result is {"error": ...} instead), and for a
-    checkpoint that was not fine-tuned and an unknown form.
+    inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns
+    names the columns of a task file, for a checkpoint that does not record them. average applies to
+    a checkpoint given by its path, as in open_checkpoint. Raises UserError, naming the line, for an
+    input that is empty, incomplete or malformed (with on_error="skip" its result is {"error": ...}
+    instead), and for a checkpoint that was not fine-tuned and an unknown form.
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")

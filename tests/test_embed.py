@@ -25,7 +25,8 @@ from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tasks.length_batches import LENGTHS, bucketed_batches
 from bert_jax.tasks.texts import encode, read_texts
 
-TEXTS = ["the cat sat", "a dog unwantable .\tthe mat", "", "river " * 30, "the river", "cat\tdog\u200b \x01 s"]
+PAIRS = [("a dog unwantable .", "the mat"), ("cat", "dog\u200b \x01 s")]
+TEXTS = ["the cat sat", PAIRS[0], "", "river " * 30, "the river", PAIRS[1]]
 LAYERS = 5
 
 
@@ -51,7 +52,7 @@ def states_of(loaded, texts):
     found = []
     words = loaded.vocabulary
     for text in texts:
-        parts = [words.encode(part).tolist() for part in text.split("\t")]
+        parts = [words.encode(part).tolist() for part in ([text] if isinstance(text, str) else text)]
         if len(parts) == 1:
             parts[0] = parts[0][:22]
         ids = [words.cls_id, *parts[0], words.sep_id, *[token for part in parts[1:] for token in [*part, words.sep_id]]]
@@ -138,7 +139,7 @@ def test_a_word_is_the_mean_of_its_pieces_and_keeps_its_place(loaded, states, ca
 
 def test_words_of_byte_level_bpe_are_those_of_the_text(tmp_path):
     words = tokenizer.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
-    texts = ["ab ab b", "b a\tab ab", "c  ab "]
+    texts = ["ab ab b", ("b a", "ab ab"), "c  ab "]
     whole, parted = (encode(texts, words, 24, by_word=by_word) for by_word in (False, True))
     assert words.tokens(parted.rows.input_ids[:6]) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>"]
     np.testing.assert_array_equal(np.diff(parted.word_offsets), [3, 4, 2])
@@ -146,7 +147,7 @@ def test_words_of_byte_level_bpe_are_those_of_the_text(tmp_path):
 
 
 def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, capsys):
-    texts = ["cat cat cat cat cat cat cat", "the dog\ta a a a a a a a", "the"]
+    texts = ["cat cat cat cat cat cat cat", ("the dog", "a a a a a a a a"), "the"]
     got = embed(loaded, texts, pool="none", max_length=8)
     words = loaded.vocabulary
     rows = [words.decode(got["input_ids"][start:end]) for start, end in itertools.pairwise(got["offsets"])]
@@ -176,8 +177,9 @@ def test_lengths_share_few_shapes_and_every_text_comes_once():
 
 def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     huggingface_export.write(loaded, tmp_path / "hf")
-    lines = [text for text in TEXTS if "\x01" not in text]
-    (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
+    lines = TEXTS[:-1]  # without control characters
+    written = [line if isinstance(line, str) else "\t".join(line) for line in lines]
+    (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in written))
     output = tmp_path / "new" / "vectors.npz"
     arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "texts.txt"), "--output", str(output)]
     command.main([*arguments, "--pool=none", "--layers=second_to_last"])
@@ -218,7 +220,7 @@ def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path,
     content = b"eins\r\nzwei\tdrei\n\nvier"
     for name, write in (("t.txt", bytes), ("t.gz", gzip.compress), ("t.xz", lzma.compress)):
         (tmp_path / name).write_bytes(write(content))
-        assert read_texts(tmp_path / name) == ["eins", "zwei\tdrei", "", "vier"]
+        assert read_texts(tmp_path / name) == ["eins", ("zwei", "drei"), "", "vier"]
     for name, content, message in (
         ("empty", b"", "is empty"),
         ("latin", b"na\xefve", "not UTF-8"),
@@ -228,5 +230,11 @@ def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path,
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             read_texts(tmp_path / name)
-    with pytest.raises(UserError, match="line 2 has 2 tabs"):
-        embed(loaded, ["one", "a\tb\tc"])
+    (tmp_path / "tabs").write_text("one\na\tb\tc\n")
+    with pytest.raises(UserError, match="tabs line 2 has 2 tabs"):
+        read_texts(tmp_path / "tabs")
+
+
+def test_a_tab_in_a_text_of_a_caller_is_white_space(loaded):
+    spaced, tabbed = (embed(loaded, [f"the{space}cat{space}sat"])["embeddings"] for space in " \t")
+    np.testing.assert_array_equal(spaced, tabbed)

@@ -71,7 +71,7 @@ def test_texts_and_pairs_have_the_ids_of_transformers(folder, name):
     path, arrays = folder(name)
     texts, pairs = json.loads(str(arrays["texts"])), json.loads(str(arrays["pairs"]))
     wanted = [ids.tolist() for kind in ("ids", "pair_ids") for ids in numbered(arrays, kind)]
-    encoded = texts_lib.encode([*texts, *map("\t".join, pairs)], tokenizer.load(path), 64, by_word=False)
+    encoded = texts_lib.encode([*texts, *map(tuple, pairs)], tokenizer.load(path), 64, by_word=False)
     assert rows_of(encoded.rows) == wanted, REFRESH
 
 
@@ -279,7 +279,7 @@ def test_the_separators_of_a_pair_are_those_of_the_folder(folder, processor, sep
     library.save(str(path / "tokenizer.json"))
     words = tokenizer.load(path)
     assert words.pair_separators == separators
-    (row,) = rows_of(texts_lib.encode(["the cat\tx"], words, 64, by_word=False).rows)
+    (row,) = rows_of(texts_lib.encode([("the cat", "x")], words, 64, by_word=False).rows)
     assert row == library.encode("the cat", "x").ids
     words.save(path / "again")
     assert vocabulary.load(path / "again").spec == words.spec

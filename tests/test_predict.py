@@ -93,8 +93,20 @@ def test_objects_pairs_and_ids(classifier: LoadedModel) -> None:
     objects = [{"id": "x7", "text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat", "id": 2}]
     told = predict(classifier, objects)
     assert [one.pop("id") for one in told] == ["x7", 2]
-    assert same(told, predict(classifier, ["the cat\ta dog", "a\tmat"]))
+    assert same(
+        told, predict(classifier, [{"text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat"}])
+    )
     assert not same(told, predict(classifier, ["the cat", "a"]))
+
+
+def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tagger: LoadedModel) -> None:
+    assert same(predict(classifier, ["the\tcat\tsat", "a"]), predict(classifier, ["the cat sat", "a"]))
+    assert predict(tagger, ["the\tcat"])[0]["words"] == ["the", "cat"]
+    pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b"}})
+    with pytest.raises(
+        UserError, match=r"line 1 is one text, but the task needs 2\. Give an object with"
+    ):
+        predict(pairs, ["the cat\ta dog"])
 
 
 def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -151,7 +163,7 @@ def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys
 
 def test_a_column_of_another_name_leaves_the_others_as_they_were(classifier: LoadedModel, tmp_path: Path) -> None:
     pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b", "label": "c"}})
-    wanted = predict(pairs, [f"{text}\tmat" for text in TEXTS])
+    wanted = predict(pairs, [{"text": text, "text_pair": "mat"} for text in TEXTS])
     path = tmp_path / "in.tsv"
     path.write_text("other\tb\tc\n" + "\n".join(f"{text}\tmat\t{text[6:9]}" for text in TEXTS), encoding="utf-8")
     assert same(predict(pairs, path, columns=Columns("other")), wanted)
@@ -295,7 +307,7 @@ def test_the_file_that_a_leaderboard_takes(classifier: LoadedModel, tmp_path: Pa
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     arguments = ["--checkpoint", tmp_path / "mnli", "--output", tmp_path / "out", "--format"]
     run(*arguments, "glue", "--input", tmp_path / "test_mismatched.tsv")
-    told = predict(tmp_path / "mnli", ["\t".join(pair) for pair in pairs])
+    told = predict(tmp_path / "mnli", [{"text": one, "text_pair": other} for one, other in pairs])
     wanted = ["index\tprediction", *(f"{n}\t{one['label']}" for n, one in enumerate(told))]
     assert (tmp_path / "out" / "MNLI-mm.tsv").read_text().splitlines() == wanted
     for benchmark, name in (("superglue", "test_mismatched.tsv"), ("glue", "mine.tsv")):

@@ -13,6 +13,7 @@ from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.reading import plain_name
 
 FORMS = ("auto", "text", "jsonl", "task")
+PYTHON = "python"  # the form of texts and objects of a caller
 STDIN = Path("standard input")  # in messages
 FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", "": "text"}
 CHUNK = 1 << 20  # bytes; a pipe returns at most what it holds
@@ -80,10 +81,10 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
     With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
     that is not a JSON object.
     """
-    if form == "text" and isinstance(content, str) and words and content.split():
+    if form in ("text", PYTHON) and isinstance(content, str) and words and content.split():
         return InputRecord(number, {"tokens": content.split(), "text": content})
-    if form == "text" or not isinstance(content, str):
-        return InputRecord(number, content)
+    if form in ("text", PYTHON) or not isinstance(content, str):
+        return InputRecord(number, content, tabs=form == "text")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -12,10 +12,16 @@ JOINER = "\u200d"  # between the parts of an emoji
 
 
 class InputRecord(NamedTuple):
-    """One input: a line of plain text, or the object that a line of JSON holds."""
+    """One input: a line of plain text, or the object that a line of JSON holds, or a text or object of a caller."""
 
     line: int  # in its file, from 1
     content: str | Mapping[str, Any]
+    tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
+
+    def plain_texts(self) -> list[str]:
+        """The texts of a plain line."""
+        assert isinstance(self.content, str)
+        return self.content.split("\t") if self.tabs else [self.content]
 
 
 class Words(NamedTuple):
@@ -33,7 +39,12 @@ def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], 
     text that is missing, empty or not a string, and for too many tabs.
     """
     if isinstance(record.content, str):
-        texts: list[Any] = record.content.split("\t")
+        texts: list[Any] = record.plain_texts()
+        if len(texts) < needed and not record.tabs:
+            raise UserError(
+                f"{source} line {record.line} is one text, but the task needs {needed}. Give an object with the fields "
+                f"{', '.join(choice[-1] for choice in names)}"
+            )
         if not needed <= len(texts) <= len(names):
             expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
             raise UserError(

@@ -74,7 +74,7 @@ class InputPredictor:
     def objects(self, inputs: Iterable[str | Mapping[str, Any]]) -> Iterator[Predictions]:
         """The predictions for texts and objects of the caller, window by window."""
         for window in input_lines.windows(enumerate(inputs, 1), self._window):
-            yield self._lines(Path("inputs"), window, "text")
+            yield self._lines(Path("inputs"), window, input_lines.PYTHON)
 
     def split(self, split: Split[Any]) -> Predictions:
         """The predictions for a split, whose labels are ignored."""

@@ -62,7 +62,7 @@ def item_of(columns: Columns, names: Sequence[str], source: Path, record: InputR
     """
     line = record.line
     if isinstance(record.content, str):
-        context, *texts = (checked_text(source, line, text) for text in record.content.split("\t"))
+        context, *texts = (checked_text(source, line, text) for text in record.plain_texts())
         return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
     list_names = (names[0], CHOICES) if len(names) == 1 else (CHOICES,)
     listed = value_of(source, record, list_names, required=False)
