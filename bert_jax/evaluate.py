@@ -51,6 +51,7 @@ def evaluate(
     compute_dtype: str = "auto",
     max_rows: int = 0,
     columns: Columns | None = None,
+    label_map: str = "",
     average: str = "",
     mesh: MeshConfig | None = None,
     pseudo_perplexity: bool = False,
@@ -62,10 +63,10 @@ def evaluate(
     model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
 
     An undefined metric, such as a correlation with a constant, is None. columns names the columns of
-    a task file, for a checkpoint that does not record them. average is as in open_checkpoint. Without
-    mesh, rows are sharded over all devices. Raises UserError if the checkpoint lacks the head that
-    the data or pseudo_perplexity requires, if its tokenizer is not that of the data, or if the mesh does
-    not fit the model or the devices.
+    a task file, for a checkpoint that does not record them; label_map is as in measurement.evaluate. average is as in
+    open_checkpoint. Without mesh, rows are sharded over all devices. Raises UserError if the checkpoint
+    lacks the head that the data or pseudo_perplexity requires, if its tokenizer is not that of the data,
+    or if the mesh does not fit the model or the devices.
     """
     loaded = open_checkpoint(checkpoint, average)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
@@ -73,11 +74,13 @@ def evaluate(
     if loaded.task:
         if pseudo_perplexity:
             raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-        found = measurement.evaluate(loaded, data, config, columns)
+        found = measurement.evaluate(loaded, data, config, columns, label_map)
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
+    if label_map:
+        raise UserError(f"--label_map is {label_map!r}, but the checkpoint has no task; omit it")
     dataset = open_dataset(data, "train" if Path(data).name == "train" else "eval")
     pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
@@ -101,6 +104,11 @@ def main(arguments: Sequence[str]) -> None:
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
+    what = (
+        "what the labels of a task file mean, such as 0:NEGATIVE,1:POSITIVE (default: what they say, without regard to "
+        "case; the number I means LABEL_I)"
+    )
+    parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=what)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
     for axis in partitioning.AXES:
         default = getattr(MeshConfig(), axis)
@@ -118,6 +126,7 @@ def main(arguments: Sequence[str]) -> None:
             max_rows=known.max_rows,
             pseudo_perplexity=known.pseudo_perplexity,
             columns=columns if columns != Columns() else None,
+            label_map=known.label_map,
             average=known.average,
             mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )

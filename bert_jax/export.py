@@ -10,6 +10,7 @@ from bert_jax.interop.discriminator import PARTS, part_of
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.target_scale import with_target_scale
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
 FORMATS = ("hf", "orbax", "stablehlo", "peft")
@@ -59,6 +60,8 @@ def export(
     loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
+    if format != "orbax":
+        loaded = with_target_scale(loaded)
     if format == "hf":
         huggingface_export.write(loaded, output)
     elif format == "stablehlo":

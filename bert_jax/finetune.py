@@ -29,7 +29,17 @@ from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.tasks import measurement, padded_lengths, registry, results, submission, sweep, task_json, training
+from bert_jax.tasks import (
+    kept_head,
+    measurement,
+    padded_lengths,
+    registry,
+    results,
+    submission,
+    sweep,
+    task_json,
+    training,
+)
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.sweep import Trial
@@ -57,6 +67,10 @@ Common configuration keys (docs/recipes.md describes all):
   --config.seeds=5            train with seeds 0 to 4, each in WORKDIR/seed-K; the best by the dev metric is also
                               written to WORKDIR itself. Several numbers (0,7,9) are the seeds themselves.
   --config.learning_rates="2e-5,3e-5,5e-5"     train with each learning rate and each seed
+  --config.task.metrics=f1,accuracy            the metrics; the first one selects the step, the seed and the rate
+                              (or --config.checkpoint.best=eval_NAME, if given)
+  --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
+                              the order of the labels, what those of the files mean, and the one that f1 is of
   --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
   --config.early_stop=2       stop after this many evaluations without improvement
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
@@ -97,7 +111,8 @@ class Start:
         """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
         if self.loaded is None:
             return {}
-        return initial_params(self.loaded, self.model, heads, self.tokenizer, task_json.to_json(task))
+        loaded = kept_head.with_labels_of(self.loaded, task)
+        return initial_params(loaded, self.model, heads, self.tokenizer, task_json.to_json(task))
 
     def summary(self) -> dict[str, Any] | None:
         """Returns `start` in result.json: the path, and the task of a fine-tuned checkpoint; None: from scratch."""
@@ -136,7 +151,7 @@ def finetune(
 
     With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
     learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
-    by the task's first dev metric. An empty init_from trains config.model from scratch and requires
+    by the dev metric that sweep.chosen_by names. An empty init_from trains config.model from scratch and requires
     a tokenizer. Raises UserError for a mistake in the configuration, the files or the checkpoint,
     and Stopped after SIGTERM.
     """
@@ -146,7 +161,7 @@ def finetune(
     start, data, runs = prepare(config, workdir, tokenizer)
     with held_workdir(workdir) as check_held:
         by_trial, steps = training.train(config, data.task, data.rows, runs)
-        chosen_by, origin = data.task.metrics[0], {"start": start.summary()}
+        chosen_by, origin = sweep.chosen_by(config, data.task), {"start": start.summary()}
         result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = results.best(by_trial, chosen_by)
         check_held()
@@ -296,6 +311,8 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
     seeds = sweep.seeds_of(config)
     steps = next(iter(every.values())).steps
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
+    # Runs of one program have batches of one length at each step; others are padded for their own seed alone.
+    together = training.in_one_program(config, len(every), start.model, objective.heads)
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {
         seed: TaskSource(
@@ -305,7 +322,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
             lengths=lengths,
             pool=config.length_pool,
             steps=steps,
-            seeds=seeds,
+            seeds=seeds if together else (),
         )
         for seed in seeds
     }

@@ -12,7 +12,7 @@ import test_finetune
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetune import finetune, prepare
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.sweep import Trial
@@ -161,6 +161,21 @@ def two_devices(monkeypatch) -> None:
     """Each batch is split over two devices instead of eight, which compile faster."""
     devices = jax.devices()[:2]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
+
+
+def test_seeds_in_turn_are_padded_for_themselves_and_those_of_one_program_for_all(config, tmp_path):
+    lines = [f"{'good ' * (1 + row * 7 % 25)}\tpair\t{'yes' if row % 2 else 'no'}" for row in range(40)]
+    (tmp_path / "train.tsv").write_text("\n".join(["review\tpair\tstars", *lines]) + "\n")
+    task = dataclasses.replace(config.task, train=str(tmp_path / "train.tsv"), max_length=64)
+    config = dataclasses.replace(config, task=task, seeds=(4,), length_pool=1, batch_size=2, padded_lengths=6)
+    lengths = {}
+    for together in ("yes", "no"):
+        *_, runs = prepare(dataclasses.replace(config, run_together=together), tmp_path / together)
+        lengths[together] = np.array(
+            [[run.source.batch(step).input_ids.shape[1] for run in runs.values()] for step in range(11)]
+        )
+    assert (lengths["yes"] == lengths["no"].max(axis=1, keepdims=True)).all()
+    assert (lengths["no"] < lengths["yes"]).any()
 
 
 @pytest.mark.slow

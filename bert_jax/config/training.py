@@ -201,6 +201,10 @@ class TaskConfig:
     choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
     # classification, regression, choice, tagging, token_regression, question, spans, span_pairs
     kind: str = ""
+    metrics: str = ""  # names, separated by commas; the first one selects checkpoints, seeds and rates
+    labels: str = ""  # names, separated by commas, in the order of the classes; empty: those of the training file
+    label_map: str = ""  # what labels of the files mean: LABEL_OF_THE_FILE:LABEL,..., such as 0:NEGATIVE,1:POSITIVE
+    positive: str = ""  # classification: the label that f1, precision and recall are of; empty: the second label
     max_length: int = 128
     # Pooling for a class or a score: cls, mean, max, attention_dot, attention_additive; empty: that of init_from.
     pooling: str = ""
@@ -209,6 +213,9 @@ class TaskConfig:
     label_subwords: str = ""  # the pieces of a word whose target is its tag: first, all; empty: first
     decode: str = ""  # predicts a word's tag from its first piece (first) or all (mean); empty: first
     crf: bool = False  # adds a linear-chain conditional random field over the tags
+    # Regression and token_regression: trains on (number - mean) / deviation of the training file: yes, no; auto: where
+    # the mean or the deviation exceeds 10. Predictions and metrics have the units of the files.
+    scale_targets: str = "auto"
     layer_mix: bool = False  # classes, scores and tags from a learned mix of all layers, instead of the last one
     max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
     span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary

@@ -16,6 +16,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import Predictor, task_params
+from bert_jax.tasks.kinds.labels import LabelTask
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
@@ -98,17 +99,29 @@ class Evaluation:
 
 
 def evaluate(
-    loaded: LoadedModel, data: str | Path, config: TrainConfig | None = None, columns: Columns | None = None
+    loaded: LoadedModel,
+    data: str | Path,
+    config: TrainConfig | None = None,
+    columns: Columns | None = None,
+    label_map: str = "",
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
     The file has the columns of the training files unless columns names others (a Hugging Face folder does not record
-    them). config says how to run the model (batch_size, compute_dtype). Raises UserError for a checkpoint that was not
-    fine-tuned, an unknown label, and a folder without such files.
+    them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
+    the same (label_names.py). config says how to run the model (batch_size, compute_dtype). Raises UserError for a
+    checkpoint that was not fine-tuned, an unknown label, a label_map for a task without labels, and a folder without
+    such files.
     """
     config = config or TrainConfig(batch_size=32)
     task = task_of(loaded)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
+    if label_map:
+        if not isinstance(task, LabelTask):
+            raise UserError(
+                f"--label_map is {label_map!r}, but a task of kind {task.kind} has no labels to map; omit it"
+            )
+        task = dataclasses.replace(task, label_map=label_map)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:

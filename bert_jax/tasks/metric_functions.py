@@ -4,7 +4,7 @@ A metric is a function of the labels and the predictions of a whole split. Each 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ def compute_metrics(
     return {name: float(functions[name](labels, predicted)) for name in names}
 
 
-def check_metric_names(names: Sequence[str], known: Mapping[str, Any]) -> None:
+def check_metric_names(names: Sequence[str], known: Collection[str]) -> None:
     """Raises UserError for a metric that is not among those known."""
     for name in names:
         if name not in known:
@@ -59,11 +59,6 @@ def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str
 
 def _accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
     return float(metrics.accuracy_score(labels, predicted))
-
-
-def _f1_of_class_1(labels: np.ndarray, predicted: np.ndarray) -> float:
-    """F1 of class 1, as in GLUE's MRPC; undefined if class 1 is neither a label nor a prediction."""
-    return float(metrics.f1_score(labels, predicted, labels=[1], average="macro", zero_division=np.nan))
 
 
 def _macro_f1(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -98,13 +93,29 @@ def _constant(values: np.ndarray) -> bool:
     return bool((values == values[0]).all())
 
 
-# Metrics of class ids.
-CLASSIFICATION_METRICS: Mapping[str, Metric] = {
-    "accuracy": _accuracy,
-    "f1": _f1_of_class_1,
-    "macro_f1": _macro_f1,
-    "matthews_correlation": _matthews_correlation,
-}
+def classification_metrics(positive: int) -> Mapping[str, Metric]:
+    """Metrics of class ids.
+
+    f1, precision and recall are those of the class `positive`: in GLUE's MRPC and QQP it is 1. They are undefined where
+    their denominator is 0; f1 is, if the class is neither a label nor a prediction.
+    """
+
+    def of_class(score: Callable[..., Any]) -> Metric:
+        return lambda labels, predicted: float(
+            score(labels, predicted, labels=[positive], average="macro", zero_division=np.nan)
+        )
+
+    return {
+        "accuracy": _accuracy,
+        "f1": of_class(metrics.f1_score),
+        "macro_f1": _macro_f1,
+        "matthews_correlation": _matthews_correlation,
+        "precision": of_class(metrics.precision_score),
+        "recall": of_class(metrics.recall_score),
+    }
+
+
+CLASSIFICATION_METRICS = classification_metrics(1)
 # Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
 REGRESSION_METRICS: Mapping[str, Metric] = {
     "pearson": _pearson,

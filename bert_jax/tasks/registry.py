@@ -21,6 +21,7 @@ from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
+from bert_jax.tasks.label_names import parse_label_map, parse_names
 from bert_jax.tasks.named import TASKS, NamedTask
 from bert_jax.tasks.named.layout import SPLITS
 from bert_jax.tasks.reading import COMPRESSED, TFDS, Columns, is_stored, plain_name
@@ -56,6 +57,7 @@ BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ew
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 STORED_ENDINGS = (".parquet", ".jsonl")
+NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
 OWN_KEYS = ("text", "text_pair", "label", "choices", "marks", "kind")  # keys that describe a user's own files
 
 
@@ -125,9 +127,13 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
         kinds = [kind for kind, names in every.items() if item.name in names]
         if item.name == "name" or value == item.default or not (kinds or item.name in own):
             continue
-        if item.name not in own:
+        if item.name not in own or (item.name == "labels" and not task.has_labels):
+            kinds = [kind for kind in kinds if item.name != "labels" or KINDS[kind].has_labels]
             raise UserError(f"task.{item.name} is for {', '.join(kinds)}, not for {task.kind}; leave it out")
-        options[item.name] = value
+        options[item.name] = parse_names(f"task.{item.name}", value) if item.name in NAME_LISTS else value
+    if "label_map" in options and task.labels and "labels" not in options:  # a named task takes the new names
+        names = parse_label_map(config.label_map)
+        options["labels"] = tuple(dict.fromkeys(names.get(label, label) for label in task.labels))
     return options
 
 
@@ -160,7 +166,7 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     if named and columns == named.task.columns:  # the user has not named others
         stored = named.stored_columns if is_stored(path) else None
         columns = stored or named.columns.get(plain_name(path), columns)
-    return task.read(path, columns, label_required)
+    return task.with_names(task.read(path, columns, label_required))
 
 
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:

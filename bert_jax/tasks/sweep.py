@@ -93,6 +93,11 @@ def check(config: FinetuneConfig, workdir: Location) -> None:
         raise UserError(f"{workdir} holds {kinds[present]}. Name another --workdir for {kinds[wanted]}{others}")
 
 
+def chosen_by(config: FinetuneConfig, task: Task) -> str:
+    """The dev metric that selects the step of a run, the seed and the rate: checkpoint.best, or the task's first."""
+    return config.checkpoint.best.removeprefix(PREFIX) or task.metrics[0]
+
+
 def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
     """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
 
@@ -111,7 +116,7 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         if share <= 0 and config.budget_minutes > 0:  # the number of steps is not known in advance
             share = WARMUP_SHARE
         warmup = 0 if share > 0 else math.ceil(WARMUP_SHARE * length)
-    best = config.checkpoint.best or (PREFIX + task.metrics[0] if config.early_stop else "")
+    best = config.checkpoint.best or (PREFIX + chosen_by(config, task) if config.early_stop else "")
     return dataclasses.replace(
         config,
         seed=trial.seed,

@@ -1,7 +1,7 @@
 """The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -11,6 +11,7 @@ from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.model.heads.config import POOLINGS
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.input_records import InputRecord
+from bert_jax.tasks.metric_functions import check_metric_names
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tokenizer import Tokenizer
@@ -32,11 +33,12 @@ class Task(abc.ABC, Generic[Item, Rows]):
     | name | a named task (bert_jax/tasks/named), or `own` for files of the user |
     | labels | the labels by id; empty where the kind has none, and until the training file is read |
     | max_length | tokens of a row at most |
-    | metrics | names of metrics; the first one selects the best seed |
+    | metrics | names of metrics; the first one selects the best checkpoint, seed and rate |
     | columns | which columns of a table hold the texts and the labels |
     """
 
     kind: ClassVar[str]  # its name in configurations and in config.json
+    has_labels: ClassVar[bool] = True  # whether task.labels may name the labels
 
     name: str
     labels: tuple[str, ...] = ()
@@ -46,6 +48,13 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     def __post_init__(self) -> None:
         """Subclasses check their options here and call this method."""
+        if self.known_metrics:
+            check_metric_names(self.metrics, self.known_metrics)
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        """The names that `metrics` may have; empty where a kind does not state them before it measures a file."""
+        return ()
 
     @abc.abstractmethod
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Item]:
@@ -94,8 +103,12 @@ class Task(abc.ABC, Generic[Item, Rows]):
         `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
         """
 
+    def with_names(self, split: Split[Item]) -> Split[Item]:
+        """A split that was read, with its labels as the task names them."""
+        return split
+
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics of a task that names none; the first one selects the best seed."""
+        """The metrics of a task that names none; the first one selects the best checkpoint, seed and rate."""
         return ()
 
     def complete(self, train: Split[Item]) -> "Task":

@@ -20,8 +20,8 @@ class TaskSource:
     length share a batch. The order of the batches is the same for every seed, so that runs of several seeds have
     batches of similar length at each step. A pool of 1 takes rows in their order. `steps`, if known, ends the last
     pool, so that no row of the last epoch is left out. A batch is padded to the smallest of `best_lengths` that holds
-    its longest row, and the longest row of the same step with any other of `seeds`, so that runs with these seeds can
-    be one program.
+    its longest row, and the longest row of the same step with any other of `seeds`, for runs with these seeds in one
+    program.
     """
 
     def __init__(

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from bert_jax.command import Stopped
-from bert_jax.config import FinetuneConfig
+from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads import Heads
 from bert_jax.storage.location import Location
 from bert_jax.tasks import measurement, registry, sweep
 from bert_jax.tasks.example import TaskRows
@@ -25,11 +26,10 @@ def train(
     Returns the final metrics, and the step of the parameters that are kept. Raises what trainer.fit raises, and Stopped
     if SIGTERM arrives before the last run.
     """
-    run = next(iter(runs.values()))
-    parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(run.model, run.objective.heads)).values())
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
-    if sweep.run_together(config, len(runs), parameters):
+    run = next(iter(runs.values()))
+    if in_one_program(config, len(runs), run.model, run.objective.heads):
         for trial, result in zip(runs, multi_seed.fit(list(runs.values())), strict=True):
             metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
         return metrics, steps
@@ -39,6 +39,12 @@ def train(
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
     return metrics, steps
+
+
+def in_one_program(config: FinetuneConfig, runs: int, model: ModelConfig, heads: Heads) -> bool:
+    """Whether so many runs are one program (sweep.run_together)."""
+    parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(model, heads)).values())
+    return sweep.run_together(config, runs, parameters)
 
 
 def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result: trainer.Result) -> dict[str, float]:

@@ -50,6 +50,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """
 
     kind = "choice"
+    has_labels = False
 
     choices: str = TaskConfig.choices
     label_smoothing: float = TaskConfig.label_smoothing

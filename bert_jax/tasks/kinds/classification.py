@@ -2,7 +2,7 @@
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,13 +19,15 @@ from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
-from bert_jax.tasks.kinds.labels import LabelTask, check_label, parse_number
+from bert_jax.tasks.kinds.labels import LabelTask, check_label, parse_number, shown_labels
+from bert_jax.tasks.kinds.target_scale import ScaledTask
 from bert_jax.tasks.metric_functions import (
     CLASSIFICATION_METRICS,
     LARGEST,
     REGRESSION_METRICS,
     UNDEFINED_OF_ONE,
     Metric,
+    classification_metrics,
     compute_metrics,
 )
 from bert_jax.tasks.objective import TaskObjective, pooled_vectors
@@ -50,6 +52,15 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
     layer_mix: bool = TaskConfig.layer_mix
 
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return self.metric_functions
+
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
+        return ()
+
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
         """The class id or the score that a label means. Raises UserError, with file and line, for an invalid label."""
@@ -58,7 +69,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
         if reading.kind_of_file(path) != "table":
             other = "question" if reading.kind_of_file(path) == "squad" else "tagging"
             raise UserError(f"{path} is a {other} file, but the task is {self.kind}. Use --config.task.kind={other}")
-        return reading.read_table(path, columns, label_required, self.labels)
+        return reading.read_table(path, columns, label_required, self.numbered_labels)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
         """Texts, or pairs if the task is of pairs; if the checkpoint does not record this, the first record decides."""
@@ -121,11 +132,30 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
 @dataclass(frozen=True)
 class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
-    """One class for each text or pair of texts."""
+    """One class for each text or pair of texts.
+
+    positive: the label that f1, precision and recall are of; empty: the second one.
+    """
 
     kind = "classification"
     metric_functions = CLASSIFICATION_METRICS
     label_dtype = np.int32
+
+    positive: str = TaskConfig.positive
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positive and self.labels and self.positive not in self.labels:
+            raise UserError(
+                f"task.positive is {self.positive!r}, which is not a label of the task: {shown_labels(self.labels)}"
+            )
+
+    def labels_in(self, split: Split[Example]) -> set[str]:
+        return {example.label for example in split.items if example.label is not None}
+
+    def replace_labels(self, split: Split[Example], names: Mapping[str, str]) -> Split[Example]:
+        items = (one._replace(label=one.label and names.get(one.label, one.label)) for one in split.items)
+        return replace(split, items=tuple(items))
 
     def complete(self, train: Split[Example]) -> Task:
         """The task with the labels, class weights and metrics that its training file implies.
@@ -149,7 +179,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
         return replace(task, class_weight_values=weights).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
-        return ("accuracy", "f1") if self.labels == ("0", "1") else ("accuracy", "macro_f1")
+        return ("accuracy", "f1") if self.positive or self.labels == ("0", "1") else ("accuracy", "macro_f1")
 
     def label_value(self, split: Split[Example], line: int, label: str) -> int:
         return check_label(split, line, label, self.labels)
@@ -159,7 +189,10 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, from the logits f32[C] of each row."""
-        return compute_metrics(self.metric_functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+        functions = self.metric_functions
+        if self.positive:
+            functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
+        return compute_metrics(functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`label`, `score` (its probability) and `scores` of all labels."""
@@ -172,12 +205,18 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
 
 
 @dataclass(frozen=True)
-class RegressionTask(TextTask):
+class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
     """One score for each text or pair of texts."""
 
     kind = "regression"
     metric_functions = REGRESSION_METRICS
+    has_labels = False
     label_dtype = np.float32
+
+    def complete(self, train: Split[Example]) -> Task:
+        """The task with its metrics and the scale of the training file's scores."""
+        scores = [self.label_value(train, example.line, example.label or "") for example in train.items]
+        return self.with_scale_of(scores).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("pearson", "spearman")
@@ -189,7 +228,8 @@ class RegressionTask(TextTask):
         return value
 
     def objective(self) -> TaskObjective:
-        return ClassObjective(1, regression=True, pooling=self.pooling, layer_mix=self.layer_mix)
+        scale = self.target_mean, self.target_std
+        return ClassObjective(1, regression=True, pooling=self.pooling, layer_mix=self.layer_mix, scale=scale)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, from the score f32[1] of each row."""
@@ -202,13 +242,17 @@ class RegressionTask(TextTask):
 
 @dataclass(frozen=True)
 class ClassObjective(TaskObjective):
-    """Cross-entropy of classes, or the squared error of a score (Devlin et al. 2019, section 4)."""
+    """Cross-entropy of classes, or the squared error of a score (Devlin et al. 2019, section 4).
+
+    scale: of a regression, the mean and the deviation by which scores are standardized in outputs and loss.
+    """
 
     classes: int
     regression: bool = False
     pooling: str = "cls"
     costs: ClassCosts = PLAIN
     layer_mix: bool = False
+    scale: tuple[float, float] = (0.0, 1.0)
 
     @property
     def heads(self) -> Heads:
@@ -219,14 +263,21 @@ class ClassObjective(TaskObjective):
         return {"task": () if self.regression else ("accuracy",)}
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
-        """Logits of classes, or the score (C = 1)."""
+        """Logits of classes, or the standardized score (C = 1)."""
         return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         if self.regression:
-            return {"task": Term(squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights), {})}
+            mean, deviation = self.scale
+            targets = (batch.labels - mean) / deviation
+            return {"task": Term(squared_error_sum(outputs[:, 0], targets, batch.label_weights), {})}
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
+
+    def answers(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Float[Array, "B C"]:
+        """Logits of classes, or the score in the units of the files."""
+        mean, deviation = self.scale
+        return mean + deviation * outputs if self.regression else outputs
 
     def counts(self, batch: TaskBatch) -> Counts:
         if self.regression:

@@ -1,13 +1,15 @@
-"""Converts labels to ids, and computes the weights of their classes in the loss."""
+"""Tasks with labels: their names and ids, and the weights of their classes in the loss."""
 
+import abc
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks.example import Split
+from bert_jax.tasks.label_names import parse_label_map, same_names
 from bert_jax.tasks.task import Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
@@ -21,8 +23,10 @@ class LabelTask(Task[Item, Rows]):
     | class_weights | balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 |
     | class_weight_values | the resulting weights on the training file, by label id |
     | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
+    | label_map | what labels of files mean, FILE_LABEL:LABEL,... (label_names.py); empty: what they say |
     """
 
+    label_map: str = TaskConfig.label_map
     class_weights: str = TaskConfig.class_weights
     class_weight_values: tuple[float, ...] = ()
     label_smoothing: float = TaskConfig.label_smoothing
@@ -30,6 +34,36 @@ class LabelTask(Task[Item, Rows]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_smoothing(self.label_smoothing)
+        mapped = parse_label_map(self.label_map).values() if self.labels else ()
+        unknown = [label for label in mapped if label not in self.labels]
+        if unknown:
+            raise UserError(
+                f"the label map {self.label_map!r} names {unknown[0]!r}, which is not a label of the task: "
+                f"{shown_labels(self.labels)}. Write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..."
+            )
+
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for, unless label_map maps them."""
+        return () if self.label_map else self.labels
+
+    @abc.abstractmethod
+    def labels_in(self, split: Split[Item]) -> set[str]:
+        """The labels of a split."""
+
+    @abc.abstractmethod
+    def replace_labels(self, split: Split[Item], names: Mapping[str, str]) -> Split[Item]:
+        """The split with other labels in place of those in names."""
+
+    def with_names(self, split: Split[Item]) -> Split[Item]:
+        """The split with labels replaced by label_map, and by the task's label that means the same (label_names.py)."""
+        found = self.labels_in(split)
+        names = parse_label_map(self.label_map)
+        names |= same_names(found - set(names), self.labels)
+        if not found & set(names):
+            return split
+        classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
+        return replace(self.replace_labels(split, names), class_names=classes)
 
     @property
     def costs(self) -> ClassCosts:
@@ -65,10 +99,9 @@ class LabelTask(Task[Item, Rows]):
         label, _, number = given.rpartition("=")
         label = label.strip()
         if label not in self.labels:
-            shown = ", ".join(self.labels[:20]) + (" ..." if len(self.labels) > 20 else "")
             raise UserError(
-                f"task.class_weights names {label!r} in {given!r}, which is not a label of {train.path}: {shown}. "
-                "Use balanced, or LABEL=WEIGHT,..."
+                f"task.class_weights names {label!r} in {given!r}, which is not a label of {train.path}: "
+                f"{shown_labels(self.labels)}. Use balanced, or LABEL=WEIGHT,..."
             )
         weight = parse_number(number)
         if not 0 <= weight < math.inf:
@@ -96,8 +129,14 @@ def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> 
     """The id of a label among those known. Raises UserError, with file and line, for an unknown label."""
     if label in known:
         return known.index(label)
-    shown = ", ".join(map(repr, known[:20])) + (" ..." if len(known) > 20 else "")
     raise UserError(
-        f"{split.path} line {line}: unknown label {label!r}; the task's labels are: {shown}. "
-        "Correct the line or the column (task.label), or add the label to the training file"
+        f"{split.path} line {line}: unknown label {label!r}; the task's labels are: {shown_labels(map(repr, known))}. "
+        "Correct the line or the column (task.label), map the label (task.label_map; in evaluate: --label_map), or add "
+        "it to the training file"
     )
+
+
+def shown_labels(labels: Iterable[str]) -> str:
+    """The first 20 labels, for a message."""
+    every = list(labels)
+    return ", ".join(every[:20]) + (" ..." if len(every) > 20 else "")

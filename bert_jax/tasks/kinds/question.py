@@ -6,7 +6,7 @@ question_answers  finds the best answers of a row, and of all rows of a question
 question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class QuestionTask(Task[Question, QuestionRows]):
     """
 
     kind = "question"
+    has_labels = False
 
     max_query_length: int = TaskConfig.max_query_length
     doc_stride: int = TaskConfig.doc_stride
@@ -68,6 +69,10 @@ class QuestionTask(Task[Question, QuestionRows]):
         for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"task.{name} is {getattr(self, name)}; use 1 or more")
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return (*SQUAD2_METRICS, *SQUAD1_METRICS)
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
         """Reads SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""

@@ -1,7 +1,7 @@
 """Tagging: a tag for every word, such as parts of speech and named entities."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +74,19 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
 
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return TAGGING_METRICS
+
+    def labels_in(self, split: Split[Sentence]) -> set[str]:
+        return {tag for sentence in split.items for tag in sentence.tags or ()}
+
+    def replace_labels(self, split: Split[Sentence], names: Mapping[str, str]) -> Split[Sentence]:
+        items = (
+            item._replace(tags=item.tags and tuple(names.get(tag, tag) for tag in item.tags)) for item in split.items
+        )
+        return replace(split, items=tuple(items))
+
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
@@ -102,6 +115,12 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             if tagging_schemes.marks_entities(found):
                 found = tagging_schemes.closed_set(found)
             task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
+        entity_metrics = [name for name in task.metrics if name != "accuracy"]
+        if entity_metrics and not tagging_schemes.marks_entities(task.labels):
+            raise UserError(
+                f"task.metrics has {entity_metrics[0]!r}, which is of entities, but the tags of {train.path} mark "
+                "none; use accuracy"
+            )
         if task.class_weights:  # counted by words, however many pieces of each are trained
             weights = task.weights_of(train, (task.labels[number] for number in task.label_ids(train)))
             task = replace(task, class_weight_values=weights)

@@ -1,7 +1,7 @@
 """Token regression: a number for every word, such as its reading time or its prominence."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from bert_jax.model.task_outputs import tag_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds.labels import parse_number
+from bert_jax.tasks.kinds.target_scale import ScaledTask
 from bert_jax.tasks.kinds.words import WordTask, sentence_objects
 from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_losses import squared_error_sum
 from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
@@ -30,10 +32,11 @@ MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
 
 
 @dataclass(frozen=True)
-class TokenRegressionTask(WordTask[LabelledWordRows]):
+class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[LabelledWordRows]):
     """A number for every word, trained and predicted at its first piece."""
 
     kind = "token_regression"
+    has_labels = False
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL columns, CoNLL-U (where task.label must name the column of numbers), or lists in JSON lines or
@@ -41,6 +44,15 @@ class TokenRegressionTask(WordTask[LabelledWordRows]):
         if not columns.label and reading.kind_of_file(path) == "conllu":
             raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
         return self.reader_of(path)(path, columns, label_required)
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return REGRESSION_METRICS
+
+    def complete(self, train: Split[Sentence]) -> Task:
+        """The task with its metrics and the scale of the training file's numbers."""
+        numbers = _numbers(train)
+        return self.with_scale_of(numbers[~np.isnan(numbers)]).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("pearson", "spearman", "mse")
@@ -71,7 +83,7 @@ class TokenRegressionTask(WordTask[LabelledWordRows]):
         return [f"{rows.split.path}: every number is {numbers[0]:g}, so {' and '.join(undefined)} are undefined"]
 
     def objective(self) -> TaskObjective:
-        return NumberObjective()
+        return NumberObjective((self.target_mean, self.target_std))
 
     def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> dict[str, float]:
         """The metrics over all words that have a number, from the prediction at each position."""
@@ -86,7 +98,12 @@ class TokenRegressionTask(WordTask[LabelledWordRows]):
 
 @dataclass(frozen=True)
 class NumberObjective(TaskObjective):
-    """The squared error of the words' numbers, each at the first piece of its word."""
+    """The squared error of the words' numbers, each at the first piece of its word.
+
+    scale: the mean and the deviation by which numbers are standardized in outputs and loss.
+    """
+
+    scale: tuple[float, float] = (0.0, 1.0)
 
     @property
     def heads(self) -> Heads:
@@ -97,11 +114,18 @@ class NumberObjective(TaskObjective):
         return {"task": ()}
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T"]:
-        """The number at each position."""
+        """The standardized number at each position."""
         return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)[..., 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Terms:
-        return {"task": Term(squared_error_sum(outputs, batch.labels, batch.label_weights), {})}
+        mean, deviation = self.scale
+        targets = (batch.labels - mean) / deviation
+        return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
+
+    def answers(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Float[Array, "B T"]:
+        """The number at each position, in the units of the files."""
+        mean, deviation = self.scale
+        return mean + deviation * outputs
 
 
 def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:

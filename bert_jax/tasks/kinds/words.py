@@ -1,5 +1,6 @@
 """What the kinds that label words share: reading and parsing sentences, and the objects of their predictions."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,16 @@ SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
 class WordTask(Task[Sentence, Rows]):
     """A task with a label for every word."""
 
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
+        return ()
+
     def reader_of(self, path: Path) -> SentenceReader:
         """The reader for a file, by its name: CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared
         data."""
         if reading.is_stored(path):
-            return reading.read_word_lists
+            return functools.partial(reading.read_word_lists, labels=self.numbered_labels)
         return reading.read_conllu if reading.kind_of_file(path) == "conllu" else reading.read_conll
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:

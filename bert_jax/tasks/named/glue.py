@@ -45,9 +45,9 @@ class QqpTask(ClassificationTask):
 
         Such a file is read strictly, because each of its lines needs a prediction in its place.
         """
-        split = read_table(path, columns, label_required, self.labels, ragged_lines=True)
+        split = read_table(path, columns, label_required, self.numbered_labels, ragged_lines=True)
         if split.left_out and not split.labelled:
-            return read_table(path, columns, label_required, self.labels)
+            return read_table(path, columns, label_required, self.numbered_labels)
         return split
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Split
+from bert_jax.tasks.label_names import same_names
 from bert_jax.tasks.reading.columns import Column, Columns, Table
 from bert_jax.tasks.reading.tables import read_records
 
@@ -128,6 +129,8 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
     if written in labels:
         return written
+    if written != str(number) and (same := same_names([written], labels)):
+        return same[written]
     if str(number) in labels:
         return str(number)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)

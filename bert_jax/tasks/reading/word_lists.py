@@ -10,12 +10,13 @@ from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.tables import read_records
 
 
-def read_word_lists(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[Sentence]:
     """Reads sentences from JSON lines, Parquet or prepared data.
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
-    texts: null an empty one, and the number of a class its name where the file gives it. Without label_required, a
-    file without the label column is read as unlabelled. Raises UserError, with file and line, for a value that is not
+    texts: null an empty one, and the number of a class its name where the file gives it, or the label with this index
+    in `labels` unless these are numbers. Without label_required, a file without the label column is read as unlabelled.
+    Raises UserError, with file and line, for a value that is not
     a list of words, and for a list of labels of another length than the list of words.
     """
     requested = [
@@ -24,17 +25,19 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool) -> Split
     ]
     found = read_records(path, requested)
     items = []
-    for line, (words, labels) in found.records:
+    numbered = any(label.removeprefix("-").isdecimal() for label in labels)
+    names = found.class_names[1] or (() if numbered else labels)
+    for line, (words, of_words) in found.records:
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path} line {line}: {requested[0].name} is {words!r:.60}; expected a list of words")
         tags = None
         if found.present[1]:
-            if not isinstance(labels, list) or len(labels) != len(words):
-                got = f"has {len(labels)} labels" if isinstance(labels, list) else f"is {labels!r:.40}"
+            if not isinstance(of_words, list) or len(of_words) != len(words):
+                got = f"has {len(of_words)} labels" if isinstance(of_words, list) else f"is {of_words!r:.40}"
                 raise UserError(
                     f"{path} line {line}: {requested[1].name} {got}; expected a list of {len(words)}, one for each word"
                 )
-            tags = tuple(_written(label, found.class_names[1]) for label in labels)
+            tags = tuple(_written(label, names) for label in of_words)
         items.append(Sentence(tuple(words), tags, (line,) * len(words)))
     return Split(path, tuple(items), found.present[1])
 

@@ -1,0 +1,186 @@
+"""Labels that files and models write differently: their names, their order, the metrics and the head they keep."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax.command import UserError
+from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model.heads import Heads
+from bert_jax.predict import predict
+from bert_jax.tasks import kept_head, label_names, measurement, registry, sweep, task_json
+from bert_jax.tasks.example import LabelledRows, Split
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.sweep import Trial
+
+TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
+NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")  # the order and case of roberta-large-mnli
+
+
+def model_of(tmp_path: Path, labels: tuple[str, ...], kind: str = "classification", **heads: object) -> LoadedModel:
+    task = {"name": "own", "kind": kind, "labels": list(labels), "max_length": 16, "metrics": ["accuracy"]}
+    chosen = Heads(**heads) if heads else Heads(pooler=True, classes=len(labels))
+    return random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), chosen, task=task, origin="the checkpoint")
+
+
+def table(path: Path, labels: list[str]) -> Path:
+    lines = ["text\tlabel", *(f"{text}\t{label}" for text, label in zip(TEXTS, labels, strict=True))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def accuracy(model: LoadedModel, data: Path, label_map: str = "") -> float:
+    columns = Columns("text", label="label")
+    return measurement.evaluate(model, data, columns=columns, label_map=label_map).metrics["accuracy"]
+
+
+def share(truth: list[str], predicted: list[str]) -> float:
+    return sum(one == other for one, other in zip(truth, predicted, strict=True)) / len(truth)
+
+
+def test_a_model_is_measured_on_files_that_name_its_labels_otherwise(tmp_path: Path) -> None:
+    """Each file holds the model's own predictions, except one, under other names: the accuracy is 5/6."""
+    model = model_of(tmp_path, NLI)
+    truth = [one["label"] for one in predict(model, TEXTS)]
+    truth[0] = next(label for label in NLI if label != truth[0])
+    for spell in (str, str.lower, str.title):
+        assert accuracy(model, table(tmp_path / "a.tsv", [spell(label) for label in truth])) == pytest.approx(5 / 6)
+    numbered = dataclasses.replace(model, task={**model.task, "labels": ["LABEL_0", "LABEL_1", "LABEL_2"]})
+    numbers = [NLI.index(label) for label in truth]
+    assert accuracy(numbered, table(tmp_path / "b.tsv", list(map(str, numbers)))) == pytest.approx(5 / 6)
+    given = ",".join(f"{name.lower()}:LABEL_{index}" for index, name in enumerate(NLI))
+    assert accuracy(numbered, table(tmp_path / "a.tsv", [one.lower() for one in truth]), given) == pytest.approx(5 / 6)
+    json_lines = tmp_path / "c.jsonl"  # numbers of classes, by the names of the model
+    rows = [json.dumps({"text": text, "label": number}) for text, number in zip(TEXTS, numbers, strict=True)]
+    json_lines.write_text("\n".join(rows) + "\n")
+    assert accuracy(model, json_lines) == accuracy(numbered, json_lines) == pytest.approx(5 / 6)
+    turned = "0:ENTAILMENT,1:NEUTRAL,2:CONTRADICTION"
+    guessed = [one["label"] for one in predict(model, TEXTS)]
+    assert accuracy(model, json_lines, turned) == pytest.approx(share([NLI[2 - one] for one in numbers], guessed))
+    with pytest.raises(UserError, match=r"line 2: unknown label 'no'.*--label_map"):
+        accuracy(model, table(tmp_path / "d.tsv", ["no"] * len(TEXTS)))
+
+
+def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path: Path) -> None:
+    labels = ("O", "B-PER", "I-PER")
+    model = model_of(tmp_path, labels, "tagging", tags=3)
+    named, numbered = tmp_path / "named.jsonl", tmp_path / "numbered.jsonl"
+    with named.open("w") as names, numbered.open("w") as numbers:
+        for text in TEXTS:
+            words = text.split()
+            tags = [index % 3 for index in range(len(words))]
+            names.write(json.dumps({"tokens": words, "labels": [labels[tag] for tag in tags]}) + "\n")
+            numbers.write(json.dumps({"tokens": words, "labels": tags}) + "\n")
+    found = [measurement.evaluate(model, path).metrics for path in (named, numbered)]
+    assert found[0] == found[1] and 0 < found[0]["accuracy"] < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("0", "has the part '0'"),
+        ("0:no,0:yes", "maps a label twice"),
+        (":no", "has the part"),
+        ("0:no,", "has the part"),
+    ],
+)
+def test_a_malformed_map_of_labels_is_refused(given: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        label_names.parse_label_map(given)
+
+
+def test_names_that_mean_the_same_are_paired() -> None:
+    assert label_names.same_names(["0", "x"], ["LABEL_0", "LABEL_1"]) == {"0": "LABEL_0"}
+    assert label_names.same_names(["Not-Entailment"], ["not_entailment"]) == {"Not-Entailment": "not_entailment"}
+    assert label_names.same_names(["No"], ["NO", "no"]) == {}  # ambiguous
+    assert label_names.permutation(("0", "1"), ("label_1", "LABEL_0")) == (1, 0)
+    assert label_names.permutation(("yes", "no"), ("no", "maybe")) is None
+    assert label_names.parse_label_map("1:2:yes, b : no") == {"1:2": "yes", "b": "no"}
+
+
+def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> None:
+    model = model_of(tmp_path, NLI)
+    task = registry.resolve(TaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
+    kept = kept_head.with_labels_of(model, task)
+    assert kept.task["labels"] == ["entailment", "neutral", "contradiction"]
+    before, after = predict(model, TEXTS), predict(kept, TEXTS)
+    assert [one["label"].lower() for one in before] == [one["label"] for one in after]
+    assert [one["score"] for one in before] == pytest.approx([one["score"] for one in after])
+    other = dataclasses.replace(task, labels=("entailment", "not_entailment"))
+    assert kept_head.with_labels_of(model, other) is model
+
+    tagger = model_of(tmp_path, ("O", "B-X", "I-X"), "tagging", tags=3, crf=True)
+    turned = kept_head.with_labels_of(tagger, registry.KINDS["tagging"]("own", ("i-x", "O", "b-x"), crf=True))
+    for path, axes in (("tagger/dense/kernel", 1), ("crf/start", 1), ("crf/end", 1), ("crf/transitions", 2)):
+        wanted = tagger.params[path][..., [2, 0, 1]]
+        np.testing.assert_array_equal(turned.params[path], wanted[[2, 0, 1]] if axes == 2 else wanted)
+
+
+def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> None:
+    train = table(tmp_path / "train.tsv", ["0", "1", "1", "0", "1", "0"])
+    config = TaskConfig(
+        train=str(train), text="text", label="label", label_map="0:NEGATIVE,1:POSITIVE", positive="NEGATIVE"
+    )
+    task, files = registry.resolve(config)
+    split = registry.read(task, files["train"])
+    task = task.complete(split)
+    assert task.labels == ("NEGATIVE", "POSITIVE") and task.metrics == ("accuracy", "f1")
+    assert task_json.from_json(json.loads(json.dumps(task_json.to_json(task)))) == task
+    assert {item.label for item in split.items} == set(task.labels)
+    task, _ = registry.resolve(dataclasses.replace(config, labels="POSITIVE, NEGATIVE"))
+    assert task.complete(registry.read(task, files["train"])).labels == ("POSITIVE", "NEGATIVE")
+    named, _ = registry.resolve(TaskConfig(name="sst2", train=str(train), label_map="0:NEGATIVE,1:POSITIVE"))
+    assert named.labels == ("NEGATIVE", "POSITIVE")
+
+
+def test_metrics_are_chosen_and_f1_is_that_of_the_positive_label() -> None:
+    config = TaskConfig(train="a.tsv", text="0", label="1", metrics="precision,recall,f1,accuracy", positive="c")
+    task = dataclasses.replace(registry.resolve(config)[0], labels=("a", "b", "c"))
+    truth, guess = np.array([0, 1, 1, 2, 1, 0], np.int32), np.array([1, 1, 2, 2, 1, 1])
+    rows = LabelledRows(
+        input_ids=np.zeros(6, np.int32),
+        first_lengths=np.ones(6, np.int32),
+        offsets=np.arange(7),
+        labels=truth,
+        label_weights=np.ones(6, np.float32),
+        pad_id=0,
+        truncated=0,
+        split=Split(Path("a.tsv"), (), labelled=True),
+    )
+    found = task.measure(rows, list(np.eye(3)[guess]))
+    assert list(found) == ["precision", "recall", "f1", "accuracy"]
+    assert found == pytest.approx({"precision": 1 / 2, "recall": 1, "f1": 2 / 3, "accuracy": 3 / 6})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metrics": "f1,bleu"}, "unknown metric 'bleu' for this kind of task; choose from: accuracy, f1"),
+        ({"metrics": "f1,f1"}, "task.metrics is 'f1,f1'; give different names"),
+        ({"labels": "a,b", "positive": "c"}, "task.positive is 'c', which is not a label of the task: a, b"),
+        ({"labels": "a,b", "label_map": "0:c"}, "names 'c', which is not a label of the task: a, b"),
+        ({"kind": "regression", "labels": "a,b"}, "task.labels is for classification.*not for regression"),
+        (
+            {"kind": "regression", "label_map": "0:a"},
+            "task.label_map is for classification.*not for regression",
+        ),
+        ({"kind": "regression", "scale_targets": "maybe"}, "task.scale_targets is 'maybe'; choose from: auto, yes, no"),
+    ],
+)
+def test_impossible_metrics_and_labels_are_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        registry.resolve(TaskConfig(train="a.tsv", text="0", label="1", **options))
+
+
+def test_the_metric_that_keeps_a_checkpoint_chooses_seeds_and_rates() -> None:
+    task = registry.TASKS["mrpc"].task
+    for given, chosen in (("", "accuracy"), ("eval_f1", "f1"), ("eval_task_loss", "task_loss")):
+        config = FinetuneConfig(early_stop=1, checkpoint=CheckpointConfig(best=given))
+        assert sweep.chosen_by(config, task) == chosen
+        kept_by = sweep.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best
+        assert kept_by == f"eval_{chosen}"
