@@ -103,9 +103,7 @@ def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tag
     assert same(predict(classifier, ["the\tcat\tsat", "a"]), predict(classifier, ["the cat sat", "a"]))
     assert predict(tagger, ["the\tcat"])[0]["words"] == ["the", "cat"]
     pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b"}})
-    with pytest.raises(
-        UserError, match=r"line 1 is one text, but the task needs 2\. Give an object with"
-    ):
+    with pytest.raises(UserError, match=r"line 1 is one text, but the task needs 2\. Give an object with"):
         predict(pairs, ["the cat\ta dog"])
 
 
