@@ -13,7 +13,8 @@ Entity tags may be IOB1, IOB2 or IOBES; tags that cannot follow the previous tag
 
 --config.task.label_subwords=all  trains the tag on all pieces of a word, not only on the first
 --config.task.decode=mean         predicts it from the mean of their distributions (with label_subwords=all)
---config.task.crf=True            models dependencies between adjacent tags, in training and in prediction
+--config.task.crf=True            models dependencies between adjacent tags, in training and in prediction, and never
+                                  predicts tags that cannot follow one another
 --config.task.layer_mix=True      predicts from a learned mix of all layers (Peters et al. 2018, section 3.2)
 
 A small model needs a higher learning rate than BERT-Base: --config.optimizer.learning_rate=3e-4 for 6 layers of width

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from scipy.special import logsumexp
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import CRF
+from bert_jax.model.heads.crf import allowed_by
+from bert_jax.model.heads.tag_scheme import scheme_of
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.task_losses import chain_sums
 
@@ -90,6 +93,76 @@ def test_the_loss_is_minus_the_log_likelihood_and_counts_right_tags_of_the_best_
     loss, correct = figures()["sums"]
     np.testing.assert_allclose(loss, (figures()["log_partition"] - figures()["score"]).sum(), rtol=1e-5)
     assert correct == ((figures()["path"] == TRUTH) & TAGGED).sum()
+
+
+SCHEMES = {
+    ("O", "B-X", "I-X", "B-Y", "I-Y"): r"(O |B-X (I-X )*|B-Y (I-Y )*)*",
+    ("I-X", "E-X", "O", "S-X", "B-X", "B-Y", "I-Y", "E-Y", "S-Y"): r"(O |S-X |S-Y |B-X (I-X )*E-X |B-Y (I-Y )*E-Y )*",
+    ("O", "B", "I"): r"(O |B (I )*)*",
+}
+
+
+@pytest.mark.parametrize("labels", SCHEMES)
+def test_a_scheme_allows_the_sequences_of_its_grammar(labels: tuple[str, ...]) -> None:
+    scheme = scheme_of(labels)
+    assert scheme is not None
+    for length in (1, 2, 3):
+        for path in itertools.product(range(len(labels)), repeat=length):
+            inner = [scheme.pairs[tag][following] for tag, following in itertools.pairwise(path)]
+            steps = [scheme.first[path[0]], *inner, scheme.last[path[-1]]]
+            written = "".join(f"{labels[tag]} " for tag in path)
+            assert all(steps) == bool(re.fullmatch(SCHEMES[labels], written)), written
+    assert scheme_of(("NOUN", "VERB")) is None
+
+
+@pytest.mark.parametrize("whole", [(True, True), (False, True), (True, False)])
+def test_with_a_scheme_loss_marginals_and_path_are_those_of_the_allowed_paths(whole: tuple[bool, bool]) -> None:
+    """For IOB2, where the row begins and ends with its sentence or within it."""
+    labels, length = ("O", "B-X", "I-X"), 4
+    made, draw = chain(), np.random.default_rng(1)
+    logits = draw.normal(0, 2, (1, length, 3)).astype(np.float32)
+    logits[0, :, 2] += 3  # I-X wherever it may be
+    transitions, start, end = (np.asarray(part[...], np.float64) for part in parts())
+    scores = {}
+    for path in itertools.product(range(3), repeat=length):
+        written = "".join(f"{labels[tag]} " for tag in path)
+        if re.fullmatch("(O |B-X (I-X )*)*" if whole[0] else "(I-X )*(O |B-X (I-X )*)*", written):
+            moves = sum(transitions[pair] for pair in itertools.pairwise(path))
+            scores[path] = start[path[0]] + moves + end[path[-1]] + logits[0, range(length), path].sum()
+    tagged, sequences = jnp.ones((1, length), bool), jnp.ones((1, length), jnp.int32)
+    allowed = allowed_by(scheme_of(labels), jnp.array([whole]))
+    total = logsumexp(list(scores.values()))
+    gold = draw.choice(len(scores))
+    truth = jnp.array([list(scores)[gold]], jnp.int32)
+    loss, _ = chain_sums(made, jnp.asarray(logits), truth, tagged.astype(jnp.float32), sequences, allowed)
+    assert float(loss) == pytest.approx(total - list(scores.values())[gold], abs=1e-4)
+    path, best = made.decode(jnp.asarray(logits), tagged, sequences, allowed)
+    assert tuple(np.asarray(path)[0]) == max(scores, key=scores.__getitem__)
+    assert float(best[0]) == pytest.approx(max(scores.values()), abs=1e-4)
+    marginals = jax.grad(lambda at: made.log_partition(at, tagged, sequences, allowed).sum())(jnp.asarray(logits))
+    wanted = np.zeros((length, 3))
+    for one, score in scores.items():
+        wanted[range(length), one] += np.exp(score - total)
+    np.testing.assert_allclose(marginals[0], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [labels for labels in SCHEMES if len(labels) > 3])
+def test_no_sequence_outside_its_scheme_is_decoded(labels: tuple[str, ...]) -> None:
+    """300 rows of random logits, transitions, lengths and gaps."""
+    draw = np.random.default_rng(3)
+    tags, rows, slots = len(labels), 300, 9
+    made = CRF(CONFIG, tags, runtime=Runtime(), key=jax.random.key(0))
+    for part in (made.transitions, made.start, made.end):
+        part[...] = jnp.asarray(draw.normal(0, 5, part[...].shape), jnp.float32)
+    tagged = draw.random((rows, slots)) < 0.7
+    sequences = jnp.ones((rows, slots), jnp.int32)
+    logits = jnp.asarray(draw.normal(0, 10, (rows, slots, tags)), jnp.float32)
+    path, _ = made.decode(logits, jnp.asarray(tagged), sequences, allowed_by(scheme_of(labels)))
+    paths = zip(np.asarray(path), tagged, strict=True)
+    written = ["".join(f"{labels[tag]} " for tag in one[there]) for one, there in paths]
+    assert all(re.fullmatch(SCHEMES[labels], one) for one in written)
+    free, _ = made.decode(logits, jnp.asarray(tagged), sequences)
+    assert (np.asarray(free) != np.asarray(path))[tagged].any()
 
 
 def test_a_new_chain_decodes_independent_tags() -> None:

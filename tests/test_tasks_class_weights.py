@@ -73,7 +73,7 @@ def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
     found = task.complete(train)
     assert found.class_weight_values == (5 / 6, 5 / 3, 5 / 6, 1.0)  # n / (3 * count); I-LOC is in the set only
     objective = found.objective()
-    labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]))
+    labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]), whole=jnp.ones((1, 2), bool))
     batch = TaskBatch(*[jnp.zeros((1, 3), jnp.int32)] * 4, labels=labels, label_weights=jnp.array([[1.0, 1, 0]]))
     assert objective.counts(batch)["task"] == pytest.approx(5 / 6 + 5 / 6)
     assert objective.costs == ClassCosts(found.class_weight_values, 0.1)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import baseline, measurement
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
+from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.tagging import TagAnswer, TaggingTask, TagRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -114,6 +116,8 @@ def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> N
     logits = draw.normal(size=(1, 12, 3))
     scores = {}
     for path in itertools.product(range(3), repeat=3):
+        if path[0] == 2 or (0, 2) in itertools.pairwise(path):  # I-X may only follow B-X or I-X
+            continue
         moves = sum(chain["transitions"][pair] for pair in itertools.pairwise(path))
         scores[path] = chain["start"][path[0]] + moves + chain["end"][path[-1]] + logits[0, [1, 3, 4], path].sum()
     best = max(scores, key=scores.__getitem__)
@@ -126,6 +130,30 @@ def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> N
         assert score == pytest.approx(through / total, rel=1e-4)
 
 
+@pytest.mark.parametrize("labels", [("O", "B-X", "I-X", "B-Y", "I-Y"), ("O", "B-X", "I-X", "E-X", "S-X")])
+def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
+    letters: Tokenizer, labels: tuple[str, ...]
+) -> None:
+    task = TaggingTask("own", labels, max_length=5, metrics=("f1",), crf=True)
+    split = replace(split_of(*([("ab", "O"), ("c", "O"), ("de", "O"), ("f", "O")] for _ in range(20))), labelled=False)
+    rows = task.encode(split, letters)
+    assert rows.count == 40 and not rows.whole.all()
+    draw = np.random.default_rng(0)
+    crf = {
+        name: draw.normal(size=size).astype(np.float32)
+        for name, size in (("transitions", (5, 5)), ("start", 5), ("end", 5))
+    }
+    answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
+    before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
+    after = [one["tags"] for one in task.predictions(rows, answers)]
+    grammar = r"(O |S-X |B-X (I-X )*E-X )*" if "E-X" in labels else r"(O |B-X (I-X )*|B-Y (I-Y )*)*"
+    assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in tags)) for tags in after)
+    assert any(list(tags) != list(raw) for tags, raw in zip(after, before, strict=True))
+    assert [tagging_schemes.entities(tags) for tags in after] == [tagging_schemes.entities(tags) for tags in before]
+    crossing = [span for tags in after for span in tagging_schemes.entities(tags) if span.first < 2 <= span.end - 1]
+    assert crossing  # an entity may cross the border between two rows
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -136,6 +164,8 @@ def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> N
         ),
         ({"label_subwords": "last"}, "task.label_subwords is 'last'; choose from: first, all"),
         ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
+        ({"crf_rate": 10.0}, "task.crf_rate is 10.0, but there is no CRF"),
+        ({"crf": True, "crf_rate": -1.0}, "task.crf_rate is -1.0; use a factor of the learning rate of 0 or more"),
     ],
 )
 def test_incompatible_options_are_refused(options: dict, said: str) -> None:

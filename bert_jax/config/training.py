@@ -213,6 +213,7 @@ class TaskConfig:
     label_subwords: str = ""  # the pieces of a word whose target is its tag: first, all; empty: first
     decode: str = ""  # predicts a word's tag from its first piece (first) or all (mean); empty: first
     crf: bool = False  # adds a linear-chain conditional random field over the tags
+    crf_rate: float = 100.0  # the learning rate of its transitions, relative to optimizer.learning_rate
     # Regression and token_regression: trains on (number - mean) / deviation of the training file: yes, no; auto: where
     # the mean or the deviation exceeds 10. Predictions and metrics have the units of the files.
     scale_targets: str = "auto"

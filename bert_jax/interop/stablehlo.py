@@ -29,6 +29,8 @@ from bert_jax.model.head_outputs import (
     vocabulary_logits,
 )
 from bert_jax.model.heads import Heads
+from bert_jax.model.heads.crf import allowed_by
+from bert_jax.model.heads.tag_scheme import scheme_of
 from bert_jax.model.recurrent import by_direction
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import (
@@ -148,7 +150,8 @@ def _predictions(loaded: LoadedModel) -> Program:
             found["tag_logits"] = tag_logits(model, task_states(model, encoded))
         if loaded.heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
-            found["tags"], _ = model.head("crf").decode(found["tag_logits"], tagged, rows.sequence_ids)
+            allowed = allowed_by(scheme_of(loaded.task["labels"]) if loaded.task else None)
+            found["tags"], _ = model.head("crf").decode(found["tag_logits"], tagged, rows.sequence_ids, allowed)
         if loaded.heads.spans.classes:
             found["span_logits"] = span_logits(model, span_vectors(model, encoded.last))
         if loaded.heads.question:

@@ -11,6 +11,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.training import SEEDS
 from bert_jax.storage.location import Location
+from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.task import Task
 from bert_jax.train import multi_seed, rules
 from bert_jax.train.held_out import PREFIX
@@ -22,6 +23,7 @@ TOGETHER = ("auto", "yes", "no")
 # Each run holds its parameters, their gradients and two moments. The rest of the memory is left for activations.
 _COPIES = 4
 _SHARE_OF_MEMORY = 0.7
+CRF_PATH = "^crf/"
 _WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json")
 
 
@@ -124,11 +126,21 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         learning_rates="",
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(
-            config.optimizer, warmup_steps=warmup, warmup_share=share, learning_rate=trial.learning_rate
+            config.optimizer,
+            warmup_steps=warmup,
+            warmup_share=share,
+            learning_rate=trial.learning_rate,
+            rates=_rates(config.optimizer.rates, task),
         ),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
         checkpoint=dataclasses.replace(config.checkpoint, best=best),
     )
+
+
+def _rates(given: str, task: Task) -> str:
+    """optimizer.rates with the rate of a CRF (task.crf_rate), unless it has one already."""
+    rule = f"{CRF_PATH}={task.crf_rate:g}" if isinstance(task, TaggingTask) and task.crf else ""
+    return ";".join(filter(None, (given, rule if CRF_PATH not in given else "")))
 
 
 def unfreeze_every(config: FinetuneConfig, rows: int) -> int:

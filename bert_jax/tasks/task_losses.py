@@ -4,12 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.model.heads import CRF
+from bert_jax.model.heads.crf import CRF, IMPOSSIBLE, Allowed
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums
-
-# The logit of an item that cannot be chosen. It is finite so that a padding row, in which no item can be chosen, does
-# not produce NaN.
-IMPOSSIBLE = -1e30
 
 
 def squared_error_sum(
@@ -67,16 +63,18 @@ def chain_sums(
     tags: Int[Array, "B T"],
     weights: Float[Array, "B T"],
     sequence_ids: Int[Array, "B T"],
+    allowed: Allowed | None = None,
 ) -> tuple[Scalar, Scalar]:
     """Returns the negative log-likelihood of the tags under a linear-chain CRF, and `correct` for the best path.
 
     Source: Lafferty et al. 2001; Lample et al. 2016, section 2.2. Weights are 0 or 1, and the chain
     of a sequence consists of its positions with weight 1, in order. Divided by the number of these
-    positions, the loss is comparable with that of classification_sums.
+    positions, the loss is comparable with that of classification_sums. The tags are among the allowed ones.
     """
     tagged = weights > 0
-    loss = chain.log_partition(logits, tagged, sequence_ids) - chain.score(logits, tags, tagged, sequence_ids)
-    best, _ = chain.decode(jax.lax.stop_gradient(logits), tagged, sequence_ids)
+    loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
+    loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
+    best, _ = chain.decode(jax.lax.stop_gradient(logits), tagged, sequence_ids, allowed)
     return loss.sum(), ((best == tags) * weights).sum()
 
 

@@ -23,8 +23,8 @@ Numbers = tuple[tuple[str, float], ...]  # rules whose values are numbers
 
 # "We use ... L2 weight decay of 0.01" leaves out LayerNorm and biases: google-research/bert optimization.py,
 # exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]. A mix of layers has only
-# scores and a scale, which do not decay either.
-BIASES_AND_NORMS = (r"(^|/)bias$", r"norm/(scale|bias)$", r"^layer_mix/")
+# scores and a scale, and a CRF only scores, which do not decay either.
+BIASES_AND_NORMS = (r"(^|/)bias$", r"norm/(scale|bias)$", r"^layer_mix/", r"^crf/")
 
 _STACK = re.compile(r"^(?:.*?/)?layers/")
 

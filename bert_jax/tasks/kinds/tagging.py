@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
+from bert_jax.model.heads.crf import Allowed, allowed_by
+from bert_jax.model.heads.tag_scheme import Scheme, scheme_of
 from bert_jax.model.task_outputs import encode_for_task, tag_logits
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, spans
 from bert_jax.tasks.kinds import tagging_schemes
@@ -46,7 +48,8 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
       of Hugging Face's pipeline does the same, so an export predicts the same tags; and one confident piece cannot
       overrule all others |
     | crf | whether the tags of a row are predicted jointly, by a linear-chain CRF over the words' first pieces (Lample
-      et al. 2016) |
+      et al. 2016). Sequences that the scheme of entity tags does not allow have the probability 0 |
+    | crf_rate | the learning rate of the CRF's transitions, relative to the others' |
     | layer_mix | whether tags are read from a learned mix of all layers (Peters et al. 2018, section 3.2) |
     """
 
@@ -55,6 +58,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     label_subwords: str = "first"
     decode: str = "first"
     crf: bool = TaskConfig.crf
+    crf_rate: float = TaskConfig.crf_rate
     layer_mix: bool = TaskConfig.layer_mix
 
     def __post_init__(self) -> None:
@@ -73,6 +77,12 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             )
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
+        if not self.crf and self.crf_rate != TaskConfig.crf_rate:
+            raise UserError(
+                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True"
+            )
+        if not 0 <= self.crf_rate < float("inf"):
+            raise UserError(f"task.crf_rate is {self.crf_rate}; use a factor of the learning rate of 0 or more")
 
     @property
     def known_metrics(self) -> Collection[str]:
@@ -163,12 +173,14 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         ]
 
     def objective(self) -> TaskObjective:
-        return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix)
+        scheme = scheme_of(self.labels) if self.crf else None
+        return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> dict[str, float]:
         """The metrics, from the predicted tag at each position."""
         true_tags, predicted = (
-            rows.by_sentence(self._tags(ids)) for ids in (rows.labels[rows.word_starts], _predicted_ids(rows, answers))
+            rows.by_sentence(tags)
+            for tags in (self._tags(rows.labels[rows.word_starts]), self._predicted(rows, answers))
         )
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
@@ -176,7 +188,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         """`words`, `tags` and `tag_scores`, their probabilities; `offsets` of the words in a raw text; and `entities`
         where the tags mark them, whose score is the mean of the words' probabilities."""
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
-        objects = sentence_objects(rows, tags=self._tags(_predicted_ids(rows, answers)), tag_scores=scores)
+        objects = sentence_objects(rows, tags=self._predicted(rows, answers), tag_scores=scores)
         if tagging_schemes.marks_entities(self.labels):
             for item, one in zip(rows.split.items, objects, strict=True):
                 one["entities"] = [
@@ -196,6 +208,22 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             ids += [check_label(split, line, tag, self.labels) for line, tag in zip(sentence.lines, tags, strict=True)]
         return ids
 
+    def _predicted(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> list[str]:
+        """The predicted tag of each word. With a CRF, the tags of each sentence are a sequence of their scheme.
+
+        A CRF covers one row; where a sentence continues in further rows, an entity may be open on one side only. The
+        tags are then written for the entities that conlleval reads in them.
+        """
+        tags = self._tags(_predicted_ids(rows, answers))
+        if not self.crf or not tagging_schemes.marks_entities(self.labels) or rows.whole.all():
+            return tags
+        ends = tagging_schemes.marks_ends(self.labels)
+        return [
+            tag
+            for of_sentence in rows.by_sentence(tags)
+            for tag in tagging_schemes.tags_of(tagging_schemes.entities(of_sentence), len(of_sentence), ends)
+        ]
+
     def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
         return [self.labels[number] for number in ids]
 
@@ -205,6 +233,7 @@ class TagLabels(NamedTuple):
 
     tags: Any  # i32[B,T]
     words: Any  # i32[B,T]: number of the piece's word in its row, from 1, labelled or not; 0: no word
+    whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
 
 
 class TagAnswer(NamedTuple):
@@ -226,6 +255,7 @@ class TagObjective(TaskObjective):
     crf: bool = False
     costs: ClassCosts = PLAIN
     layer_mix: bool = False
+    scheme: Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
 
     @property
     def heads(self) -> Heads:
@@ -238,7 +268,8 @@ class TagObjective(TaskObjective):
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
         if self.crf:
-            loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids)
+            allowed = allowed_by(self.scheme, batch.labels.whole)
+            loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids, allowed)
         else:
             loss, correct = classification_sums(outputs, tags, weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
@@ -249,7 +280,7 @@ class TagObjective(TaskObjective):
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """The predicted tag and its probability at each position, [B, T]."""
         if self.crf:
-            return _best_path(model, outputs, batch)
+            return _best_path(model, outputs, batch, allowed_by(self.scheme, batch.labels.whole))
         shares = jax.nn.softmax(outputs, axis=-1)
         if self.decode == "mean":
             shares = _word_means(shares, batch.labels.words)
@@ -270,10 +301,16 @@ class TagRows(LabelledWordRows):
         words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
         return words
 
+    @functools.cached_property
+    def whole(self) -> Bool[np.ndarray, "R 2"]:
+        """Whether each row begins with the first word of its sentence, and ends with the last one."""
+        sentences = self.items()
+        return np.stack([np.diff(sentences, prepend=-1), np.diff(sentences, append=-1)], axis=1) != 0
+
     def targets(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
         tags, weights = super().targets(taken)
         words = np.where(taken.real, self.token_words[taken.tokens], 0).astype(np.int32)
-        return TagLabels(tags, words), weights
+        return TagLabels(tags, words, self.whole[taken.rows]), weights
 
 
 def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
@@ -281,14 +318,14 @@ def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.nd
     return rows.at_words([answer.tags for answer in answers])
 
 
-def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
+def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch, allowed: Allowed | None) -> TagAnswer:
     words = batch.labels.words
     first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
 
     def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
-        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids).sum()
+        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
 
-    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids)
+    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids, allowed)
     # The derivative of the log-partition by a tag's logit is the probability of the tag there.
     marginals = jax.grad(log_partition)(logits)
     return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])

@@ -12,10 +12,22 @@ from itertools import pairwise
 
 from seqeval.metrics.sequence_labeling import get_entities
 
+from bert_jax.model.heads.tag_scheme import ENTITY_TAG, breaks_iobes, marks_ends, marks_entities
 from bert_jax.tasks.example import Sentence, Span, Split
 
-# Outside an entity; or the beginning, inside, end or single word of one, with or without a type.
-ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
+__all__ = [
+    "ENTITY_TAG",
+    "UNTYPED",
+    "closed_set",
+    "entities",
+    "first_line",
+    "irregular_tags",
+    "marks_ends",
+    "marks_entities",
+    "tags_of",
+    "with_usual_letters",
+]
+
 UNTYPED = "_"  # as in seqeval
 # IOBES with other letters (last, unit; middle), for typed tags.
 _OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
@@ -32,26 +44,10 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     return replace(split, items=tuple(items))
 
 
-def marks_entities(tags: Collection[str]) -> bool:
-    """Whether tags mark entities (O, B-X, I-X ...), rather than plain classes.
-
-    Tags without types mark entities if they include O and also B or I; other sets of such letters are classes.
-    """
-    bare = any(len(tag) == 1 for tag in tags if tag != "O")
-    if bare and not ("O" in tags and {"B", "I"} & set(tags)):
-        return False
-    return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
-
-
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
     """The line of the first tag of a file for which `chosen` is true; None if there is none."""
     tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
     return next((line for tag, line in tags if chosen(tag)), None)
-
-
-def marks_ends(tags: Collection[str]) -> bool:
-    """Whether entity tags are IOBES, which mark the last word of an entity."""
-    return any(tag[:1] in ("E", "S") for tag in tags)
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
@@ -83,15 +79,10 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
     """
     if marks_ends({tag for tags in sentences for tag in tags}):
-        return sum(_breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+        return sum(breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
     breaks = [tag for last, tag in pairs if last == "O" or last[2:] != tag[2:]]
     return min(sum(tag[0] == mark for tag in breaks) for mark in "IB")
-
-
-def _breaks_iobes(last: str, tag: str) -> bool:
-    inside = last[0] in "BI"
-    return inside != (tag[0] in "IE") or (inside and last[2:] != tag[2:])
 
 
 def _tag(mark: str, label: str) -> str:
