@@ -44,6 +44,7 @@ as text.
 Output: the fields of each object depend on the kind of task:
   classification     label, score (the probability of the label)
   regression         score
+  multilabel         labels, label_scores (their probabilities)
   choice             label (the index of the choice, from 0), choice, score
   tagging            words, tags, tag_scores; for entity tags also entities (type, text, score, start, end)
   token_regression   words, numbers (one for each word)

@@ -134,7 +134,7 @@ def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_te
     assert huggingface.read(tmp_path / "out").vocabulary.content_hash == words.content_hash
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("a river", "the river bank")
-    rows = texts.encode(["a river\tthe river bank"], words, 24, by_word=False).rows
+    rows = texts.encode([("a river", "the river bank")], words, 24, by_word=False).rows
     assert theirs.ids == rows.input_ids.tolist()
     assert theirs.type_ids == rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0].tolist()
     assert [theirs.tokens[0], theirs.tokens[-1]] == [words.roles.cls_token, words.roles.sep_token]
@@ -253,7 +253,7 @@ def test_labels_that_do_not_match_the_classifier_are_refused(tmp_path):
     for changes, message in (
         ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, but the classifier 3"),
         ({"id2label": 3}, "id2label is 3; expected a label for each output"),
-        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
+        ({"problem_type": "regression"}, "problem_type is 'regression'"),
     ):
         values = (folder / "config.json").read_text()
         change_config(folder, **changes)

@@ -111,8 +111,7 @@ def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tm
         ids = rows.input_ids[rows.offsets[row] : rows.offsets[row + 1]].tolist()
         assert ids == library.encode(first, second).ids
         assert ids[: rows.first_lengths[row]][-2:] == [words.sep_id] * 2 and ids.count(words.sep_id) == 3
-    with_tabs = ["\t".join(example) for example in examples]
-    np.testing.assert_array_equal(texts.encode(with_tabs, words, 12, by_word=False).rows.input_ids, rows.input_ids)
+    np.testing.assert_array_equal(texts.encode(examples, words, 12, by_word=False).rows.input_ids, rows.input_ids)
 
 
 def test_labels_come_from_the_training_file_in_order() -> None:

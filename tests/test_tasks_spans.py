@@ -18,9 +18,9 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
-from bert_jax.tasks.kinds.span_decoding import best_threshold
 from bert_jax.tasks.kinds.span_objective import SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
+from bert_jax.tasks.metric_functions import best_threshold
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer

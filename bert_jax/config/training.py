@@ -199,7 +199,7 @@ class TaskConfig:
     # For a question about one word in each text: the columns of the start and end of the word in characters: a,b,...
     marks: str = ""
     choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
-    # classification, regression, choice, tagging, token_regression, question, spans, span_pairs
+    # classification, regression, multilabel, choice, tagging, token_regression, question, spans, span_pairs
     kind: str = ""
     metrics: str = ""  # names, separated by commas; the first one selects checkpoints, seeds and rates
     labels: str = ""  # names, separated by commas, in the order of the classes; empty: those of the training file
@@ -220,7 +220,7 @@ class TaskConfig:
     layer_mix: bool = False  # classes, scores and tags from a learned mix of all layers, instead of the last one
     max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
     span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary
-    threshold: float = 0.0  # spans: minimum probability of a prediction; 0: the best on dev
+    threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
     relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # questions are truncated to this many pieces

@@ -18,7 +18,13 @@ from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
 CONFIG_FILE = "config.json"
-LABELLED = ("classification", "tagging")
+LABELLED = ("classification", "multilabel", "tagging")
+# The problem_type in config.json of each kind of task with a classifier.
+PROBLEM_TYPES = {
+    "regression": "regression",
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+}
 # The maximum length of a task that a folder does not describe; of questions as in run_squad.py of google-research/bert.
 MAX_LENGTHS = {"question": 384}
 TASK_FIELD = "bert_jax_task"  # added by bert_jax and preserved by transformers: columns, metrics and lengths of a task
@@ -136,7 +142,9 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         return None
     outputs = heads.classes or heads.tags
     problem = values.get("problem_type")
-    if heads.classes and problem not in (None, "regression" if outputs == 1 else "single_label_classification"):
+    if kind == "classification" and problem == PROBLEM_TYPES["multilabel"]:
+        kind = "multilabel"
+    elif heads.classes and problem not in (None, PROBLEM_TYPES[kind]):
         raise UserError(
             f"{directory / CONFIG_FILE}: problem_type is {problem!r}, which is not supported with {outputs} outputs"
         )
@@ -150,7 +158,8 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         return task
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
     longest = MAX_LENGTHS.get(kind, 128)
-    return {"name": "own", "kind": kind, "labels": labels, "max_length": min(longest, model.max_positions)}
+    found = {"name": "own", "kind": kind, "labels": labels, "max_length": min(longest, model.max_positions)}
+    return found | ({"threshold": 0.5} if kind == "multilabel" else {})
 
 
 def task_kind(heads: Heads) -> str:

@@ -18,7 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.interop import model_card, name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, parts_of
-from bert_jax.interop.huggingface import CONFIG_FILE, TASK_FIELD, report, task_kind
+from bert_jax.interop.huggingface import CONFIG_FILE, PROBLEM_TYPES, TASK_FIELD, report, task_kind
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
 from bert_jax.model.heads import Heads
@@ -165,7 +165,8 @@ def task_fields(loaded: LoadedModel) -> dict[str, Any]:
     if loaded.task and task_kind(loaded.heads):
         values[TASK_FIELD] = dict(loaded.task)
     if loaded.heads.classes:
-        values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
+        kind = (loaded.task or {}).get("kind", "")
+        values["problem_type"] = PROBLEM_TYPES[kind if kind in PROBLEM_TYPES else task_kind(loaded.heads)]
     return values
 
 

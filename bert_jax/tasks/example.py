@@ -17,6 +17,15 @@ class Example(NamedTuple):
     line: int  # in the file, from 1
 
 
+class LabelSet(NamedTuple):
+    """A text or a pair of texts, with its labels as the file writes them (None where the file has none)."""
+
+    text: str
+    text_pair: str | None
+    labels: tuple[str, ...] | None
+    line: int  # in the file, from 1
+
+
 class Sentence(NamedTuple):
     """The words of a sentence and their tags as the file writes them (None where the file has none)."""
 
@@ -172,9 +181,9 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledRows(TaskRows[Example]):
-    """Rows with one class or one score each."""
+    """Rows with one class, one score or a set of classes each."""
 
-    labels: Shaped[np.ndarray, "R"]  # i32 or f32
+    labels: Shaped[np.ndarray, "R *shape"]  # i32 or f32; a set of C classes is [C] of 0 and 1
     label_weights: Float32[np.ndarray, "R"]
 
     def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:

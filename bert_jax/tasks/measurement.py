@@ -16,7 +16,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import Predictor, task_params
-from bert_jax.tasks.kinds.labels import LabelTask
+from bert_jax.tasks.kinds.labels import NamedLabelsTask
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
@@ -117,7 +117,7 @@ def evaluate(
     task = task_of(loaded)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     if label_map:
-        if not isinstance(task, LabelTask):
+        if not isinstance(task, NamedLabelsTask):
             raise UserError(
                 f"--label_map is {label_map!r}, but a task of kind {task.kind} has no labels to map; omit it"
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float
 from scipy import stats
 from seqeval.metrics import f1_score as entity_f1
 from seqeval.metrics import precision_score as entity_precision
@@ -49,6 +50,43 @@ def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int
         found[f"{prefix}recall"] = hits / true if true else 0.0
         found[f"{prefix}f1"] = 2 * hits / (predicted + true) if predicted + true else 0.0
     return select_metrics(names, found)
+
+
+def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
+    """The lowest probability at which a candidate is predicted, for the best F1 against `total` true items.
+
+    It is midway between the last candidate that is predicted and the next one, as in decision trees; the highest one of
+    equal F1; and 1/2 where no candidate is true.
+    """
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], np.cumsum(true[order])
+    # Predicting the first n gives F1 = 2 * hits / (n + total). A threshold can only separate different scores.
+    cuts = np.flatnonzero(np.diff(scores, append=-1))
+    if not len(cuts) or not hits[-1]:
+        return 0.5
+    last = cuts[np.argmax(hits[cuts] / (cuts + 1 + total))]
+    following = scores[last + 1] if last + 1 < len(scores) else 0.0
+    return float((scores[last] + following) / 2)
+
+
+def multilabel_metrics(
+    names: Sequence[str],
+    labels: Bool[np.ndarray, "R C"],
+    shares: Float[np.ndarray, "R C"],
+    predicted: Bool[np.ndarray, "R C"],
+) -> dict[str, float]:
+    """The MULTILABEL_METRICS of these names, from the probabilities of the labels and the predicted ones.
+
+    micro_f1 is that of all decisions together, macro_f1 the mean over labels, where a label that is neither true nor
+    predicted counts 0. exact_match is the share of texts with exactly the right labels. auroc is the mean of the areas
+    under the ROC curves (Hanley and McNeil 1982) of the labels that some texts have and some do not; micro_auroc is the
+    area of all decisions together. An area is NaN where no label is such.
+    """
+    check_metric_names(names, MULTILABEL_METRICS)
+    found = {}
+    for name in names:
+        found[name] = float(MULTILABEL_METRICS[name](labels, shares if name in SCORED_METRICS else predicted))
+    return found
 
 
 def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str, float]:
@@ -116,6 +154,26 @@ def classification_metrics(positive: int) -> Mapping[str, Metric]:
 
 
 CLASSIFICATION_METRICS = classification_metrics(1)
+
+
+def _macro_auroc(labels: np.ndarray, shares: np.ndarray) -> float:
+    mixed = [label for label in range(labels.shape[1]) if not _constant(labels[:, label])]
+    return float(np.mean([_auroc(labels[:, label], shares[:, label]) for label in mixed])) if mixed else math.nan
+
+
+def _auroc(labels: np.ndarray, shares: np.ndarray) -> float:
+    return math.nan if _constant(labels) else float(metrics.roc_auc_score(labels, shares))
+
+
+# Metrics of sets of labels, [R,C]: of the predicted ones, and of the probabilities of all (SCORED_METRICS).
+MULTILABEL_METRICS: Mapping[str, Metric] = {
+    "micro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="micro", zero_division=0),
+    "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
+    "exact_match": lambda labels, predicted: (labels == predicted).all(axis=1).mean(),
+    "auroc": _macro_auroc,
+    "micro_auroc": lambda labels, shares: _auroc(labels.ravel(), shares.ravel()),
+}
+SCORED_METRICS = ("auroc", "micro_auroc")
 # Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
 REGRESSION_METRICS: Mapping[str, Metric] = {
     "pearson": _pearson,

@@ -17,6 +17,7 @@ from bert_jax.tasks import reading
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.choice import ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
@@ -45,6 +46,7 @@ BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     RegressionTask,
     ChoiceTask,
     TaggingTask,
+    MultiLabelTask,
     TokenRegressionTask,
     QuestionTask,
     SpanTask,

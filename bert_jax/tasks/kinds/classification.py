@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 from scipy.special import softmax
 
 from bert_jax.command import UserError
@@ -17,7 +17,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch
+from bert_jax.tasks.example import Example, LabelledRows, LabelSet, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
 from bert_jax.tasks.kinds.labels import LabelTask, check_label, parse_number, shown_labels
 from bert_jax.tasks.kinds.target_scale import ScaledTask
@@ -102,17 +102,21 @@ class TextTask(PooledTask[Example, LabelledRows]):
         seconds = [example.text_pair or "" for example in split.items] if paired else None
         encoded, cut = encode_pairs([example.text for example in split.items], seconds, tokenizer, self.max_length)
         count = len(split.items)
-        values: Sequence[int | float] = [0] * count
-        if split.labelled:
-            values = [self.label_value(split, example.line, example.label or "") for example in split.items]
         return LabelledRows(
             **encoded._asdict(),
-            labels=np.array(values, self.label_dtype),
+            labels=self.targets(split),
             label_weights=np.full(count, float(split.labelled), np.float32),
             pad_id=tokenizer.pad_id,
             truncated=int(cut.sum()),
             split=split,
         )
+
+    def targets(self, split: Split[Example]) -> Shaped[np.ndarray, "R *shape"]:
+        """The class or the score of each text; 0 without labels."""
+        if not split.labelled:
+            return np.zeros(len(split.items), self.label_dtype)
+        values = [self.label_value(split, example.line, example.label or "") for example in split.items]
+        return np.array(values, self.label_dtype)
 
     def counts(self, rows: LabelledRows) -> dict[str, int]:
         """empty_texts: texts that are empty or white space, counting a pair once."""
@@ -123,11 +127,15 @@ class TextTask(PooledTask[Example, LabelledRows]):
         found = []
         if empty := self.counts(rows)["empty_texts"]:
             found.append(f"{rows.split.path}: {empty} of {rows.count} examples have an empty text")
-        if rows.split.labelled and (rows.labels == rows.labels[0]).all():
-            undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
-            what = f", so {' and '.join(undefined)} is undefined" if undefined else ""
-            found.append(f"{rows.split.path}: every label is {rows.split.items[0].label!r}{what}")
-        return found
+        return found + (self.same_labels(rows) if rows.split.labelled else [])
+
+    def same_labels(self, rows: LabelledRows) -> list[str]:
+        """A warning about labels that are all the same."""
+        if not (rows.labels == rows.labels[0]).all():
+            return []
+        undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
+        what = f", so {' and '.join(undefined)} is undefined" if undefined else ""
+        return [f"{rows.split.path}: every label is {rows.split.items[0].label!r}{what}"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
                     f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
                 )
             named = found <= set(train.class_names)
-            task = replace(task, labels=train.class_names if named else tuple(sorted(found, key=_label_order)))
+            task = replace(task, labels=train.class_names if named else tuple(sorted(found, key=label_order)))
         weights = task.weights_of(train, (example.label or "" for example in train.items))
         return replace(task, class_weight_values=weights).with_metrics()
 
@@ -285,9 +293,10 @@ class ClassObjective(TaskObjective):
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
 
 
-def _is_empty(example: Example) -> bool:
+def _is_empty(example: Example | LabelSet) -> bool:
     return not example.text.strip() or (example.text_pair is not None and not example.text_pair.strip())
 
 
-def _label_order(label: str) -> tuple[float, str]:
+def label_order(label: str) -> tuple[float, str]:
+    """The key that sorts whole numbers first and in numerical order, then other labels."""
     return (float(int(label)), label) if label.removeprefix("-").isdecimal() else (math.inf, label)

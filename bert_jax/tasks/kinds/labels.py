@@ -15,25 +15,16 @@ from bert_jax.train.losses import ClassCosts
 
 
 @dataclass(frozen=True)
-class LabelTask(Task[Item, Rows]):
-    """A task with a cross-entropy over its labels, and the options of that loss.
+class NamedLabelsTask(Task[Item, Rows]):
+    """A task whose items have labels with names.
 
-    | option | |
-    |---|---|
-    | class_weights | balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 |
-    | class_weight_values | the resulting weights on the training file, by label id |
-    | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
-    | label_map | what labels of files mean, FILE_LABEL:LABEL,... (label_names.py); empty: what they say |
+    label_map: what labels of files mean, FILE_LABEL:LABEL,... (label_names.py); empty: what they say.
     """
 
     label_map: str = TaskConfig.label_map
-    class_weights: str = TaskConfig.class_weights
-    class_weight_values: tuple[float, ...] = ()
-    label_smoothing: float = TaskConfig.label_smoothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_smoothing(self.label_smoothing)
         mapped = parse_label_map(self.label_map).values() if self.labels else ()
         unknown = [label for label in mapped if label not in self.labels]
         if unknown:
@@ -64,6 +55,26 @@ class LabelTask(Task[Item, Rows]):
             return split
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
         return replace(self.replace_labels(split, names), class_names=classes)
+
+
+@dataclass(frozen=True)
+class LabelTask(NamedLabelsTask[Item, Rows]):
+    """A task with a cross-entropy over its labels, and the options of that loss.
+
+    | option | |
+    |---|---|
+    | class_weights | balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 |
+    | class_weight_values | the resulting weights on the training file, by label id |
+    | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
+    """
+
+    class_weights: str = TaskConfig.class_weights
+    class_weight_values: tuple[float, ...] = ()
+    label_smoothing: float = TaskConfig.label_smoothing
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_smoothing(self.label_smoothing)
 
     @property
     def costs(self) -> ClassCosts:

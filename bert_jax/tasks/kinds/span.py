@@ -21,7 +21,6 @@ from bert_jax.tasks.input_records import InputRecord, value_of, words_of
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.span_decoding import (
     Scored,
-    best_threshold,
     candidate_spans,
     predicted_relations,
     spans_above,
@@ -30,7 +29,7 @@ from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
 from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
 from bert_jax.tasks.kinds.span_rows import PAIRED, SpanRows, encode_spans
 from bert_jax.tasks.kinds.words import span_object
-from bert_jax.tasks.metric_functions import retrieval_metrics
+from bert_jax.tasks.metric_functions import best_threshold, retrieval_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task, check_choice

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Int64
 
 from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds.span_objective import CANDIDATES, SpanAnswer
@@ -35,23 +35,6 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
 def spans_above(threshold: float, found: Sequence[Scored]) -> list[Scored]:
     """The spans of each sentence with at least this probability."""
     return [{span: score for span, score in one.items() if score >= threshold} for one in found]
-
-
-def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
-    """The lowest probability of a predicted span, for the best F1 against `total` true spans.
-
-    It is midway between the last span that is predicted and the next one, as in decision trees; the highest one of
-    equal F1; and 1/2 where no candidate is true.
-    """
-    order = np.argsort(-scores, kind="stable")
-    scores, hits = scores[order], np.cumsum(true[order])
-    # Predicting the first n gives F1 = 2 * hits / (n + total). A threshold can only separate different scores.
-    cuts = np.flatnonzero(np.diff(scores, append=-1))
-    if not len(cuts) or not hits[-1]:
-        return 0.5
-    last = cuts[np.argmax(hits[cuts] / (cuts + 1 + total))]
-    following = scores[last + 1] if last + 1 < len(scores) else 0.0
-    return float((scores[last] + following) / 2)
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:

@@ -7,12 +7,14 @@ delimited       reads TSV (never quoted) and CSV (quoted)
 typed_tables    reads JSON lines, Parquet, and data prepared by TensorFlow Datasets
 parquet_parts   finds the files of a data set that is split into several Parquet files
 labelled_texts  reads labelled texts and pairs of texts from tables, and marks the words that a task asks about
+label_sets      reads texts and pairs of texts that have any number of labels
 conll           reads words and tags from CoNLL columns and CoNLL-U
 word_lists      reads words and their labels from lists
 """
 
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.conll import read_conll, read_conllu
+from bert_jax.tasks.reading.label_sets import read_label_sets
 from bert_jax.tasks.reading.labelled_texts import mark_words, read_table
 from bert_jax.tasks.reading.parquet_parts import check_apart, files_of, first_file
 from bert_jax.tasks.reading.tables import is_stored, read_records
@@ -34,6 +36,7 @@ __all__ = [
     "plain_name",
     "read_conll",
     "read_conllu",
+    "read_label_sets",
     "read_records",
     "read_table",
     "read_word_lists",

@@ -1,0 +1,76 @@
+"""Reads texts and pairs of texts that have any number of labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import LabelSet, Split
+from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.labelled_texts import text_of
+from bert_jax.tasks.reading.tables import read_records
+
+YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
+
+
+def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[LabelSet]:
+    """Reads texts, or pairs of texts, and the set of labels of each.
+
+    columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is that
+    of a class of the file, or else an index in `labels` unless these are numbers; labels separated by commas in TSV and
+    CSV. Or it names several columns, separated by commas: each is a label, and holds 1 or 0 (or true or false). A text
+    may have no label. A file without the columns, or whose single column is empty or null throughout, is unlabelled.
+    Raises UserError, with file and line, for other values, and for a missing label column that is required.
+    """
+    if not columns.text or (label_required and not columns.label):
+        role = "label" if columns.text else "text"
+        raise UserError(f"task.{role} is not set; name the column of {path} that holds the {role}")
+    names = [name.strip() for name in columns.label.split(",")]
+    requested = [
+        Column(columns.text, "text"),
+        Column(columns.text_pair, "text_pair", required=bool(columns.text_pair)),
+        *(Column(name, "label", required=label_required) for name in names),
+    ]
+    found = read_records(path, requested)
+    known = all(found.present[2:]) and bool(columns.label)
+    if len(names) == 1:
+        known = known and not all(record.values[2] in (None, "") for record in found.records)
+    if label_required and not known:
+        raise UserError(f"{path} has no labels: column {columns.label!r} is empty or null throughout")
+    numbered = any(label.removeprefix("-").isdecimal() for label in labels)
+    by_number = found.class_names[2] or (() if numbered else tuple(labels))
+    items = []
+    for line, (text, text_pair, *values) in found.records:
+        where = f"{path} line {line}: column"
+        second = text_of(f"{where} {columns.text_pair!r}", text_pair) if columns.text_pair else None
+        of_line: tuple[str, ...] | None = None
+        if known and len(names) > 1:
+            pairs = zip(names, values, strict=True)
+            of_line = tuple(name for name, value in pairs if _is_set(f"{where} {name!r}", value))
+        elif known:
+            of_line = _listed(f"{where} {columns.label!r}", values[0], by_number)
+        items.append(LabelSet(text_of(f"{where} {columns.text!r}", text), second, of_line, line))
+    return Split(path, tuple(items), known, found.left_out, found.class_names[2] if len(names) == 1 else ())
+
+
+def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
+    """The labels in a list, or in a text that separates them by commas."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
+        raise UserError(
+            f"{where} holds {value!r:.60}; expected a list of labels, or a text that separates them by commas"
+        )
+    named = (
+        by_number[one] if isinstance(one, int) and 0 <= one < len(by_number) else str(one).strip() for one in value
+    )
+    return tuple(dict.fromkeys(named))
+
+
+def _is_set(where: str, value: Any) -> bool:
+    written = "" if value is None else str(value).strip().lower()
+    if written not in (*YES, *NO):
+        raise UserError(f"{where} holds {value!r:.40}; expected 1 or 0, because task.label names several columns")
+    return written in YES

@@ -1,0 +1,171 @@
+"""Any number of labels for each text: files, loss, metrics, thresholds, and the Hugging Face layout."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model.heads import Heads
+from bert_jax.predict import predict
+from bert_jax.tasks import measurement, registry, task_json
+from bert_jax.tasks.example import LabelSet, Split
+from bert_jax.tasks.kinds.multilabel import MultiLabelTask
+from bert_jax.tasks.metric_functions import best_threshold, multilabel_metrics
+from bert_jax.tasks.reading import Columns, read_label_sets
+
+TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
+LABELS = ("joy", "anger", "fear")
+SETS = [("joy",), (), ("joy", "fear"), ("anger",), ("anger", "fear"), ("fear",)]
+
+
+def sets_of(path: Path, label: str = "labels", names: tuple[str, ...] = ()) -> list[tuple[str, ...] | None]:
+    return [item.labels for item in read_label_sets(path, Columns("text", label=label), True, names).items]
+
+
+def model_of(tmp_path: Path, **task: object) -> LoadedModel:
+    values = {"name": "own", "kind": "multilabel", "labels": list(LABELS), "max_length": 16, "columns": {}} | task
+    return random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3), task=values)
+
+
+def json_lines(path: Path) -> Path:
+    rows = zip(TEXTS, SETS, strict=True)
+    path.write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in rows))
+    return path
+
+
+def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path: Path) -> None:
+    assert sets_of(json_lines(tmp_path / "a.jsonl")) == SETS
+    tsv = ["text\tlabels", *(f"{text}\t{','.join(labels)}" for text, labels in zip(TEXTS, SETS, strict=True))]
+    (tmp_path / "a.tsv").write_text("\n".join(tsv) + "\n")
+    assert sets_of(tmp_path / "a.tsv") == SETS
+    rows = [[text, *(str(int(name in labels)) for name in LABELS)] for text, labels in zip(TEXTS, SETS, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(",".join(row) for row in [["text", *LABELS], *rows]) + "\n")
+    assert [set(found or ()) for found in sets_of(tmp_path / "a.csv", "joy, anger,fear")] == [set(one) for one in SETS]
+    numbers = [[LABELS.index(label) for label in labels] for labels in SETS]
+    table = pa.table({"text": TEXTS, "labels": pa.array(numbers, pa.list_(pa.int64()))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert sets_of(tmp_path / "a.parquet", names=LABELS) == SETS
+    assert sets_of(tmp_path / "a.parquet")[2] == ("0", "2")
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "said"),
+    [
+        ("text\tlabels\na\t\n", "labels", "has no labels: column 'labels' is empty or null throughout"),
+        ("text\tx\ty\na\t1\t2\n", "x,y", "line 2: column 'y' holds '2'; expected 1 or 0"),
+        ("text\tx\na\t1\n", "x,y", "has no column 'y'"),
+        ("text\tx\na\t1\n", "", "task.label is not set"),
+    ],
+)
+def test_malformed_label_sets_are_refused(tmp_path: Path, content: str, label: str, said: str) -> None:
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(UserError, match=said):
+        sets_of(tmp_path / "a.tsv", label)
+
+
+def test_the_metrics_follow_their_definitions() -> None:
+    draw = np.random.default_rng(0)
+    truth, shares = draw.random((40, 4)) < 0.4, np.round(draw.random((40, 4)), 1)  # with ties
+    truth[:, 3] = False
+    predicted = shares >= [0.3, 0.5, 0.7, 0.2]
+
+    def f1(true: np.ndarray, guess: np.ndarray) -> float:
+        hits, total = (true & guess).sum(), true.sum() + guess.sum()
+        return float(2 * hits / total) if total else 0.0
+
+    def area(true: np.ndarray, scores: np.ndarray) -> float:
+        """The share of pairs of a true and a false one that are in the right order; ties count half."""
+        pairs = list(itertools.product(scores[true], scores[~true]))
+        return sum((one > other) + 0.5 * (one == other) for one, other in pairs) / len(pairs)
+
+    names = ("micro_f1", "macro_f1", "exact_match", "auroc", "micro_auroc")
+    found = multilabel_metrics(names, truth, shares, predicted)
+    assert list(found) == list(names)
+    assert found["micro_f1"] == pytest.approx(f1(truth.ravel(), predicted.ravel()))
+    assert found["macro_f1"] == pytest.approx(np.mean([f1(truth[:, k], predicted[:, k]) for k in range(4)]))
+    assert found["exact_match"] == np.mean([(one == two).all() for one, two in zip(truth, predicted, strict=True)])
+    assert found["auroc"] == pytest.approx(np.mean([area(truth[:, k], shares[:, k]) for k in range(3)]))
+    assert found["micro_auroc"] == pytest.approx(area(truth.ravel(), shares.ravel()))
+    assert np.isnan(multilabel_metrics(("auroc",), truth[:, 3:], shares[:, 3:], predicted[:, 3:])["auroc"])
+
+
+def test_each_label_has_the_threshold_with_its_best_f1() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(50):
+        shares, truth = np.round(draw.random(12), 1), draw.random(12) < 0.4
+        if not truth.any():
+            continue
+
+        def f1(cut: float, shares: np.ndarray = shares, truth: np.ndarray = truth) -> float:
+            guess = shares >= cut
+            return 2 * (truth & guess).sum() / (truth.sum() + guess.sum()) if guess.any() else 0.0
+
+        found = best_threshold(shares, truth, int(truth.sum()))
+        assert f1(found) == pytest.approx(max(map(f1, np.linspace(0, 1, 41))))
+
+
+def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) -> None:
+    data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
+    model = model_of(tmp_path, metrics=["macro_f1", "micro_f1"])
+    before = measurement.evaluate(model, data, columns=columns).metrics
+    assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS), "task_loss"]
+    task = task_json.task_of(model).calibrated(before)
+    assert task.thresholds == tuple(before[f"threshold/{label}"] for label in LABELS)
+    assert task.calibrated({}) == task and MultiLabelTask("own", LABELS).calibrated({}).thresholds == (0.5,) * 3
+    kept = dataclasses.replace(model, task=json.loads(json.dumps(task_json.to_json(task))))
+    after = measurement.evaluate(kept, data, columns=columns).metrics
+    assert after == {name: value for name, value in before.items() if "threshold" not in name}
+    for one in predict(kept, TEXTS, all_scores=True):
+        chosen = [label for label, cut in zip(LABELS, task.thresholds, strict=True) if one["scores"][label] >= cut]
+        assert one["labels"] == chosen and one["label_scores"] == [one["scores"][label] for label in chosen]
+    rows = [[one["scores"][label] for label in LABELS] for one in predict(model, TEXTS, all_scores=True)]
+    losses = [
+        -np.log(share if label in labels else 1 - share)
+        for shares, labels in zip(rows, SETS, strict=True)
+        for share, label in zip(shares, LABELS, strict=True)
+    ]
+    assert before["task_loss"] == pytest.approx(np.mean(losses), rel=1e-5)  # torch's BCEWithLogitsLoss
+
+
+def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path) -> None:
+    model = model_of(tmp_path, thresholds=[0.2, 0.4, 0.6])
+    huggingface_export.write(model, tmp_path / "hf")
+    config = tmp_path / "hf" / "config.json"
+    values = json.loads(config.read_text())
+    assert values["problem_type"] == "multi_label_classification"
+    assert predict(tmp_path / "hf", TEXTS) == predict(model, TEXTS)
+    config.write_text(json.dumps({name: value for name, value in values.items() if name != huggingface.TASK_FIELD}))
+    published = huggingface.read(tmp_path / "hf")
+    assert published.task["kind"] == "multilabel" and published.task["labels"] == list(LABELS)
+    assert task_json.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
+
+
+def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path: Path) -> None:
+    split = Split(Path("a.tsv"), tuple(LabelSet("a", None, labels, 1) for labels in SETS), labelled=True)
+    assert MultiLabelTask("own").complete(split).labels == ("anger", "fear", "joy")
+    assert MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none")).complete(split).labels == (
+        *LABELS,
+        "none",
+    )
+    config = TaskConfig(
+        train=str(json_lines(tmp_path / "a.jsonl")), text="text", label="labels", kind="multilabel", label_map="joy:JOY"
+    )
+    task, files = registry.resolve(config)
+    assert task.complete(registry.read(task, files["train"])).labels == ("JOY", "anger", "fear")
+    one = dataclasses.replace(split, items=(LabelSet("a", None, ("x",), 1),))
+    with pytest.raises(UserError, match="a multilabel task needs two or more"):
+        MultiLabelTask("own").complete(one)
+    with pytest.raises(UserError, match=r"task\.threshold is 1\.5; use a probability below 1"):
+        MultiLabelTask("own", threshold=1.5)
+    with pytest.raises(UserError, match=r"task\.class_weights is for classification"):
+        registry.resolve(dataclasses.replace(config, class_weights="balanced"))
