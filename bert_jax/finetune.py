@@ -31,9 +31,11 @@ from bert_jax.progress import print_note
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.tasks import (
     kept_head,
+    key_sweep,
     measurement,
     padded_lengths,
     registry,
+    reinitialized,
     results,
     submission,
     sweep,
@@ -71,10 +73,13 @@ Common configuration keys (docs/recipes.md describes all):
                               (or --config.checkpoint.best=eval_NAME, if given)
   --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
                               the order of the labels, what those of the files mean, and the one that f1 is of
+  --config.sweep='optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'
+                              a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING
   --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
   --config.early_stop=2       stop after this many evaluations without improvement
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
+  --config.reinit_layers=2    begin with random parameters in the last 2 layers and the pooler
   --config.task.pooling=cls|mean|max|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
   --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
@@ -151,13 +156,27 @@ def finetune(
 
     With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
     learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
-    by the dev metric that sweep.chosen_by names. An empty init_from trains config.model from scratch and requires
+    by the dev metric that sweep.chosen_by names. With config.sweep, each setting has such a workdir in
+    WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`
+    (key_sweep.run). An empty init_from trains config.model from scratch and requires
     a tokenizer. Raises UserError for a mistake in the configuration, the files or the checkpoint,
     and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
+    if not config.sweep:
+        return _finetune(config, workdir, tokenizer)[0]
+    settings = key_sweep.settings_of(config)
+    sweep.check(config, workdir)
+    for setting in settings:  # before anything is trained
+        _check(setting.config, workdir / setting.folder)
+    with held_workdir(workdir):
+        return key_sweep.run(settings, workdir, lambda one, folder: _finetune(one, folder, tokenizer))
+
+
+def _finetune(config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], str]:
+    """Returns the content of result.json, and the metric that selects."""
     start, data, runs = prepare(config, workdir, tokenizer)
     with held_workdir(workdir) as check_held:
         by_trial, steps = training.train(config, data.task, data.rows, runs)
@@ -176,7 +195,7 @@ def finetune(
             model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
             for path in submission.submit(model, data.splits, config.task.submission):
                 _print(f"wrote the leaderboard submission {path}")
-    return result
+    return result, chosen_by
 
 
 def prepare(
@@ -229,7 +248,7 @@ def main(arguments: Sequence[str]) -> None:
         write_on_every_host()
         result = finetune(config, known.workdir)
         if distributed.is_primary():
-            for table_of in results.tables(result):
+            for table_of in [*([key_sweep.table(result)] if "sweep" in result else []), *results.tables(result)]:
                 Console(stderr=True).print(table_of)
             print(json.dumps(result))
 
@@ -296,6 +315,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
 def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows, objective = data.rows["train"], data.task.objective()
+    reinitialized.check(config, start.model)
     initial = start.initial_params(objective.heads, data.task)
     evaluators = []
     measured: tuple[str, ...] = ()
@@ -326,6 +346,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
         )
         for seed in seeds
     }
+    params = {seed: reinitialized.with_random_top(initial, config, start.model, objective, seed) for seed in seeds}
     return {
         trial: trainer.Run(
             config=settings,
@@ -341,7 +362,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
             evaluators=evaluators,
             measured=measured,
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
-            initial_params=initial,
+            initial_params=params[trial.seed],
             train_layers="head" if config.lora.rank else config.train_layers,
             unfreeze_every=sweep.unfreeze_every(config, rows.count),
             early_stop=config.early_stop,

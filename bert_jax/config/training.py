@@ -237,6 +237,8 @@ class FinetuneConfig(TrainConfig):
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
     task: TaskConfig = field(default_factory=TaskConfig)
     seeds: tuple[int, ...] = (0,)  # one number: how many seeds, starting at `seed`; several: the seeds themselves
+    # A sweep over any keys, each setting with all seeds: optimizer.learning_rate=1e-5,3e-5;batch_size=16,32
+    sweep: str = ""
     learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
     run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory
     early_stop: int = 0  # stop after this many evaluations without a better first dev metric; 0: off
@@ -244,6 +246,7 @@ class FinetuneConfig(TrainConfig):
     # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.
     train_layers: str = "all"
     lora: LoraConfig = field(default_factory=LoraConfig)  # trains adapters and the head alone (docs/adapting.md)
+    reinit_layers: int = 0  # the last layers, and the pooler, that begin with random parameters instead of init_from's
     batch_size: int = 32
     length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
     # Batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time on the whole.

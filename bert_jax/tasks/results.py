@@ -132,7 +132,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         shown.add_column(column, justify="left" if column == "metric" else "right")
     for name, metric in found["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.get(name)] if others else [])]
-        shown.add_row(name, *map(_cell, cells))
+        shown.add_row(name, *map(cell, cells))
     if "learning_rates" not in found:
         return [shown]
     name = found["best"]["metric"]
@@ -141,9 +141,10 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         sweep.add_column(column, justify="right")
     for each in found["learning_rates"]:
         metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
-        sweep.add_row(f"{each['learning_rate']:g}", *map(_cell, (metric["mean"], metric["std"], *metric["values"])))
+        sweep.add_row(f"{each['learning_rate']:g}", *map(cell, (metric["mean"], metric["std"], *metric["values"])))
     return [sweep, shown]
 
 
-def _cell(value: float | None) -> str:
+def cell(value: float | None) -> str:
+    """A figure in a table; - for none."""
     return "-" if value is None else f"{value:.4f}"

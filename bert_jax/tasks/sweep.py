@@ -24,7 +24,7 @@ TOGETHER = ("auto", "yes", "no")
 _COPIES = 4
 _SHARE_OF_MEMORY = 0.7
 CRF_PATH = "^crf/"
-_WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json")
+_WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json", "sweep-*")
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,19 @@ def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
 
 def check(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
-    found = trials_of(config)
+    found = [] if config.sweep else trials_of(config)
     if config.run_together not in TOGETHER:
         raise UserError(f"unknown run_together {config.run_together!r}; choose from {', '.join(TOGETHER)}")
     if config.early_stop < 0:
         raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
-    kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates")
-    wanted = len(Path(found[0].folder).parts)
-    # The deepest folder decides, because WORKDIR/config.json may also be that of the best of several runs.
-    present = next((depth for depth in (2, 1, 0) if any(workdir.glob(_WHERE[depth]))), wanted)
+    kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates", "a sweep")
+    wanted = len(Path(found[0].folder).parts) if found else 3
+    # The last kind that is there decides, because WORKDIR/config.json may also be that of the best of several runs.
+    present = next((kind for kind in (3, 2, 1, 0) if any(workdir.glob(_WHERE[kind]))), wanted)
     if present != wanted:
-        others = ("", ", or give all of their seeds", ", or give all of their learning_rates")[present]
+        others = ("", ", or give all of their seeds", ", or give all of their learning_rates", ", or give the sweep")[
+            present
+        ]
         raise UserError(f"{workdir} holds {kinds[present]}. Name another --workdir for {kinds[wanted]}{others}")
 
 

@@ -1,0 +1,161 @@
+"""A sweep over any configuration keys: its settings, their runs, and the result over all of them.
+
+Each setting is a fine-tuning of its own, with all seeds, in a folder of the sweep's workdir. An interrupted sweep
+therefore resumes like any fine-tuning, setting by setting.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig
+from bert_jax.storage.location import Location, write_json
+from bert_jax.tasks import results
+from bert_jax.tasks.sweep import Trial
+from bert_jax.train import distributed
+from bert_jax.train.held_out import lower_is_better
+from bert_jax.train.run import RESULT_FILE
+
+# Keys whose values make results that do not compare, or that a fine-tuning crosses itself.
+REFUSED = {
+    "sweep": "it is the sweep itself",
+    "seed": "every setting has the same seeds; use config.seeds",
+    "seeds": "every setting has the same seeds; use config.seeds",
+    "learning_rates": "sweep over optimizer.learning_rate instead",
+    "checkpoint.best": "the settings are compared by one metric",
+    **{
+        f"task.{key}": "the settings are compared by one metric of one dev file"
+        for key in ("name", "kind", "train", "dev", "test", "data_dir", "metrics", "positive", "submission")
+    },
+}
+
+_NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters of values that names of folders do not have
+
+Values = dict[str, str]  # the value of each key, as it is written
+
+
+class Setting(NamedTuple):
+    """One setting of a sweep: its values, its folder in the workdir, and the configuration of its fine-tuning."""
+
+    values: Values
+    folder: str
+    config: FinetuneConfig
+
+
+def settings_of(config: FinetuneConfig) -> list[Setting]:
+    """The settings of config.sweep, KEY=VALUE,VALUE,...;KEY=..., the first key varying slowest.
+
+    Raises UserError for a malformed sweep, an unknown key, one that a sweep cannot have, a value of another type, and
+    two settings with the same folder.
+    """
+    if config.learning_rates:
+        raise UserError(
+            "config.sweep and config.learning_rates are both set; sweep over optimizer.learning_rate=... instead"
+        )
+    keys: dict[str, list[str]] = {}
+    for part in config.sweep.split(";"):
+        key, equals, given = (piece.strip() for piece in part.partition("="))
+        choices = [value.strip() for value in given.split(",")]
+        if not (key and equals and all(choices)) or len(set(choices)) < len(choices) or key in keys:
+            raise UserError(
+                f"config.sweep has the part {part!r}; write KEY=VALUE,VALUE,...;KEY=..., each key and each of its "
+                "values once, such as 'optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'"
+            )
+        if key in REFUSED:
+            raise UserError(f"config.sweep has the key {key}, which a sweep cannot have: {REFUSED[key]}")
+        keys[key] = choices
+    found = []
+    for combination in itertools.product(*keys.values()):
+        values = dict(zip(keys, combination, strict=True))
+        folder = "sweep-" + ",".join(f"{key}={_NOT_IN_NAMES.sub('_', value)}" for key, value in values.items())
+        found.append(Setting(values, folder, _with_values(config, values)))
+    if len({setting.folder for setting in found}) < len(found):
+        raise UserError(f"config.sweep is {config.sweep!r}, whose values give two settings the same folder. Rename one")
+    return found
+
+
+def run(
+    settings: Sequence[Setting],
+    workdir: Location,
+    one: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str]],
+) -> dict[str, Any]:
+    """Runs all settings, copies the best to the workdir, and returns the content of its result.json.
+
+    one(config, folder) is a fine-tuning: its result, and the metric that selects. The result is that of the setting
+    with the best mean over its seeds, with `best` and with the figures of every setting under `sweep`.
+    """
+    by_setting: list[dict[str, Any]] = []
+    chosen_by = ""
+    for setting in settings:
+        found, chosen_by = one(setting.config, workdir / setting.folder)
+        by_setting.append(found)
+    scores = [_score(found, chosen_by) for found in by_setting]
+    place = max(range(len(scores)), key=scores.__getitem__)
+    best, found = settings[place], by_setting[place]
+    results.keep_best(workdir, Trial(0, 0.0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
+    mean = found["metrics"].get(chosen_by, {}).get("mean")
+    result = found | {
+        "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": mean},
+        "sweep": [
+            {"run": setting.folder, "values": setting.values, "metrics": each["metrics"], "steps": each["steps"]}
+            for setting, each in zip(settings, by_setting, strict=True)
+        ],
+    }
+    result.pop("learning_rates", None)
+    if distributed.is_primary():
+        write_json(workdir / RESULT_FILE, result)
+    return result
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """The selecting metric of every setting of a sweep."""
+    name, seeds = result["best"]["metric"], result["seeds"]
+    keys = list(result["best"]["values"])
+    shown = Table(title=f"{result['task']}: {name} by setting", title_justify="left")
+    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
+        shown.add_column(column, justify="right")
+    for each in result["sweep"]:
+        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
+        cells = map(results.cell, (metric["mean"], metric["std"], *metric["values"]))
+        shown.add_row(*each["values"].values(), *cells)
+    return shown
+
+
+def _score(found: Mapping[str, Any], chosen_by: str) -> float:
+    mean = found["metrics"].get(chosen_by, {}).get("mean")
+    if mean is None:
+        return -math.inf
+    return -mean if lower_is_better(chosen_by) else mean
+
+
+def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
+    """The configuration with these values, read as the types of their keys."""
+    changed = config_lib.to_dict(dataclasses.replace(config, sweep=""))
+    for key, written in values.items():
+        *parents, last = key.split(".")
+        node: Any = changed
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or isinstance(node.get(last), dict | tuple | list):
+            raise UserError(f"config.sweep has the key {key}, which is not a key with a single value")
+        node[last] = _read(written, node.get(last))
+    return config_lib.load(FinetuneConfig, changed)
+
+
+def _read(written: str, before: Any) -> Any:
+    """A value as the type of the one before it; as it is written where that type cannot read it, which load refuses."""
+    if isinstance(before, bool):
+        return {"true": True, "false": False}.get(written.lower(), written)
+    for kind in (int, float) if before is None else (type(before),):
+        try:
+            return kind(written)
+        except ValueError:
+            continue
+    return written

@@ -1,0 +1,162 @@
+"""Sweeps over any keys: their settings, what is refused, and their result."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import test_finetune
+
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.finetune import finetune, prepare
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import paths
+from bert_jax.tasks import key_sweep, measurement, results, sweep, training
+from bert_jax.train import trainer
+from bert_jax.train.workdir import read_params
+
+start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
+
+
+def test_a_flag_gives_every_combination_of_typed_values() -> None:
+    recipe = str(test_finetune.ROOT / "configs" / "glue.py:task=rte")
+    flag = "--config.sweep=optimizer.learning_rate=1e-5,3e-5;batch_size=16,32;task.layer_mix=true"
+    config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, [flag]))
+    found = key_sweep.settings_of(config)
+    wanted = [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
+    assert [(one.config.optimizer.learning_rate, one.config.batch_size) for one in found] == wanted
+    assert all(one.config.task.layer_mix is True and one.config.sweep == "" for one in found)
+    assert found[1].folder == "sweep-optimizer.learning_rate=1e-5,batch_size=32,task.layer_mix=true"
+    same = dataclasses.replace(found[1].config, optimizer=config.optimizer, batch_size=config.batch_size)
+    assert dataclasses.replace(same, task=config.task) == dataclasses.replace(config, sweep="")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("batch_size", "has the part 'batch_size'; write KEY=VALUE"),
+        ("batch_size=16,16", "each key and each of its values once"),
+        ("batch_size=16;batch_size=32", "each key and each of its values once"),
+        ("batch_sise=16,32", "unknown key config.batch_sise; did you mean config.batch_size"),
+        ("optimizer=16,32", "the key optimizer, which is not a key with a single value"),
+        ("batch_size.x=16", "the key batch_size.x, which is not a key with a single value"),
+        ("batch_size=16,many", "config.batch_size is 'many'. Give a value of type int"),
+        ("task.crf=maybe", "config.task.crf is 'maybe'. Give a value of type bool"),
+        ("seeds=1,2", "a sweep cannot have: every setting has the same seeds"),
+        ("task.metrics=f1,accuracy", "the settings are compared by one metric"),
+        ("init_from=a/b,a_b", "two settings the same folder"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        key_sweep.settings_of(FinetuneConfig(sweep=given))
+
+
+def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.sweep and config\.learning_rates are both set"):
+        key_sweep.settings_of(FinetuneConfig(sweep="batch_size=16", learning_rates="1e-5"))
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds runs of several seeds\. Name another --workdir for a sweep"):
+        sweep.check(FinetuneConfig(sweep="batch_size=16"), tmp_path)
+    (tmp_path / "sweep-batch_size=16").mkdir()
+    with pytest.raises(UserError, match=r"holds a sweep\. Name another --workdir for runs of several seeds"):
+        sweep.check(FinetuneConfig(seeds=(2,)), tmp_path)
+
+
+def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
+    values = {16: [0.5, 0.9], 32: [0.8, 0.8], 64: [1.0, float("nan")]}
+
+    def one(config: FinetuneConfig, folder: Path) -> tuple[dict[str, Any], str]:
+        metrics = results.summary([{"f1": value} for value in values[config.batch_size]])
+        return {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}, "f1"
+
+    settings = key_sweep.settings_of(FinetuneConfig(sweep="batch_size=16,32,64"))
+    found = key_sweep.run(settings, tmp_path, one)
+    assert kept == ["sweep-batch_size=32"] and found == json.loads((tmp_path / "result.json").read_text())
+    assert found["best"] == {
+        "run": "sweep-batch_size=32",
+        "values": {"batch_size": "32"},
+        "metric": "f1",
+        "value": pytest.approx(0.8),
+    }
+    assert found["metrics"]["f1"]["values"] == [0.8, 0.8] and len(found["sweep"]) == 3
+    columns = [list(column.cells) for column in key_sweep.table(found).columns]
+    assert columns[:2] == [["16", "32", "64"], ["0.7000", "0.8000", "-"]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
+    start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    config = test_finetune.config_of(start, task, sweep="optimizer.learning_rate=1e-6,5e-3;task.pooling=mean")
+    fits, original = [], trainer.fit
+
+    def fit(run: trainer.Run) -> trainer.Result:
+        fits.append(run.workdir.name)
+        if len(fits) == 2:
+            raise KeyboardInterrupt
+        return original(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.trainer, "fit", fit)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(config, tmp_path / "sweep")
+    assert not (tmp_path / "sweep" / "result.json").exists()
+    result = finetune(config, tmp_path / "sweep")
+    alone = dataclasses.replace(config, sweep="", task=dataclasses.replace(task, pooling="mean", max_length=32))
+    best = finetune(alone, tmp_path / "alone")
+    assert result["best"]["values"] == {"optimizer.learning_rate": "5e-3", "task.pooling": "mean"}
+    assert result["metrics"] == best["metrics"] == result["sweep"][1]["metrics"]
+    for path, value in read_params(tmp_path / "alone").items():
+        np.testing.assert_array_equal(value, read_params(tmp_path / "sweep")[path])
+    found = measurement.evaluate(open_checkpoint(tmp_path / "sweep"), reviews["dev"]).metrics
+    assert found["accuracy"] == pytest.approx(result["metrics"]["accuracy"]["mean"])
+
+
+def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    config = test_finetune.config_of(start, task, seeds=(2,), reinit_layers=1)
+    loaded, (_, _, runs) = open_checkpoint(start).params, prepare(config, tmp_path)
+    tops = []
+    for trial, run in runs.items():
+        scratch = paths.flatten(run.objective.init(run.model, jax.random.key(trial.seed)))
+        assert not any(path.startswith("pooler/") for path in run.initial_params)
+        for path, value in run.initial_params.items():
+            if path.startswith("encoder/layers/"):
+                np.testing.assert_array_equal(value[:-1], loaded[path][:-1])
+                np.testing.assert_allclose(value[-1:], scratch[path][-1:], atol=1e-7)
+            else:
+                np.testing.assert_array_equal(value, loaded[path])
+        tops.append(run.initial_params["encoder/layers/attention/qkv/kernel"][-1])
+    assert (tops[0] != tops[1]).any()  # each seed has its own
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reinit_layers": 9}, "reinit_layers is 9; use 1 to 1 of the model's 2 layers"),
+        ({"reinit_layers": -1}, "reinit_layers is -1; use 1 to 1"),
+        ({"reinit_layers": 1, "train_layers": "head"}, "train_layers=head does not train all of these layers"),
+        ({"reinit_layers": 1, "train_layers": "gradual"}, "train_layers=gradual does not train all of these layers"),
+    ],
+)
+def test_layers_that_cannot_be_initialized_are_refused(
+    start: Path, reviews: dict[str, str], tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    with pytest.raises(UserError, match=said):
+        prepare(test_finetune.config_of(start, task, **changes), tmp_path)
