@@ -22,7 +22,8 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
-FORMATS = ("lines", *BENCHMARKS)
+SQUAD = "squad"
+FORMATS = ("lines", *BENCHMARKS, SQUAD)
 CHECKPOINT_HELP = "a fine-tuning workdir, a step in it, an export, or a Hugging Face folder with a task head"
 COMPUTE_DTYPE_HELP = "float32, bfloat16 or auto (default: auto, which is float32 on CPU and bfloat16 elsewhere)"
 DIGITS = 7  # significant digits of a float32
@@ -48,7 +49,7 @@ Output: the fields of each object depend on the kind of task:
   choice             label (the index of the choice, from 0), choice, score
   tagging            words, tags, tag_scores; for entity tags also entities (type, text, score, start, end)
   token_regression   words, numbers (one for each word)
-  question           answer, score, start, end
+  question           answer, score, start, end; no_answer_probability and null_odds, where there may be no answer
   spans, span_pairs  words, spans; for span_pairs also relations
 start and end are character positions in the input text; end is exclusive. If an input object has an id, its output
 object has the same id.
@@ -59,7 +60,8 @@ text is already split into words separated by spaces, pass --words.
 Lines are written as soon as they are predicted. A file named by --output appears only when it is complete.
 
 To submit to the GLUE or SuperGLUE leaderboard, pass the benchmark's own test file as --input, glue or superglue as
---format, and a folder as --output.
+--format, and a folder as --output. With --format squad, the answers to questions are written as predictions.json and,
+where there may be none, the odds of no answer as null_odds.json.
 """
 
 
@@ -101,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help=CHECKPOINT_HELP)
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts (see above); - for standard input")
     parser.add_argument("--output", default="", metavar="FILE", help="the file to write (default: standard output)")
-    what = f"lines (default), or a leaderboard's submission format: {', '.join(BENCHMARKS)}; --output is then a folder"
+    what = f"lines (default), or a leaderboard's format: {', '.join(FORMATS[1:])}; --output is then a folder"
     parser.add_argument("--format", default="lines", help=what)
     parser.add_argument("--form", default="auto", help=f"see above: {', '.join(input_lines.FORMS)} (default: auto)")
     parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
@@ -122,7 +124,8 @@ def main(arguments: Sequence[str]) -> None:
     # Checked before the model is opened, which takes seconds.
     if options.format not in FORMATS:
         raise UserError(f"unknown --format {options.format!r}; choose from {', '.join(FORMATS)}")
-    with _output("" if options.format in BENCHMARKS else options.output) as output:
+    into_folder = options.format != "lines"
+    with _output("" if into_folder else options.output) as output:
         model = FineTuned(
             open_checkpoint(options.checkpoint, options.average),
             batch_size=options.batch_size,
@@ -134,8 +137,9 @@ def main(arguments: Sequence[str]) -> None:
         predictor = InputPredictor(
             model, form=form, words=options.words, all_scores=options.all_scores, on_error=options.on_error
         )
-        if options.format in BENCHMARKS:
-            print(_submit(predictor, model.task, Path(options.input), options.output, options.format))
+        if into_folder:
+            for path in _submit(predictor, model.task, Path(options.input), options.output, options.format):
+                print(path)
             return
         if options.input == "-":
             windows = predictor.stream(sys.stdin.buffer)
@@ -148,10 +152,17 @@ def main(arguments: Sequence[str]) -> None:
         print(remark, file=sys.stderr)
 
 
-def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benchmark: str) -> Path:
-    """Predicts the benchmark's own file of a split and writes the leaderboard's submission file."""
+def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benchmark: str) -> list[Path]:
+    """Predicts the benchmark's own file of a split and writes the leaderboard's submission files."""
     if not output:
         raise UserError(f"--format {benchmark} needs a folder to write to; name the folder with --output")
+    if benchmark == SQUAD:
+        if task.kind != "question":
+            raise UserError(
+                f"--format squad is for tasks of kind question, but the checkpoint's is {task.kind}. Omit it"
+            )
+        found = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
+        return submission.write_squad(found, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):
         raise UserError(
@@ -159,7 +170,7 @@ def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benc
             "unlabelled test file of one of its tasks, under the name that the benchmark gives it, or omit --format"
         )
     predictions = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
-    return submission.write_submission(task, split, predictions, output)
+    return [submission.write_submission(task, split, predictions, output)]
 
 
 def _line(prediction: dict[str, Any]) -> str:

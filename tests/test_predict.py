@@ -20,8 +20,10 @@ from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
-from bert_jax.tasks import input_lines
+from bert_jax.tasks import input_lines, measurement
+from bert_jax.tasks.kinds.question_metrics import compared_words
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.submission import write_squad
 
 CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
 SCORE = {"name": "own", "kind": "regression", "labels": [], "max_length": 16}
@@ -320,6 +322,46 @@ NUMBERS = {"name": "own", "kind": "token_regression", "labels": [], "max_length"
 CHOICES = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
 SPANS = {"name": "own", "kind": "spans", "labels": ["X"], "max_length": 16, "max_span": 3, "threshold": 0.01}
 ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
+
+
+def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their scores, computed from the files, are those of evaluate at the threshold of the task."""
+    task = QUESTION | {"unanswerable": True, "null_threshold": 0.5, "metrics": ["exact", "NoAns_exact"]}
+    asked = model(tmp_path_factory, Heads(question=True), task)
+    contexts = ["a dog sat on the mat .", "the river sat", "cat . mat . river", "un want able cat"]
+    answers = [[{"text": "dog", "answer_start": 2}], [], [{"text": "mat", "answer_start": 6}], []]
+    questions = [
+        {
+            "context": context,
+            "qas": [{"id": f"q{n}", "question": "the cat", "answers": given, "is_impossible": not given}],
+        }
+        for n, (context, given) in enumerate(zip(contexts, answers, strict=True))
+    ]
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps({"version": "v2.0", "data": [{"title": "x", "paragraphs": questions}]}))
+    shares = sorted(one["no_answer_probability"] for one in predict(asked, file))
+    least = (shares[1] + shares[2]) / 2  # two questions have an answer
+    asked = dataclasses.replace(asked, task=task | {"null_threshold": least})
+    bert_jax_export.write(asked, tmp_path / "squad")
+    run("--checkpoint", tmp_path / "squad", "--output", tmp_path / "out", "--format", "squad", "--input", file)
+    names = ("predictions", "null_odds")
+    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / f"{name}.json") for name in names]
+    texts, odds = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("predictions", "null_odds"))
+    told = {one["id"]: one for one in predict(asked, file, all_scores=True)}
+    assert list(texts) == list(odds) == list(told) == ["q0", "q1", "q2", "q3"]
+    for name, one in told.items():
+        none = 1 / (1 + np.exp(-odds[name]))
+        assert none == pytest.approx(one["no_answer_probability"])
+        assert texts[name] == ("" if none > least else one["scores"][0]["answer"])
+    assert list(texts.values()).count("") == 2
+    words = [compared_words(given[0]["text"] if given else "") for given in answers]
+    right = [compared_words(texts[f"q{n}"]) == expected for n, expected in enumerate(words)]
+    found = measurement.evaluate(asked, file).metrics
+    assert found["exact"] == np.mean(right) and found["NoAns_exact"] == np.mean(right[1::2])
+    with pytest.raises(UserError, match="2 questions have only 1 different ids"):
+        write_squad([{"id": "a", "answer": ""}] * 2, tmp_path)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import test_finetune
 
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
 from bert_jax.finetune import finetune, prepare
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -100,7 +100,9 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
-    config = test_finetune.config_of(start, task, sweep="optimizer.learning_rate=1e-6,5e-3;task.pooling=mean")
+    given = "optimizer.learning_rate=1e-6,5e-3;task.pooling=mean"
+    best = CheckpointConfig(best="eval_task_loss")  # of a few steps, the loss distinguishes the rates
+    config = test_finetune.config_of(start, task, sweep=given, checkpoint=best)
     fits, original = [], trainer.fit
 
     def fit(run: trainer.Run) -> trainer.Result:
@@ -116,9 +118,9 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     assert not (tmp_path / "sweep" / "result.json").exists()
     result = finetune(config, tmp_path / "sweep")
     alone = dataclasses.replace(config, sweep="", task=dataclasses.replace(task, pooling="mean", max_length=32))
-    best = finetune(alone, tmp_path / "alone")
+    same = finetune(alone, tmp_path / "alone")
     assert result["best"]["values"] == {"optimizer.learning_rate": "5e-3", "task.pooling": "mean"}
-    assert result["metrics"] == best["metrics"] == result["sweep"][1]["metrics"]
+    assert result["metrics"] == same["metrics"] == result["sweep"][1]["metrics"]
     for path, value in read_params(tmp_path / "alone").items():
         np.testing.assert_array_equal(value, read_params(tmp_path / "sweep")[path])
     found = measurement.evaluate(open_checkpoint(tmp_path / "sweep"), reviews["dev"]).metrics

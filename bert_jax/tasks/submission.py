@@ -1,7 +1,9 @@
-"""Writes the files that the GLUE and SuperGLUE leaderboards accept: one for each split, made from its predictions.
+"""Writes the files that the leaderboards of GLUE, SuperGLUE and SQuAD accept, made from the predictions of a split.
 
 GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
-(one JSON object per line). The index is the position of an example in the benchmark's own file, from 0.
+(one JSON object per line). The index is the position of an example in the benchmark's own file, from 0. SQuAD: an
+object of answers by question id, and one of the odds of no answer, as run_squad.py of google-research/bert names and
+writes them.
 """
 
 import dataclasses
@@ -76,6 +78,28 @@ def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     return path
+
+
+def write_squad(predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> list[Path]:
+    """Writes predictions.json and, for questions that may have no answer, null_odds.json, and returns their paths.
+
+    predictions.json has the answer to each question by id, which is empty where the probability of no answer is above
+    the task's threshold. null_odds.json has the score for no answer minus that of the best answer; evaluate-v2.0.py
+    reads it as --na-prob-file. Raises UserError for an id that two questions have.
+    """
+    answers = {str(one["id"]): one["answer"] for one in predictions}
+    if len(answers) < len(predictions):
+        raise UserError(
+            f"{len(predictions)} questions have only {len(answers)} different ids, by which SQuAD's files name "
+            "answers. Give each question an id of its own"
+        )
+    files: dict[str, dict[str, Any]] = {"predictions.json": answers}
+    if predictions and "null_odds" in predictions[0]:
+        files["null_odds.json"] = {str(one["id"]): one["null_odds"] for one in predictions}
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomic(Path(directory) / name, (json.dumps(content, ensure_ascii=False, indent=4) + "\n").encode())
+    return [Path(directory) / name for name in files]
 
 
 def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | Path) -> list[Path]:

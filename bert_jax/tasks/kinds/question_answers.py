@@ -13,6 +13,8 @@ from bert_jax.model.heads import ahead, choose_spans
 from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
 
+NO_SPANS = 1e6  # the odds of no answer for a context without pieces
+
 
 class RowAnswers(NamedTuple):
     """The n best spans of a row, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
@@ -38,12 +40,17 @@ class Decoded(NamedTuple):
     |---|---|
     | spans | the best spans, best first; empty for a context without pieces |
     | shares | their probabilities, followed by that of no answer: the softmax over their scores |
-    | no_answer | the probability of no answer against the best span alone: sigmoid(null - best); 1 without spans |
+    | null_odds | the score for no answer minus that of the best span; NO_SPANS without spans |
     """
 
     spans: tuple[AnswerText, ...]
     shares: tuple[float, ...]
-    no_answer: float
+    null_odds: float
+
+    @property
+    def no_answer(self) -> float:
+        """The probability of no answer against the best span alone: sigmoid(null - best); 1 without spans."""
+        return float(expit(self.null_odds))
 
     def text(self, context: str) -> str:
         """The text of the best span."""
@@ -86,8 +93,8 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
         spans = sorted((span for span in spans if span.start < span.end), key=lambda span: -span.score)[:count]
         least = float(min(answer.null for answer in answers[start:stop]))
         shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
-        no_answer = float(expit(least - spans[0].score)) if spans else 1.0
-        found.append(Decoded(tuple(spans), tuple(shares.tolist()), no_answer))
+        null_odds = least - spans[0].score if spans else NO_SPANS
+        found.append(Decoded(tuple(spans), tuple(shares.tolist()), null_odds))
     return found
 
 
@@ -95,8 +102,9 @@ def answer_object(question: Question, decoded: Decoded, may_be_none: bool, thres
     """The prediction for a question.
 
     `id`, `answer`, `start` and `end` (characters of the context; None where there is no answer) and `score`, its
-    probability among the best spans; `no_answer_probability` where there may be none; `scores`: the best spans, as
-    similar objects. There is no answer where the probability of none is above the threshold.
+    probability among the best spans; `no_answer_probability` and `null_odds`, its logit, where there may be none;
+    `scores`: the best spans, as similar objects. There is no answer where the probability of none is above the
+    threshold.
     """
     shares = np.array(decoded.shares)
     if not may_be_none and decoded.spans:
@@ -109,5 +117,5 @@ def answer_object(question: Question, decoded: Decoded, may_be_none: bool, thres
     none = not spans or (may_be_none and decoded.no_answer > threshold)
     one: dict[str, Any] = {"id": question.id} | (nothing if none else spans[0])
     if may_be_none:
-        one["no_answer_probability"] = decoded.no_answer
+        one |= {"no_answer_probability": decoded.no_answer, "null_odds": decoded.null_odds}
     return one | {"scores": spans}
