@@ -1,6 +1,7 @@
 """Spans and pairs of them: targets, scores and thresholds against loops, and what must not change the loss."""
 
 import functools
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
+from bert_jax.tasks.kinds.span_decoding import spans_above, without_overlaps
 from bert_jax.tasks.kinds.span_objective import SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.metric_functions import best_threshold
@@ -273,6 +275,81 @@ def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
     terms, counts = objective.terms_of(model, outputs, batch), objective.counts(batch)
     answers = objective.answers(model, outputs, batch)
     return terms, counts, means(terms, counts), outputs._replace(vectors=None), answers
+
+
+@settings(max_examples=100)
+@given(
+    found=st.dictionaries(
+        st.tuples(st.sampled_from("XY"), st.integers(0, 6), st.integers(1, 4)), st.floats(0.01, 1), max_size=14
+    ),
+    overlap=st.sampled_from(["flat", "nested"]),
+    threshold=st.sampled_from([0.0, 0.3, 0.6]),
+)
+def test_of_spans_that_overlap_the_most_probable_are_kept(found: dict, overlap: str, threshold: float) -> None:
+    """No kept spans clash, by the sets of their words, and a dropped one clashes with a kept one that is as likely."""
+    scored = {Span(label, first, first + length): score for (label, first, length), score in found.items()}
+    (kept,) = without_overlaps([scored], overlap)
+
+    def clash(one: Span, other: Span) -> bool:
+        words, others = set(range(one.first, one.end)), set(range(other.first, other.end))
+        return bool(words & others) and (overlap == "flat" or not (words <= others or others <= words))
+
+    assert not any(clash(*pair) for pair in itertools.combinations(kept, 2))
+    for span in set(scored) - set(kept):
+        assert any(clash(span, other) and kept[other] >= scored[span] for other in kept)
+    assert list(kept) == [span for span in scored if span in kept]  # in reading order
+    before = without_overlaps(spans_above(threshold, [scored]), overlap)
+    assert before == spans_above(threshold, [kept])
+    assert without_overlaps([scored], "any") == [scored]
+
+
+@pytest.mark.parametrize("overlap", ["flat", "nested"])
+def test_predictions_and_metrics_are_of_the_spans_that_are_kept(letters: Tokenizer, overlap: str) -> None:
+    task = replace(PAIRS, span_overlap=overlap, threshold=0.2)
+    rows = task.encode(NESTED, letters)
+    guesses = {(0, 1, 0): 0.9, (0, 2, 0): 0.8, (1, 2, 1): 0.7}  # the second contains the first; the third crosses it
+    answers = [answer(task, rows, 0, guesses), answer(task, rows, 1, {}), answer(task, rows, 2, {})]
+    told = [tuple(span["words"]) for span in task.predictions(rows, answers)[0]["spans"]]
+    assert sorted(told) == {"flat": [(0, 1), (1, 3)], "nested": [(0, 1), (0, 2)]}[overlap]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.6])
+def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than_none(threshold: float) -> None:
+    objective = replace(PAIRS, relation_threshold=threshold).objective()
+    logits = np.random.default_rng(0).normal(0, 2, (1, 6, 6, 3)).astype(np.float32)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    relations, scores = objective._relations(jax.numpy.asarray(logits))
+    for place in np.ndindex(1, 6, 6):
+        none, *others = shares[place].tolist()
+        chosen = max(others) >= threshold if threshold else max(others) > none
+        assert relations[place] == (1 + int(np.argmax(others)) if chosen else 0)
+        assert scores[place] == pytest.approx(max(others) if chosen else none, rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("endpoints", ("hidden", "mean")), ("boundary", ("networks", "mean"))]
+                         + [("content", ("networks", "attention"))])  # fmt: skip
+def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) -> None:
+    heads = replace(PAIRS, span_vectors=name).objective().heads
+    assert (heads.spans.boundaries, heads.spans.content) == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"span_vectors": "middle"}, "task.span_vectors is 'middle'; choose from: endpoints, boundary, content"),
+        ({"span_overlap": "some"}, "task.span_overlap is 'some'; choose from: any, nested, flat"),
+        ({"relation_threshold": 1.0}, r"task.relation_threshold is 1.0; use a probability below 1"),
+        (
+            {"relations_between": "given", "span_overlap": "flat", "metrics": ("relation_f1",)},
+            "task.span_overlap is flat, which chooses predicted",
+        ),
+        ({"metrics": ("f1", "accuracy")}, "unknown metric 'accuracy'"),
+        ({"relations_between": "given", "metrics": ("f1",)}, "unknown metric 'f1'"),
+    ],
+)
+def test_span_options_that_cannot_be_are_refused(changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        replace(PAIRS, **changes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

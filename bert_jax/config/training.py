@@ -220,7 +220,10 @@ class TaskConfig:
     layer_mix: bool = False  # classes, scores and tags from a learned mix of all layers, instead of the last one
     max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
     span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary
+    span_vectors: str = "endpoints"  # spans: the vector of a span is made of its endpoints, boundary or content
+    span_overlap: str = "any"  # spans: predicted spans that overlap: any, nested (not in part), flat (none)
     threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
+    relation_threshold: float = 0.0  # span_pairs: minimum probability of a relation; 0: that of no relation
     relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # questions are truncated to this many pieces

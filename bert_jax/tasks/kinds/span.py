@@ -6,7 +6,7 @@ span_objective  computes the loss and the arrays from which predictions are deco
 span_decoding   decodes the predicted spans and relations of a file
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.input_records import InputRecord, value_of, words_of
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.span_decoding import (
+    OVERLAPS,
     Scored,
     candidate_spans,
     predicted_relations,
     spans_above,
+    without_overlaps,
 )
 from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
-from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
+from bert_jax.tasks.kinds.span_objective import SPAN_VECTORS, SpanAnswer, SpanObjective
 from bert_jax.tasks.kinds.span_rows import PAIRED, SpanRows, encode_spans
 from bert_jax.tasks.kinds.words import span_object
 from bert_jax.tasks.metric_functions import best_threshold, retrieval_metrics
@@ -51,6 +53,11 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     | max_span | words of the longest span that is considered; 0: until the training file is read |
     | span_scores | `binary`: a probability for each type, so that a span may have several; `classes`: a softmax over
       the types and none, so that a span has at most one |
+    | span_vectors | what the vector of a span is made of: `endpoints`, the hidden states of its first and last word and
+      the mean of all; `boundary`, a dense layer for the first and one for the last word instead of their hidden
+      states; `content`, with these an attention over the words instead of the mean (Lee et al. 2017) |
+    | span_overlap | the predicted spans of a sentence: `any`; `nested`, no two of which overlap in part; `flat`, no two
+      of which have a common word. The more probable of two is kept (Yu et al. 2020, section 3) |
     | threshold | the probability from which a span is predicted; 0: until it is calibrated to the best F1 on dev |
     """
 
@@ -58,11 +65,15 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
     max_span: int = TaskConfig.max_span
     span_scores: str = "binary"
+    span_vectors: str = TaskConfig.span_vectors
+    span_overlap: str = TaskConfig.span_overlap
     threshold: float = TaskConfig.threshold
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task.span_scores", self.span_scores, ("binary", "classes"))
+        check_choice("task.span_vectors", self.span_vectors, tuple(SPAN_VECTORS))
+        check_choice("task.span_overlap", self.span_overlap, OVERLAPS)
         if self.max_span < 0 or not 0 <= self.threshold < 1:
             raise UserError(
                 f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use a number of words and a "
@@ -78,6 +89,11 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     def relation_names(self) -> tuple[str, ...]:
         """The labels of relations; empty where none are predicted."""
         return ()
+
+    @property
+    def least_relation(self) -> float:
+        """The least probability of a predicted relation; 0: that of none."""
+        return 0.0
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
         """Reads JSON lines or Parquet (span_files.read_spans), or CoNLL columns of entity tags."""
@@ -115,6 +131,10 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         longest = self.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
         labels = self.labels or tuple(sorted({span.label for span in spans}))
         return replace(self, labels=labels, max_span=longest).with_metrics()
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return SpanTask.default_metrics(self)
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("f1", "precision", "recall")
@@ -155,6 +175,8 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
             binary=self.span_scores == "binary",
             relations=len(self.relation_names),
             given=self.pairs_are_given,
+            vectors=self.span_vectors,
+            relation_threshold=self.least_relation,
         )
 
     def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
@@ -179,7 +201,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     ) -> tuple[Counted, list[Scored], dict[str, float]]:
         """The counts that the metrics of spans are computed from, the predicted spans, and `threshold`, where it is
         calibrated."""
-        found = candidate_spans(rows, answers, self.labels)
+        found = without_overlaps(candidate_spans(rows, answers, self.labels), self.span_overlap)
         true_spans = _numbered(item.spans for item in rows.split.items)
         threshold = self.threshold
         if not threshold:
@@ -194,7 +216,8 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         """The spans of each sentence and their probabilities: the given ones, or the predicted ones."""
         if self.pairs_are_given:
             return [dict.fromkeys(item.spans, 1.0) for item in rows.split.items]
-        return spans_above(self.threshold or UNCALIBRATED, candidate_spans(rows, answers, self.labels))
+        found = without_overlaps(candidate_spans(rows, answers, self.labels), self.span_overlap)
+        return spans_above(self.threshold or UNCALIBRATED, found)
 
     def _span_objects(self, rows: SpanRows, spans: Sequence[Mapping[Span, float]]) -> list[dict[str, Any]]:
         return [
@@ -210,17 +233,34 @@ class SpanPairTask(SpanTask):
     | option | |
     |---|---|
     | relations_between | `predicted`: spans are trained and predicted, too; `given`: they are part of the input |
+    | relation_threshold | the probability from which the most probable relation of two spans is predicted; 0: where it
+      is more probable than none |
     | relation_labels | by id - 1; empty until the training file is read |
     """
 
     kind = "span_pairs"
 
     relations_between: str = "predicted"
+    relation_threshold: float = TaskConfig.relation_threshold
     relation_labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task.relations_between", self.relations_between, ("predicted", "given"))
+        if not 0 <= self.relation_threshold < 1:
+            raise UserError(
+                f"task.relation_threshold is {self.relation_threshold}; use a probability below 1, or 0 for relations "
+                "that are more probable than none"
+            )
+        if self.pairs_are_given and self.span_overlap != TaskConfig.span_overlap:
+            raise UserError(
+                f"task.span_overlap is {self.span_overlap}, which chooses predicted spans, but with "
+                "task.relations_between=given none are predicted; leave it out"
+            )
+
+    @property
+    def least_relation(self) -> float:
+        return self.relation_threshold
 
     @property
     def pairs_are_given(self) -> bool:
@@ -243,6 +283,10 @@ class SpanPairTask(SpanTask):
             raise _missing(train, "relations")
         task = replace(self, relation_labels=self.relation_labels or tuple(sorted(relations)))
         return super(SpanPairTask, task).complete(train)
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return self.default_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         relations = ("relation_f1", "relation_precision", "relation_recall")

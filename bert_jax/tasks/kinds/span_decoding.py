@@ -10,6 +10,8 @@ from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds.span_objective import CANDIDATES, SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
 
+OVERLAPS = ("any", "nested", "flat")
+
 SentenceRelation = tuple[int, str, Span, Span]  # the number of the sentence, the label, the head and the tail
 Scored = dict[Span, float]  # the spans of a sentence and their probabilities
 
@@ -35,6 +37,34 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
 def spans_above(threshold: float, found: Sequence[Scored]) -> list[Scored]:
     """The spans of each sentence with at least this probability."""
     return [{span: score for span, score in one.items() if score >= threshold} for one in found]
+
+
+def without_overlaps(found: Sequence[Scored], overlap: str) -> list[Scored]:
+    """The spans of each sentence without those that overlap a more probable one (Yu et al. 2020, section 3).
+
+    overlap is one of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common word
+    lies in the other; with `any`, all are kept. The first of equally probable spans is kept. Spans above a threshold
+    are the same whether it is applied before or afterwards.
+    """
+    if overlap == "any":
+        return list(found)
+    kept: list[Scored] = []
+    for one in found:
+        chosen: list[Span] = []
+        for span in sorted(one, key=one.__getitem__, reverse=True):
+            if not any(_clash(span, other, overlap) for other in chosen):
+                chosen.append(span)
+        kept.append({span: score for span, score in one.items() if span in chosen})
+    return kept
+
+
+def _clash(one: Span, other: Span, overlap: str) -> bool:
+    apart = one.end <= other.first or other.end <= one.first
+    if apart or overlap == "flat":
+        return not apart
+    inside = one.first <= other.first and other.end <= one.end
+    around = other.first <= one.first and one.end <= other.end
+    return not (inside or around)
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
@@ -19,6 +19,12 @@ from bert_jax.tasks.task_losses import span_sums
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
+# The boundaries and the content (SpanHeads) of the vectors of spans, by the name of task.span_vectors.
+SPAN_VECTORS = {
+    "endpoints": ("hidden", "mean"),
+    "boundary": ("networks", "mean"),
+    "content": ("networks", "attention"),
+}
 # Candidate spans for each word of a row: a tree over n words has fewer than 2n nodes.
 CANDIDATES = 2
 
@@ -69,12 +75,15 @@ class SpanObjective(TaskObjective):
     binary: bool
     relations: int  # the number of relation labels; 0: none are predicted
     given: bool  # spans are part of the input
+    vectors: str = "endpoints"  # one of SPAN_VECTORS
+    relation_threshold: float = 0.0  # the least probability of a predicted relation; 0: that of none
 
     @property
     def heads(self) -> Heads:
         classes = 0 if self.given else self.types + (not self.binary)
         relations = self.relations + 1 if self.relations else 0
-        return Heads(spans=SpanHeads(self.length, classes=classes, relations=relations))
+        boundaries, content = SPAN_VECTORS[self.vectors]
+        return Heads(spans=SpanHeads(self.length, boundaries, content, classes, relations))
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
@@ -119,7 +128,7 @@ class SpanObjective(TaskObjective):
     def answers(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> SpanAnswer:
         labels = batch.labels
         if self.given:
-            return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *_best(outputs.relations))
+            return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *self._relations(outputs.relations))
         possible = possible_spans(labels.words, self.length)
         shares = jnp.where(possible[..., None], self._shares(outputs.logits), 0)
         flat = shares.reshape(shares.shape[0], -1)
@@ -128,7 +137,7 @@ class SpanObjective(TaskObjective):
             return SpanAnswer(places, scores, None, None, None, None)
         firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
         relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
-        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *_best(relations))
+        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *self._relations(relations))
 
     def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
         """The probability of each of S types. With classes, all but the best are 0, so that a span has one type."""
@@ -137,7 +146,10 @@ class SpanObjective(TaskObjective):
         shares = jax.nn.softmax(logits, axis=-1)[..., 1:]
         return jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
 
-
-def _best(logits: Float[Array, "B P P C"]) -> tuple[Array, Array]:
-    shares = jax.nn.softmax(logits, axis=-1)
-    return shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1)
+    def _relations(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
+        """The most probable relation of each pair and its probability; 0 and that of none where none is predicted."""
+        shares = jax.nn.softmax(logits, axis=-1)
+        none, best = shares[..., 0], shares[..., 1:].max(axis=-1)
+        predicted = best >= self.relation_threshold if self.relation_threshold else best > none
+        relations = jnp.where(predicted, 1 + shares[..., 1:].argmax(axis=-1), 0)
+        return relations.astype(jnp.int32), jnp.where(predicted, best, none)
