@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
+from bert_jax.embed import embed
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model import paths
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
 from bert_jax.tasks import input_lines, measurement
 from bert_jax.tasks.kinds.question_metrics import compared_words
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.submission import write_squad
+from bert_jax.train import partitioning
 
 CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
 SCORE = {"name": "own", "kind": "regression", "labels": [], "max_length": 16}
@@ -107,6 +111,28 @@ def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tag
     pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b"}})
     with pytest.raises(UserError, match=r"line 1 is one text, but the task needs 2\. Give an object with"):
         predict(pairs, ["the cat\ta dog"])
+
+
+def test_parameters_are_copied_to_the_device_once(classifier: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = dataclasses.replace(classifier)
+    copied: list[str] = []
+    put = partitioning.put
+
+    def counting(tree: Any, mesh: Any) -> Any:
+        copied.extend(paths.flatten(tree))
+        return put(tree, mesh)
+
+    monkeypatch.setattr(partitioning, "put", counting)
+    first = predict(loaded, TEXTS)
+    assert "classifier/dense/kernel" in copied and len(copied) == len(set(copied))
+    assert predict(loaded, TEXTS) == first
+    vectors = embed(loaded, TEXTS)["embeddings"]
+    assert len(copied) == len(set(copied)) == len(loaded.params)  # embed adds those that predict does not read
+    np.testing.assert_array_equal(embed(loaded, TEXTS)["embeddings"], vectors)
+    assert len(copied) == len(loaded.params)
+    gone = weakref.ref(loaded)
+    del loaded
+    assert gone() is None  # nothing keeps the copies
 
 
 def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -21,6 +21,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.length_batches import sorted_batches
 from bert_jax.tasks.objective import TaskObjective
@@ -150,7 +151,7 @@ class FineTuned:
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
     """The parameters of a checkpoint that the task's model reads, on the devices of the mesh."""
     wanted = paths.flatten(abstract_params(loaded.model, task.objective().heads))
-    return partitioning.put(paths.unflatten({path: loaded.params[path] for path in wanted}), mesh)
+    return device_params(loaded, mesh, wanted)
 
 
 def _fill(answers: list[Any], indices: Int64[np.ndarray, "B"], found: Any) -> None:

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float, Int64
 
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_selection import LayerSelection
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.inference import run_batches
 from bert_jax.train import mesh_placement, partitioning
@@ -43,7 +43,7 @@ class LayerVectors:
         self.mesh = partitioning.make_mesh(MeshConfig())
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=mesh_placement.OnMesh())
-        params = partitioning.put(paths.unflatten(dict(loaded.params)), self.mesh)
+        params = device_params(loaded, self.mesh, loaded.params)
         self._compute = functools.partial(
             _selected, loaded.model, loaded.heads, runtime, selections, pool, dtype, params
         )
