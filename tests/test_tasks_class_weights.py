@@ -13,7 +13,8 @@ from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.kinds.tagging import TaggingTask, TagLabels
+from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.kinds.tagging_objective import TagLabels
 from bert_jax.train.losses import ClassCosts
 
 LABELS = ["b"] * 5 + ["a"] * 2 + ["c"]

@@ -12,7 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.tasks.example import Span, Split
 from bert_jax.tasks.input_records import InputRecord, split_words
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.kinds.span import SpanPairTask
+from bert_jax.tasks.kinds.span_pairs import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.reading import Columns

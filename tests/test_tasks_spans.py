@@ -18,9 +18,10 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
+from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_decoding import spans_above, without_overlaps
 from bert_jax.tasks.kinds.span_objective import SpanAnswer
+from bert_jax.tasks.kinds.span_pairs import SpanPairTask
 from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.metric_functions import best_threshold
 from bert_jax.tasks.reading import Columns
@@ -318,7 +319,7 @@ def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than
     objective = replace(PAIRS, relation_threshold=threshold).objective()
     logits = np.random.default_rng(0).normal(0, 2, (1, 6, 6, 3)).astype(np.float32)
     shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    relations, scores = objective._relations(jax.numpy.asarray(logits))
+    relations, scores = objective.relations_of(jax.numpy.asarray(logits))
     for place in np.ndindex(1, 6, 6):
         none, *others = shares[place].tolist()
         chosen = max(others) >= threshold if threshold else max(others) > none

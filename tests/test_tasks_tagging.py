@@ -23,7 +23,8 @@ from bert_jax.tasks import baseline, measurement
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.tagging import TagAnswer, TaggingTask, TagRows
+from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
+from bert_jax.tasks.kinds.tagging_objective import TagAnswer
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 

@@ -19,7 +19,8 @@ from bert_jax.tasks.kinds.choice import ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
+from bert_jax.tasks.kinds.span import SpanTask
+from bert_jax.tasks.kinds.span_pairs import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.label_names import parse_label_map, parse_names

@@ -128,7 +128,9 @@ class SpanObjective(TaskObjective):
     def answers(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> SpanAnswer:
         labels = batch.labels
         if self.given:
-            return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *self._relations(outputs.relations))
+            return SpanAnswer(
+                None, None, labels.pair_firsts, labels.pair_lengths, *self.relations_of(outputs.relations)
+            )
         possible = possible_spans(labels.words, self.length)
         shares = jnp.where(possible[..., None], self._shares(outputs.logits), 0)
         flat = shares.reshape(shares.shape[0], -1)
@@ -137,7 +139,7 @@ class SpanObjective(TaskObjective):
             return SpanAnswer(places, scores, None, None, None, None)
         firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
         relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
-        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *self._relations(relations))
+        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *self.relations_of(relations))
 
     def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
         """The probability of each of S types. With classes, all but the best are 0, so that a span has one type."""
@@ -146,7 +148,7 @@ class SpanObjective(TaskObjective):
         shares = jax.nn.softmax(logits, axis=-1)[..., 1:]
         return jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
 
-    def _relations(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
+    def relations_of(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
         """The most probable relation of each pair and its probability; 0 and that of none where none is predicted."""
         shares = jax.nn.softmax(logits, axis=-1)
         none, best = shares[..., 0], shares[..., 1:].max(axis=-1)

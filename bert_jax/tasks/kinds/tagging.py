@@ -4,35 +4,25 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
+from jaxtyping import Bool, Float32, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.crf import Allowed, allowed_by
-from bert_jax.model.heads.tag_scheme import Scheme, scheme_of
-from bert_jax.model.task_outputs import encode_for_task, tag_logits
-from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, spans
+from bert_jax.model.heads.tag_scheme import scheme_of
+from bert_jax.tasks.example import Sentence, Split, Taken, spans
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.labels import LabelTask, check_label
+from bert_jax.tasks.kinds.tagging_objective import TagAnswer, TagLabels, TagObjective
 from bert_jax.tasks.kinds.words import WordTask, sentence_objects, span_object
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task, check_choice
-from bert_jax.tasks.task_losses import chain_sums
 from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
-from bert_jax.train.objectives import Counts, Term, Terms
-
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 @dataclass(frozen=True)
@@ -176,7 +166,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         scheme = scheme_of(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
-    def measure(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> dict[str, float]:
+    def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
         """The metrics, from the predicted tag at each position."""
         true_tags, predicted = (
             rows.by_sentence(tags)
@@ -184,7 +174,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         )
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
-    def predictions(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> list[dict[str, Any]]:
+    def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
         """`words`, `tags` and `tag_scores`, their probabilities; `offsets` of the words in a raw text; and `entities`
         where the tags mark them, whose score is the mean of the words' probabilities."""
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
@@ -208,7 +198,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             ids += [check_label(split, line, tag, self.labels) for line, tag in zip(sentence.lines, tags, strict=True)]
         return ids
 
-    def _predicted(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> list[str]:
+    def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
         """The predicted tag of each word. With a CRF, the tags of each sentence are a sequence of their scheme.
 
         A CRF covers one row; where a sentence continues in further rows, an entity may be open on one side only. The
@@ -226,65 +216,6 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
 
     def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
         return [self.labels[number] for number in ids]
-
-
-class TagLabels(NamedTuple):
-    """The value of TaskBatch.labels."""
-
-    tags: Any  # i32[B,T]
-    words: Any  # i32[B,T]: number of the piece's word in its row, from 1, labelled or not; 0: no word
-    whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
-
-
-class TagAnswer(NamedTuple):
-    """The prediction for the word that starts at each position of a row."""
-
-    tags: Any  # i32[T]: ids
-    scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
-
-
-@dataclass(frozen=True)
-class TagObjective(TaskObjective):
-    """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
-
-    With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
-    """
-
-    tags: int
-    decode: str = "first"
-    crf: bool = False
-    costs: ClassCosts = PLAIN
-    layer_mix: bool = False
-    scheme: Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(tags=self.tags, crf=self.crf, layer_mix=self.layer_mix)
-
-    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
-        """Logits of the tags at each position."""
-        return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
-
-    def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
-        tags, weights = batch.labels.tags, batch.label_weights
-        if self.crf:
-            allowed = allowed_by(self.scheme, batch.labels.whole)
-            loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids, allowed)
-        else:
-            loss, correct = classification_sums(outputs, tags, weights, self.costs)
-        return {"task": Term(loss, {"accuracy": correct})}
-
-    def counts(self, batch: TaskBatch) -> Counts:
-        return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
-
-    def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
-        """The predicted tag and its probability at each position, [B, T]."""
-        if self.crf:
-            return _best_path(model, outputs, batch, allowed_by(self.scheme, batch.labels.whole))
-        shares = jax.nn.softmax(outputs, axis=-1)
-        if self.decode == "mean":
-            shares = _word_means(shares, batch.labels.words)
-        return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -316,22 +247,3 @@ class TagRows(LabelledWordRows):
 def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
     """The predicted tag of each word, from the predicted tag at each position of each row."""
     return rows.at_words([answer.tags for answer in answers])
-
-
-def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch, allowed: Allowed | None) -> TagAnswer:
-    words = batch.labels.words
-    first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
-
-    def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
-        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
-
-    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids, allowed)
-    # The derivative of the log-partition by a tag's logit is the probability of the tag there.
-    marginals = jax.grad(log_partition)(logits)
-    return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
-
-
-def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Float[Array, "B T C"]:
-    """At each position, the mean over all positions of the same word."""
-    same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
-    return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
