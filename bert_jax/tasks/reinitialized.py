@@ -30,7 +30,7 @@ def check(config: FinetuneConfig, model: ModelConfig) -> None:
         raise UserError(f"reinit_layers is {layers}; use 1 to {model.layers - 1} of the model's {model.layers} layers")
     if config.lora.rank:
         raise UserError(
-            f"reinit_layers is {layers}, but lora.rank={config.lora.rank} trains adapters and not the layers themselves. "
+            f"reinit_layers is {layers}, but lora.rank={config.lora.rank} trains adapters and no layers. "
             "Omit one of the two"
         )
     kind, _, last = config.train_layers.partition(":")
