@@ -9,7 +9,7 @@ from pathlib import Path
 from data_prep import readers
 from data_prep.sentences import document_sentences
 
-_ARTICLES = 100  # in a stream of a dump, as in those of Wikipedia
+ARTICLES = 100  # in a stream of a dump, as in those of Wikipedia
 
 
 def write_mixture(paths: list[Path], megabytes: float, target: Path) -> int:
@@ -50,7 +50,7 @@ def write_dump(paths: list[Path], megabytes: float, target: Path) -> int:
     with target.open("wb") as file:
         file.write(bz2.compress(b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11">\n'))
         while written < megabytes * 1e6:
-            articles = [_article(next(streams[(number + one) % len(streams)])) for one in range(_ARTICLES)]
+            articles = [_article(next(streams[(number + one) % len(streams)])) for one in range(ARTICLES)]
             pages = (
                 f"  <page><title>Article {number + one}</title><ns>0</ns><revision><model>wikitext</model>"
                 f"<text>{xml.sax.saxutils.escape(article)}</text></revision></page>\n"
@@ -58,7 +58,7 @@ def write_dump(paths: list[Path], megabytes: float, target: Path) -> int:
             )
             file.write(bz2.compress("".join(pages).encode()))
             written += sum(len(article.encode()) for article in articles)
-            number += _ARTICLES
+            number += ARTICLES
         file.write(bz2.compress(b"</mediawiki>\n"))
     return written
 

@@ -53,7 +53,7 @@ def test_sentences_are_those_of_the_splitter(tmp_path: Path, sample_text: Path) 
 
 def test_dump_holds_the_words_of_the_text(tmp_path: Path, sample_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mwparserfromhell")
-    monkeypatch.setattr(corpus, "_ARTICLES", 4)
+    monkeypatch.setattr(corpus, "ARTICLES", 4)
     size = write_dump([sample_text], 0.01, tmp_path / "wiki.xml.bz2")
     articles = list(readers.documents(tmp_path / "wiki.xml.bz2"))
     texts = list(readers.documents(sample_text))

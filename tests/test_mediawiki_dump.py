@@ -215,8 +215,8 @@ def test_entities_of_entities_do_not_fill_the_memory(tmp_path):
 
 def test_other_processes_remove_markup_and_change_nothing(tmp_path, monkeypatch):
     """Articles, omitted and refused pages are the same and in the same order, also before damage."""
-    monkeypatch.setattr(mediawiki_dump, "_BATCH_CHARACTERS", 40)
-    monkeypatch.setattr(mediawiki_dump, "_BATCH_PAGES", 3)
+    monkeypatch.setattr(mediawiki_dump, "BATCH_CHARACTERS", 40)
+    monkeypatch.setattr(mediawiki_dump, "BATCH_PAGES", 3)
     pages = "".join(
         page(f"Page {number}", revision(f"''Article'' [[Datei:x.jpg]]{number}." + " \x7f" * (number == 7)))
         + page("Talk", revision("Talk."), namespace=1) * (number % 5)

@@ -21,7 +21,7 @@ _NOT_AN_ARTICLE = Omission("not_an_article")
 # Namespaces whose links are no text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
 # What a worker gets at once: markup for a fifth of a second, or so many pages, most of which are no articles.
-_BATCH_CHARACTERS, _BATCH_PAGES = 1 << 18, 1000
+BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
 
 
 class _Article(NamedTuple):
@@ -71,7 +71,7 @@ class _Dump:
                 if is_page:
                     pages.append(_page(element, self._path))
                     size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
-                full = size >= _BATCH_CHARACTERS or len(pages) >= _BATCH_PAGES
+                full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
                 if pages and (full or not is_page):
                     yield _Batch(hidden, pages)
                     pages, size = [], 0
