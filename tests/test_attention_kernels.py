@@ -25,7 +25,7 @@ from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.kinds.choice import ChoiceBatch
+from bert_jax.tasks.side_by_side import SideBySideBatch
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import make_mesh
 
@@ -197,7 +197,7 @@ UNKNOWN = SimpleNamespace(**dict(zip(SEPARATE._fields[:4], SEPARATE[:4], strict=
         ("bert", PACKED, 3, 0),
         ("bert", SEPARATE, 0, 3),
         ("bert", TASK_ROWS, 0, 3),
-        ("bert", ChoiceBatch(*TASK_ROWS), 3, 0),
+        ("bert", SideBySideBatch(*TASK_ROWS), 3, 0),
         ("bert", UNKNOWN, 3, 0),  # it does not say
         ("gpt", SEPARATE, 1, 2),  # causal, and the last layer has some queries only
         ("modernbert", SEPARATE, 1, 2),  # one layer has a window

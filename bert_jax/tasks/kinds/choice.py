@@ -1,6 +1,5 @@
 """Multiple choice: which of several texts that may follow a context is correct."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,14 +7,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int32, Int64
 from scipy.special import softmax
 
 from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import choice_logits
-from bert_jax.tasks.example import Split, TaskBatch, TaskRows, TokenRows
+from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice_items import (
     MultipleChoice,
@@ -29,6 +28,7 @@ from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, compute_metr
 from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.side_by_side import SideBySideRows, separated
 from bert_jax.tasks.task import PooledTask
 from bert_jax.tasks.task_losses import IMPOSSIBLE, choice_sums
 from bert_jax.tokenizer import Tokenizer
@@ -147,14 +147,6 @@ class ChoiceLabels(NamedTuple):
     present: Any  # bool[B,S]; a row's positions are S equal parts
 
 
-class ChoiceBatch(TaskBatch):
-    """A batch whose rows hold S choices, one after another."""
-
-    @property
-    def unpacked(self) -> bool:
-        return False
-
-
 @dataclass(frozen=True)
 class ChoiceObjective(TaskObjective):
     """Cross-entropy of the right choice, with a softmax over the scores of the present choices."""
@@ -169,12 +161,9 @@ class ChoiceObjective(TaskObjective):
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S"]:
         """The score of each choice; IMPOSSIBLE for an absent one."""
         present = batch.labels.present
-        rows, count = present.shape
-        # The rows are the outer axis of the reshaped arrays, so that each device keeps its own rows.
-        ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
-        sequences = TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
-        scores = choice_logits(model, pooled_vectors(model, sequences, dropout_key), dropout_key)[:, 0]
-        return jnp.where(present, scores.reshape(rows, count), IMPOSSIBLE)
+        vectors = pooled_vectors(model, separated(batch, present), dropout_key)
+        scores = choice_logits(model, vectors, dropout_key)[:, 0]
+        return jnp.where(present, scores.reshape(present.shape), IMPOSSIBLE)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:
         labels = batch.labels
@@ -183,42 +172,18 @@ class ChoiceObjective(TaskObjective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChoiceRows(TaskRows[MultipleChoice]):
+class ChoiceRows(SideBySideRows[MultipleChoice]):
     """Rows of S choices, one after another; an absent choice has no tokens."""
 
-    first_lengths: Int32[np.ndarray, "R S"]  # tokens of the context, with [CLS] and its [SEP]
     choice_lengths: Int64[np.ndarray, "R S"]
     labels: Int32[np.ndarray, "R"]  # index of the correct choice
     label_weights: Float32[np.ndarray, "R"]
 
     @property
-    def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of tokens of each row's longest choice, which determines what a batch is padded to."""
-        return self.choice_lengths.max(axis=1)
+    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
+        return self.choice_lengths
 
-    def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows of these indices, [B, S * length]: each choice padded to length."""
-        count, filler = self.choice_lengths.shape[1], indices < 0
-        rows, choices = np.where(filler, 0, indices), np.arange(count)
-        flat = self.by_choice.batch(np.where(filler[:, None], -1, rows[:, None] * count + choices).ravel(), length)
-        numbers = np.tile(choices + 1, len(rows))[:, None].astype(np.int32)
-        shape = len(rows), -1
-        return ChoiceBatch(
-            input_ids=flat.input_ids.reshape(shape),
-            segment_ids=flat.segment_ids.reshape(shape),
-            sequence_ids=(flat.sequence_ids * numbers).reshape(shape),
-            positions=flat.positions.reshape(shape),
-            labels=ChoiceLabels(self.labels[rows], ~filler[:, None] & (self.choice_lengths[rows] > 0)),
-            label_weights=np.where(filler, 0, self.label_weights[rows]).astype(np.float32),
-        )
-
-    @functools.cached_property
-    def by_choice(self) -> TokenRows:
-        """Rows of one choice each; an absent one has no tokens."""
-        return TokenRows(
-            input_ids=self.input_ids,
-            first_lengths=self.first_lengths.ravel(),
-            offsets=np.concatenate([[0], np.cumsum(self.choice_lengths)]),
-            pad_id=self.pad_id,
-            truncated=0,
-        )
+    def targets_of(
+        self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
+    ) -> tuple[ChoiceLabels, Float32[np.ndarray, "B"]]:
+        return ChoiceLabels(self.labels[rows], present), self.label_weights[rows]
