@@ -43,6 +43,8 @@ def vectors(pooling: str, pooler: bool, hidden: np.ndarray) -> jax.Array:
 def by_hand(pooling: str, flat: dict, inside: np.ndarray) -> np.ndarray:
     if pooling == "cls":
         return inside[0]
+    if pooling == "last":
+        return inside[-1]
     if pooling == "max":
         return inside.max(axis=0)
     if pooling == "mean":

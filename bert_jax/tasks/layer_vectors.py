@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int64
 
@@ -13,6 +12,7 @@ from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
+from bert_jax.model.heads.pooling import pool_rows, unit_vectors
 from bert_jax.model.layer_selection import LayerSelection
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.device_params import device_params
@@ -22,7 +22,9 @@ from bert_jax.train import mesh_placement, partitioning
 
 
 class LayerVectors:
-    """A model that computes vectors of layers, pooled over each row (none, cls, mean or max).
+    """A model that computes vectors of layers, pooled over each row (none, cls, mean, max or last).
+
+    With normalize, each vector has length 1.
 
     widths has the width of the vectors by name of the layers (model/layer_selection.py), in the order of the results.
     Raises UserError for layers that the model does not have.
@@ -34,6 +36,7 @@ class LayerVectors:
         layers: Sequence[str],
         *,
         pool: str = "none",
+        normalize: bool = False,
         dtype: str = "float32",
         compute_dtype: str = "float32",
     ) -> None:
@@ -44,8 +47,9 @@ class LayerVectors:
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=mesh_placement.OnMesh())
         params = device_params(loaded, self.mesh, loaded.params)
+        pool = "none" if pool == "words" else pool
         self._compute = functools.partial(
-            _selected, loaded.model, loaded.heads, runtime, selections, pool, dtype, params
+            _selected, loaded.model, loaded.heads, runtime, selections, pool, normalize, dtype, params
         )
 
     def run(
@@ -55,28 +59,21 @@ class LayerVectors:
         return run_batches(self._compute, batches, self.mesh)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6))
 def _selected(
     config: ModelConfig,
     heads: Heads,
     runtime: Runtime,
     selections: tuple[LayerSelection, ...],
     pool: str,
+    normalize: bool,
     dtype: str,
     params: dict[str, Any],
     batch: TaskBatch,
 ) -> tuple[Float[Array, "B *T _"], ...]:
     inner = any(one.inner(config.layers) for one in selections)
     encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
-    real = batch.sequence_ids > 0
-    return tuple(_pooled(one.of(encoded, config.layers), real, pool).astype(dtype) for one in selections)
-
-
-def _pooled(hidden: Float[Array, "B T W"], real: Array, pool: str) -> Float[Array, "B *T W"]:
-    """One vector for each row, over the positions that hold a token; with none, all positions."""
-    if pool == "cls":
-        return hidden[:, 0]
-    mask = real[..., None]
-    if pool == "mean":
-        return jnp.where(mask, hidden, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
-    return jnp.where(mask, hidden, -jnp.inf).max(axis=1) if pool == "max" else hidden
+    found = [one.of(encoded, config.layers) for one in selections]
+    if pool != "none":
+        found = [pool_rows(pool, hidden, batch.sequence_ids) for hidden in found]
+    return tuple((unit_vectors(vectors) if normalize else vectors).astype(dtype) for vectors in found)

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 
-POOLINGS = ("cls", "mean", "max", "attention_dot", "attention_additive")
+POOLINGS = ("cls", "mean", "max", "last", "attention_dot", "attention_additive")
 BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
 
@@ -46,7 +46,7 @@ class Heads:
     | span_boundary | predicts masked tokens from the positions around their span (Joshi et al. 2020) with the MLM
       head's output matrix |
     | next_sentence | predicts whether B follows A, or the order of A and B |
-    | pooling | makes one vector of a sequence, for classes and choices: cls, mean, max, attention_dot,
+    | pooling | makes one vector of a sequence, for classes and choices: cls, mean, max, last, attention_dot,
       attention_additive |
     | pooler | a dense layer over that vector (Pooler) |
     | classes | classes of a sequence; 1: a regression |

@@ -1,4 +1,4 @@
-"""One vector of each sequence: that of [CLS], or the mean, maximum or attention-weighted sum of all positions."""
+"""One vector of each sequence: of [CLS] or the last token, or the mean, maximum or weighted sum of all positions."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from bert_jax.model.heads.classification import dense, norm
 from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import child_key, truncated_normal
 from bert_jax.model.runtime import Runtime
+
+SHORTEST = 1e-12  # lengths below are not divided by, as in torch.nn.functional.normalize
 
 
 class Pooler(nnx.Module):
@@ -73,12 +75,28 @@ def pool_sequences(
         return gather_positions(hidden, cls_positions)
     numbers = jnp.arange(1, cls_positions.shape[1] + 1)
     inside = sequence_ids[:, None, :] == numbers[None, :, None]
+    if pooling == "last":
+        last = jnp.where(inside, jnp.arange(hidden.shape[1]), 0).max(axis=-1)
+        return jnp.where(inside.any(axis=2)[..., None], gather_positions(hidden, last), 0)
     if pooling == "max":
         highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
         return jnp.where(inside.any(axis=2)[..., None], highest, 0)
     wanted = jnp.zeros(hidden.shape[:2]) if scores is None else scores
     weights = _softmax_over(wanted[:, None], inside).astype(hidden.dtype)
     return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
+    """The vector of the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
+    first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
+    return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]
+
+
+def unit_vectors(vectors: Float[Array, "*B W"]) -> Float[Array, "*B W"]:
+    """Vectors divided by their length; one of length 0 stays 0."""
+    # The square root of 0 has no derivative, so the maximum is taken before it.
+    squares = jnp.square(vectors).sum(axis=-1, keepdims=True)
+    return vectors / jnp.sqrt(jnp.maximum(squares, SHORTEST**2))
 
 
 def _softmax_over(scores: Float[Array, "B 1 T"], inside: Bool[Array, "B S T"]) -> Float[Array, "B S T"]:
