@@ -1,37 +1,39 @@
 """Computes vectors of texts, one for each token, word or text, from any layer."""
 
+import argparse
+import dataclasses
 import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
 
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.layer_selection import LAYERS, MIX
-from bert_jax.progress import Reporter, print_note
+from bert_jax.model.layer_selection import LAYERS
+from bert_jax.progress import print_note
 from bert_jax.storage.local import refuse_existing, write_atomic
-from bert_jax.tasks import texts as texts_lib
-from bert_jax.tasks.example import spans
-from bert_jax.tasks.layer_vectors import LayerVectors
-from bert_jax.tasks.length_batches import bucketed_batches
-from bert_jax.tasks.texts import EncodedTexts, Text
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tasks import vector_files
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
+from bert_jax.tasks.text_stream import FORMS, Texts, read_stream, read_texts
 
-Arrays = dict[str, np.ndarray]
-POOLS = ("none", "cls", "mean", "max", "words")
+FORMATS = ("npz", *vector_files.FORMATS)
 
-DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file.
+DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
   python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
+  python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
 
---input   a UTF-8 file with one text per line, plain, .gz or .xz; a tab separates the two texts of a pair, which is
-          encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in transformers.
+--input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
+          .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts
+          .parquet         --text and --text_pair name columns
+          any other        one text per line; a tab separates the two texts of a pair
+          A pair is encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in
+          transformers.
 --layers  {", ".join(LAYERS)}, or a number:
           0 for the embeddings, 1 for the first layer, and so on. The sums do not include the embeddings.
           concat_last_4 is four times as wide; the last layer comes last. In models with a final norm (ModernBERT,
@@ -41,12 +43,21 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file.
                  attends only to itself, and not for vocabularies that add no [CLS]
           mean   the mean over the tokens of the text, including [CLS] and [SEP], as in sentence-transformers
           max    the maximum of each dimension over the same tokens
+          last   the vector of the last token, which is [SEP] where the vocabulary adds it
           words  the mean over the pieces of each word (words are separated by white space; in a pair, those of the
                  first text come first); also writes `offsets`. A word without pieces, because it was truncated or
                  holds only control characters, has a row of NaN, so that rows and words stay aligned.
 
---output  holds `embeddings` f32[rows, width] in the order of the input; `offsets` i64[texts+1], where text i has the
-          rows offsets[i]:offsets[i+1]; and `input_ids` i32[rows].
+Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (configs/embedding.py), is
+used as its files say: pooling, normalization, default prompt and maximum length. Any other model has the mean. With
+--pool, vectors are not normalized and have no prompt unless --normalize, --prompt or --prompt_name asks for them.
+
+--output, --format npz (default): a file with `embeddings` [rows, width] in the order of the input; `offsets`
+i64[texts+1], where text i has the rows offsets[i]:offsets[i+1]; and `input_ids` i32[rows]. All texts and vectors are in
+memory.
+--format npy or parquet: a folder of shards of --shard_size texts, with _manifest.json, for any number of texts. Memory
+is that of one shard. An interrupted command resumes if it is run again. Parquet has the columns row and embedding.
+For pools of one vector per text.
 
 Texts longer than --max_length are truncated at the end, the longer text of a pair first. The number of truncated texts
 is printed."""
@@ -54,10 +65,13 @@ is printed."""
 
 def embed(
     checkpoint: str | Path | LoadedModel,
-    texts: Sequence[Text],
+    texts: Sequence[str | Texts],
     *,
     layers: str = "last",
-    pool: str = "mean",
+    pool: str = "",
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str = "",
     batch_size: int = 32,
     max_length: int = 0,
     compute_dtype: str = "float32",
@@ -65,36 +79,73 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
 
-    A text is a string, whose tabs are white space, or a pair of strings. A max_length of 0 is the maximum of the
-    model. average applies to a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown
-    layer or pool, for one that the model does not have, and for a max_length beyond the model's positions. A pool of
-    cls is also refused where no [CLS] stands for the whole text: in causal models, whose first token attends to
-    itself alone, and for vocabularies that add no special tokens, whose first token is a piece of the text.
+    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
+    model (VectorSettings). A max_length of 0 is the maximum of these, or of the model. average applies to a checkpoint
+    given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that the model does
+    not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no [CLS] stands for
+    the whole text: in causal models, whose first token attends to itself alone, and for vocabularies that add no
+    special tokens, whose first token is a piece of the text.
     """
-    if pool not in POOLS:
-        raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
-    if batch_size < 1:
-        raise UserError(f"--batch_size is {batch_size}; use 1 or more")
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    limit = loaded.model.max_positions
-    if max_length and not 5 <= max_length <= limit:
-        raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the maximum")
-    if layers == MIX:
-        raise UserError(
-            "--layers is mix, whose weights are learned together with a head. Use python -m bert_jax.features --layers "
-            "mix, or another name of layers"
-        )
-    if pool == "cls" and loaded.model.causal:
-        raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
-    if pool == "cls" and not loaded.vocabulary.adds_special_tokens:
-        raise UserError(f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean")
-    model = LayerVectors(loaded, [layers], pool=pool, compute_dtype=compute_dtype)
-    encoded = texts_lib.encode(texts, Tokenizer(loaded.vocabulary.spec), max_length or limit, by_word=pool == "words")
-    if encoded.rows.truncated:
-        print_note(
-            f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens; truncated"
-        )
-    return _run(loaded, encoded, model, pool, batch_size, model.widths[layers])
+    settings = settings_of(
+        loaded,
+        layers=layers,
+        pool=pool,
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
+        max_length=max_length,
+    )
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
+    arrays = model.arrays(texts)
+    _report_truncated(model, len(texts))
+    return arrays
+
+
+def embed_file(
+    checkpoint: str | Path | LoadedModel,
+    source: str | Path,
+    output: str | Path,
+    *,
+    format: str = "npy",
+    dtype: str = "float32",
+    shard_size: int = 65536,
+    form: str = "auto",
+    text: str = "text",
+    text_pair: str = "",
+    batch_size: int = 32,
+    compute_dtype: str = "float32",
+    average: str = "",
+    **settings: Any,
+) -> dict[str, Any]:
+    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (vector_files.py).
+
+    settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
+    the same call. Raises UserError as embed, read_stream and write_vectors do.
+    """
+    source, output = Path(source), Path(output)
+    texts = read_stream(source, form, text, text_pair)
+    refuse_existing(output)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    found = settings_of(loaded, **settings)
+    if found.pool not in TEXT_POOLS:
+        raise UserError(f"--format {format} is for one vector per text, but --pool is {found.pool}. Use --format npz")
+    model = Embedder(loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
+    job = {
+        "checkpoint": loaded.origin,
+        "step": loaded.step,
+        "average": average,
+        "input": str(source),
+        "input_bytes": source.stat().st_size if source.exists() else 0,
+        "columns": [text, text_pair],
+        "compute_dtype": compute_dtype,
+        **dataclasses.asdict(found),
+    }
+    manifest = vector_files.write_vectors(
+        texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size
+    )
+    _report_truncated(model, manifest["count"])
+    return manifest
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -111,9 +162,22 @@ def main(arguments: Sequence[str]) -> None:
         "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
     )
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts")
-    parser.add_argument("--output", required=True, metavar="FILE.npz", help="the file to write; must not exist yet")
+    parser.add_argument("--output", required=True, metavar="PATH", help="the file or folder; must not exist yet")
+    parser.add_argument("--format", default="npz", help=f"see above: {', '.join(FORMATS)} (default: npz)")
+    parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
+    parser.add_argument("--shard_size", type=int, default=65536, metavar="N", help="texts per shard (default: 65536)")
+    parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(FORMS)} (default: auto)")
+    parser.add_argument("--text", default="text", metavar="NAME", help="field or column of the text (default: text)")
+    parser.add_argument("--text_pair", default="", metavar="NAME", help="that of the second text of a pair")
     parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
-    parser.add_argument("--pool", default="mean", help="see above (default: mean)")
+    parser.add_argument("--pool", default="", help="see above (default: the checkpoint's own, or mean)")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="give vectors of texts length 1 (default: as the checkpoint says)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="put before each text (default: as the checkpoint says)")
+    parser.add_argument("--prompt_name", default="", metavar="NAME", help="use this prompt of the checkpoint")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts per batch (default: 32)")
     parser.add_argument(
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: the model's limit)"
@@ -121,56 +185,29 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
     checkpoint_average.add_argument(parser)
     options = vars(parser.parse_args(arguments))
-    checkpoint, source, output = options.pop("checkpoint"), options.pop("input"), Path(options.pop("output"))
+    checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))
+    if options["format"] not in FORMATS:
+        raise UserError(f"unknown --format {options['format']!r}; choose from {', '.join(FORMATS)}")
+    if options["format"] != "npz":
+        manifest = embed_file(checkpoint, source, output, **options)
+        size = f"{manifest['dtype']}[{manifest['count']}, {manifest['width']}]"
+        print(f"{output}: embeddings {size} in {len(manifest['shards'])} shards")
+        return
     refuse_existing(output)
-    arrays = embed(checkpoint, texts_lib.read_texts(source), **options)
+    del options["format"], options["shard_size"]
+    texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
+    dtype = options.pop("dtype")
+    if dtype not in vector_files.DTYPES:
+        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(vector_files.DTYPES)}")
+    arrays = embed(checkpoint, texts, **options)
+    arrays["embeddings"] = arrays["embeddings"].astype(dtype)
     write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
 
 
-def _run(
-    loaded: LoadedModel, encoded: EncodedTexts, model: LayerVectors, pool: str, batch_size: int, width: int
-) -> Arrays:
-    rows = encoded.rows
-    sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
-    embeddings = np.full((sizes.get(pool, rows.count), width), np.nan, np.float32)
-    batches = bucketed_batches(rows, batch_size, model.mesh.size, loaded.model.max_positions)
-    with Reporter("embedding", rows.count, ["texts"], quiet=not sys.stderr.isatty()) as progress:
-        for indices, (vectors,) in model.run(batches):
-            _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
-            progress.advance(int((indices >= 0).sum()), int((indices >= 0).sum()))
-    if pool == "none":
-        return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
-    if pool == "words":
-        if empty := int(np.isnan(embeddings[:, 0]).sum()):
-            print_note(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
-        return {"embeddings": embeddings, "offsets": encoded.word_offsets}
-    return {"embeddings": embeddings}
-
-
-def _store(
-    embeddings: Float32[np.ndarray, "rows W"],
-    vectors: np.ndarray,
-    encoded: EncodedTexts,
-    indices: np.ndarray,
-    pool: str,
-) -> None:
-    """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
-    if pool in ("cls", "mean", "max"):
-        embeddings[indices] = vectors[: len(indices)]
-        return
-    lengths = encoded.rows.lengths[indices]
-    tokens = spans(encoded.rows.offsets[indices], lengths)
-    of_tokens = vectors[: len(indices)][np.arange(vectors.shape[1]) < lengths[:, None]]
-    if pool == "none":
-        embeddings[tokens] = of_tokens
-        return
-    words = encoded.words[tokens]
-    pieces, words = of_tokens[words >= 0], words[words >= 0]
-    if len(words):
-        first = np.flatnonzero(np.diff(words, prepend=-1))
-        counts = np.diff(first, append=len(words))
-        embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
+def _report_truncated(model: Embedder, texts: int) -> None:
+    if model.truncated:
+        print_note(f"{model.truncated} of {texts} texts are longer than {model.settings.max_length} tokens; truncated")
 
 
 if __name__ == "__main__":

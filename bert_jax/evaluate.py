@@ -1,5 +1,6 @@
 """Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, TrainConfig
 from bert_jax.data.shards import open_dataset
 from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.progress import print_note
-from bert_jax.tasks import measurement
+from bert_jax.tasks import beir, measurement
+from bert_jax.tasks.embedder import Embedder, settings_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning
+from bert_jax.train.run import runtime_of
 
 DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
 
@@ -25,6 +29,14 @@ DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
 --checkpoint is a workdir, a step in it, an export, or a Hugging Face folder. --data is the output of
 data_prep.build_examples (its eval/ is evaluated; pass DIR/train to evaluate the training shards), or a file or folder
 of the task that the checkpoint was fine-tuned for.
+
+  python -m bert_jax.evaluate --checkpoint runs/vectors --data scifact   retrieval, of vectors of texts
+
+A folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) measures retrieval by cosines: ndcg@10, mrr@10
+and recall@k. --data scifact/qrels/dev.tsv measures another split. Vectors are made as by python -m bert_jax.embed
+without --pool, with the checkpoint's prompts of queries and documents. Pairs with scores (STS) are a task file of a
+checkpoint that was trained for vectors, or of a sentence-transformers folder:
+--data dev.tsv --text sentence1 --text_pair sentence2 --label score prints spearman and pearson.
 
 Each row counts once. The masks of held-out rows are the same in every evaluation, so metrics of different checkpoints
 are comparable. Rows are sharded over all devices. If the model does not fit on one device, shard its parameters too,
@@ -69,6 +81,8 @@ def evaluate(
     or if the mesh does not fit the model or the devices.
     """
     loaded = open_checkpoint(checkpoint, average)
+    if beir.is_beir(Path(data)):
+        return _retrieval(loaded, Path(data), batch_size, compute_dtype)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
@@ -84,6 +98,15 @@ def evaluate(
     dataset = open_dataset(data, "train" if Path(data).name == "train" else "eval")
     pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
+
+
+def _retrieval(loaded: LoadedModel, data: Path, batch_size: int, compute_dtype: str) -> dict[str, Any]:
+    """The metrics of retrieval, by cosines, of vectors made as the checkpoint says (embedder.settings_of)."""
+    config = TrainConfig(compute_dtype=compute_dtype)
+    settings = dataclasses.replace(settings_of(loaded), normalize=True)
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
+    metrics, counts = beir.measure(data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]))
+    return {**metrics, "counts": counts | {"truncated": model.truncated}}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Exports a checkpoint in Hugging Face format, as an Orbax tree, or as StableHLO programs."""
+"""Exports a checkpoint in Hugging Face or sentence-transformers format, as an Orbax tree, or as StableHLO programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.target_scale import with_target_scale
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
-FORMATS = ("hf", "orbax", "stablehlo", "peft")
+FORMATS = ("hf", "orbax", "stablehlo", "peft", "sentence_transformers")
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -33,6 +33,10 @@ stablehlo  programs for every platform of JAX that run without bert_jax: hidden_
 peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
            adapter_model.safetensors. They refer to the Hugging Face folder of the base model, which is init_from, or
            --base DIR. The other formats merge adapters into the matrices that they adapt.
+sentence_transformers
+           the Hugging Face format of the encoder alone, with modules.json, pooling, normalization, prompts and maximum
+           length, as SentenceTransformer("exported") opens it. They are those of a checkpoint that was fine-tuned for
+           vectors (configs/embedding.py) or read from such a folder; of any other, the mean of its tokens.
 
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
@@ -64,6 +68,8 @@ def export(
         loaded = with_target_scale(loaded)
     if format == "hf":
         huggingface_export.write(loaded, output)
+    elif format == "sentence_transformers":
+        huggingface_export.write_sentence_transformer(loaded, output)
     elif format == "stablehlo":
         stablehlo.write(loaded, output)
     elif format == "peft":

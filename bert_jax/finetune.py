@@ -80,7 +80,7 @@ Common configuration keys (docs/recipes.md describes all):
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
   --config.reinit_layers=2    begin with random parameters in the last 2 layers and the pooler
-  --config.task.pooling=cls|mean|max|attention_dot|attention_additive
+  --config.task.pooling=cls|mean|max|last|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
   --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
   --config.task.submission=DIR                 also write the files that the GLUE and SuperGLUE leaderboards accept
@@ -217,6 +217,8 @@ def prepare(
     start = open_start(config, tokenizer)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
+    if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
+        task = task.continuing(task_json.from_json(start.loaded.task), config.task.pooling)
     task.check_model(start.model)
     if getattr(task, "layer_mix", False) and not task.objective().heads.layer_mix:  # a kind of the user's own
         raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py")
 FINETUNING = {
     "choice": ":task=swag",
+    "embedding": "",
     "glue": ":task=sst2",
     "own": "",
     "squad": ":task=squad2",

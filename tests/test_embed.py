@@ -15,15 +15,17 @@ from tokenizer_kinds import byte_pairs
 from bert_jax import embed as command
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.embed import POOLS, embed
+from bert_jax.embed import embed
 from bert_jax.interop import huggingface_export
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.embedder import POOLS
 from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tasks.length_batches import LENGTHS, bucketed_batches
-from bert_jax.tasks.texts import encode, read_texts
+from bert_jax.tasks.text_stream import read_texts
+from bert_jax.tasks.texts import encode
 
 PAIRS = [("a dog unwantable .", "the mat"), ("cat", "dog\u200b \x01 s")]
 TEXTS = ["the cat sat", PAIRS[0], "", "river " * 30, "the river", PAIRS[1]]
@@ -114,10 +116,11 @@ def test_a_causal_model_has_no_vector_at_cls(tmp_path):
         embed(loaded, ["the cat"], pool="cls")
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pool", ["cls", "mean", "max", "last"])
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_every_pool_of_a_text(loaded, states, pool, batch_size):
-    pooled = {"cls": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}[pool]
+    pooled = {"cls": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}
+    pooled = (pooled | {"last": lambda x: x[-1]})[pool]
     got = embed(loaded, TEXTS, pool=pool, batch_size=batch_size)
     assert set(got) == {"embeddings"}
     np.testing.assert_allclose(got["embeddings"], [pooled(layers[-1]) for _, layers in states], atol=1e-5)
@@ -220,7 +223,7 @@ def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path,
     content = b"eins\r\nzwei\tdrei\n\nvier"
     for name, write in (("t.txt", bytes), ("t.gz", gzip.compress), ("t.xz", lzma.compress)):
         (tmp_path / name).write_bytes(write(content))
-        assert read_texts(tmp_path / name) == ["eins", ("zwei", "drei"), "", "vier"]
+        assert read_texts(tmp_path / name) == [("eins",), ("zwei", "drei"), ("",), ("vier",)]
     for name, content, message in (
         ("empty", b"", "is empty"),
         ("latin", b"na\xefve", "not UTF-8"),

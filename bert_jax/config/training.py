@@ -199,14 +199,15 @@ class TaskConfig:
     # For a question about one word in each text: the columns of the start and end of the word in characters: a,b,...
     marks: str = ""
     choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
-    # classification, regression, multilabel, choice, tagging, token_regression, question, spans, span_pairs
+    # classification, regression, multilabel, choice, tagging, token_regression, question, spans, span_pairs, embedding
     kind: str = ""
     metrics: str = ""  # names, separated by commas; the first one selects checkpoints, seeds and rates
     labels: str = ""  # names, separated by commas, in the order of the classes; empty: those of the training file
     label_map: str = ""  # what labels of the files mean: LABEL_OF_THE_FILE:LABEL,..., such as 0:NEGATIVE,1:POSITIVE
     positive: str = ""  # classification: the label that f1, precision and recall are of; empty: the second label
     max_length: int = 128
-    # Pooling for a class or a score: cls, mean, max, attention_dot, attention_additive; empty: that of init_from.
+    # Pooling for a class, a score or a vector: cls, mean, max, last, and, except for vectors, attention_dot and
+    # attention_additive; empty: that of init_from.
     pooling: str = ""
     class_weights: str = ""  # loss weights: balanced, or LABEL=WEIGHT,... (1 for other labels)
     label_smoothing: float = 0.0  # the weight of the uniform distribution in the targets, such as 0.1
@@ -225,6 +226,16 @@ class TaskConfig:
     threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
     relation_threshold: float = 0.0  # span_pairs: minimum probability of a relation; 0: that of no relation
     relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
+    # embedding (bert_jax/tasks/kinds/embedding.py): prompts are put before texts, and negatives names columns.
+    normalize: bool = True
+    prompt: str = ""
+    query_prompt: str = ""
+    document_prompt: str = ""
+    negatives: str = ""
+    loss: str = ""  # contrastive, cosent; empty: cosent if the training file has scores (label)
+    scale: float = 20.0  # of cosines; the inverse of the temperature
+    symmetric: bool = False
+    dimensions: tuple[int, ...] = ()  # Matryoshka: (384,128,64); empty: whole vectors
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # questions are truncated to this many pieces
     doc_stride: int = 128  # pieces between the starts of successive windows of a long context

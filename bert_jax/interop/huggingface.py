@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop import name_table
+from bert_jax.interop import name_table, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
@@ -58,6 +58,9 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     """
     where = directory / CONFIG_FILE
     family, architecture = named_family(where, values)
+    of_sentences = sentence_transformers.is_folder(directory)
+    if of_sentences and not _has_heads(family, architecture, weights):
+        architecture = family.base_class  # such folders hold the encoder, whatever the class in config.json
     heads = _read_heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
     if model.layers > len(weights):
@@ -67,6 +70,8 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     params = name_table.import_params(table, weights.__getitem__, model, heads)
     words = load_vocabulary(directory, model)
     task = _task(directory, values, model, heads)
+    if of_sentences and task is None:
+        task = sentence_transformers.read_task(directory, model, words)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
@@ -82,6 +87,12 @@ def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
     if not isinstance(architecture, str) or architecture not in family.architectures:
         raise UserError(f"{where}: architectures is {architecture!r}; choose from {', '.join(family.architectures)}")
     return family, architecture
+
+
+def _has_heads(family: Family, architecture: str, weights: SafetensorsFolder) -> bool:
+    """Returns whether the file has the tensors of the heads that the architecture requires."""
+    required = family.architectures[architecture].required
+    return all(name in weights for part in required.values() for entry in part for name in entry.names)
 
 
 def _read_heads(

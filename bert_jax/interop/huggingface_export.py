@@ -5,7 +5,7 @@ This follows the files that transformers 5 writes, without depending on transfor
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import tokenizers
 from tokenizers import processors
 
 from bert_jax.command import UserError
-from bert_jax.interop import model_card, name_table
+from bert_jax.interop import model_card, name_table, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, parts_of
 from bert_jax.interop.huggingface import CONFIG_FILE, PROBLEM_TYPES, TASK_FIELD, report, task_kind
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
@@ -28,10 +30,31 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.vocabulary import Vocabulary
 
 
-def write(loaded: LoadedModel, directory: str | Path) -> None:
+def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
+    """Writes the encoder as a folder that sentence-transformers can open, with the settings of its embedding task.
+
+    A model that was trained for something else has the mean of its tokens. Raises UserError as `write` does.
+    """
+    task = loaded.task if loaded.task and loaded.task["kind"] == sentence_transformers.KIND else None
+    if task and task["pooling"] not in sentence_transformers.NAMES.values():
+        raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
+    settings = task or {"pooling": "mean", "normalize": False, "max_length": loaded.model.max_positions}
+    heads = Heads(pooler=loaded.heads.pooler)
+    held = paths.flatten(abstract_params(loaded.model, heads))
+    params = {path: value for path, value in loaded.params.items() if path in held}
+    loaded = dataclasses.replace(loaded, heads=heads, params=params)
+
+    def add_settings(folder: Path) -> None:
+        sentence_transformers.write(settings, loaded.model.width, folder)
+
+    write(loaded, directory, add_settings)
+
+
+def write(loaded: LoadedModel, directory: str | Path, add_files: Callable[[Path], None] | None = None) -> None:
     """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
 
-    Raises UserError if the folder exists and, naming the field, for a model that no family's format holds.
+    add_files writes further files into the unfinished folder. Raises UserError if the folder exists and, naming the
+    field, for a model that no family's format holds.
     """
     family = family_of(loaded)
     loaded = _without_span_boundary(loaded)
@@ -47,6 +70,8 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
         card = model_card.render(loaded, family, architecture, parameters)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save_tensors(tensors, unfinished / WEIGHTS_FILE)
+        if add_files:
+            add_files(unfinished)
 
 
 def describe(loaded: LoadedModel) -> str:

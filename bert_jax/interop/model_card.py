@@ -18,6 +18,8 @@ _PIPELINES = {
     "lm": "text-generation",
 }
 
+UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
+
 
 def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int) -> str:
     """Returns the model card as Markdown. Sections without known content are left out."""
@@ -60,7 +62,7 @@ def _average_sentence(average: str) -> str:
 def _task_section(loaded: LoadedModel) -> list[str]:
     if loaded.task is None:
         return []
-    unlabelled = "a span of the context" if loaded.task["kind"] == "question" else "a number"
+    unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
     labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
     return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
 

@@ -61,6 +61,13 @@ class Placement:
         """Returns where these rows begin in the batch, and how many rows the batch has."""
         return 0, rows
 
+    def gather_rows(self, array: Array) -> Array:
+        """Returns an array [B, ...] with the rows of the whole batch, where the function of a model has some of them.
+
+        They are in the order of row_numbers.
+        """
+        return array
+
     @property
     def shards_kernels(self) -> bool:
         """Whether shard_kernel does anything."""

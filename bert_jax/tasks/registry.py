@@ -17,6 +17,7 @@ from bert_jax.tasks import reading
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.choice import ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanTask
@@ -52,6 +53,7 @@ BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     QuestionTask,
     SpanTask,
     SpanPairTask,
+    EmbeddingTask,
 )
 KINDS = {one.kind: one for one in BUILT_IN}
 
@@ -61,7 +63,8 @@ KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "taggi
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 STORED_ENDINGS = (".parquet", ".jsonl")
 NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
-OWN_KEYS = ("text", "text_pair", "label", "choices", "marks", "kind")  # keys that describe a user's own files
+# Keys that describe a user's own files.
+OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
 
 
 def kind_class(kind: str) -> type[Task[Any, Any]]:

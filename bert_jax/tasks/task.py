@@ -123,6 +123,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """The task with the pooling of a checkpoint, for kinds that read one vector of each text."""
         return self
 
+    def continuing(self, start: "Task | None", pooling: str) -> "Task":
+        """The task with what a checkpoint's own task decides, where the configuration does not (pooling: its key)."""
+        return self
+
     @property
     def measured(self) -> "Task":
         """The task with plain cross-entropy as its loss, so that losses compare between runs with class weights."""
@@ -171,7 +175,7 @@ class PooledTask(Task[Item, Rows]):
         if model.causal and self.pooling == "cls":
             raise UserError(
                 "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
-                "others. Use --config.task.pooling=mean (or max, attention_dot, attention_additive)"
+                "others. Use --config.task.pooling=mean (or max, last, attention_dot, attention_additive)"
             )
         super().check_model(model)
 

@@ -16,7 +16,8 @@ from bert_jax.tasks.registry import BUILT_IN, TASKS, kind_class
 from bert_jax.tasks.task import Task
 
 FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
-OPTIONS = {item.name: item.default for kind in BUILT_IN for item in fields(kind)}
+# Where kinds differ in a default, that of the first kind is written for those without the option.
+OPTIONS = {item.name: item.default for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
 DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
 
 

@@ -1,19 +1,15 @@
-"""Reads and encodes texts and pairs of texts without labels; in a file, a tab separates the texts of a pair."""
+"""Encodes texts without labels, or pairs of texts, and their words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
 
-from bert_jax.command import UserError
 from bert_jax.tasks.example import TokenRows, spans
 from bert_jax.tasks.pairs import Pieces, encode_pieces
-from bert_jax.tasks.reading import numbered_lines
+from bert_jax.tasks.text_stream import Texts
 from bert_jax.tokenizer import Tokenizer
-
-Text = str | tuple[str, str]  # a text, or a pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,31 +21,17 @@ class EncodedTexts:
     word_offsets: Int64[np.ndarray, "K"]  # K = R + 1: text r has the words word_offsets[r]:word_offsets[r + 1]
 
 
-def read_texts(path: str | Path) -> list[Text]:
-    """The lines of a text file, plain or compressed; a line with a tab is a pair.
+def encode(
+    texts: Sequence[str | Texts], tokenizer: Tokenizer, max_length: int, by_word: bool, prompt: str = ""
+) -> EncodedTexts:
+    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] for a tuple of two texts; a text over max_length loses its end.
 
-    Raises UserError for a line with two tabs, and for a file that is empty, damaged or not UTF-8.
+    The prompt is put before the first one. There are Tokenizer.pair_separators of [SEP] between two texts. With
+    by_word, the words (separated by white space) are encoded separately, so that the word of each token is known;
+    otherwise a whole text counts as one word.
     """
-    texts: list[Text] = []
-    for number, line in numbered_lines(Path(path)):
-        first, *others = line.split("\t")
-        if len(others) > 1:
-            raise UserError(
-                f"{path} line {number} has {len(others)} tabs; use one, between the two texts of a pair, or none"
-            )
-        texts.append((first, others[0]) if others else first)
-    if not texts:
-        raise UserError(f"{path} is empty; write one text on each line")
-    return texts
-
-
-def encode(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int, by_word: bool) -> EncodedTexts:
-    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] for a pair; a text over max_length loses its end.
-
-    There are Tokenizer.pair_separators of [SEP] between two texts. With by_word, the words (separated by white space)
-    are encoded separately, so that the word of each token is known; otherwise a whole text counts as one word.
-    """
-    parts = [(text,) if isinstance(text, str) else text for text in texts]
+    parts: list[Texts] = [(text,) if isinstance(text, str) else text for text in texts]
+    parts = [(prompt + first, *second) for first, *second in parts] if prompt else parts
     units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in found] for found in parts]
     paired = np.array([len(found) > 1 for found in parts])
     both = [found[0] for found in units], [found[1] if len(found) > 1 else [] for found in units]

@@ -94,6 +94,9 @@ class InShard(Placement):
     def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
         return jax.lax.axis_index(ROWS) * rows, jax.lax.axis_size(ROWS) * rows
 
+    def gather_rows(self, array: Array) -> Array:
+        return jax.lax.all_gather(array, ROWS, tiled=True)
+
     @property
     def shards_kernels(self) -> bool:
         return True

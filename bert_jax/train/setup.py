@@ -63,6 +63,11 @@ def make_mesh(run: Run, source: Source) -> Mesh:
     check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
     early_stop.check(run.early_stop, config.checkpoint.best)
     check_workdir(run.workdir)
+    if config.microbatches > 1 and run.objective.compares_rows:
+        raise UserError(
+            f"microbatches is {config.microbatches}, but this loss compares all rows of a batch. Use microbatches=1, "
+            "and more devices or a smaller batch_size if it does not fit"
+        )
     mesh = partitioning.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"

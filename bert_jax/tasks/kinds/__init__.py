@@ -6,6 +6,7 @@ choice            the correct one of several texts that may follow a context
 tagging           a tag for every word
 token_regression  a number for every word
 question          an answer that is a part of a context, or none
+embedding         a vector of each text, trained on pairs
 span              spans of words, which may nest, and their relations
 words             what the kinds that label words share
 labels            the names of labels, and the options of all kinds with a cross-entropy over them

@@ -85,6 +85,11 @@ class Objective(abc.ABC):
         return False
 
     @property
+    def compares_rows(self) -> bool:
+        """Whether the loss of a row depends on the other rows of its batch, which may then not be split in parts."""
+        return False
+
+    @property
     def batch_fields(self) -> tuple[str, ...]:
         """The fields of a batch that are read, beyond what the encoder reads; a batch without one is refused."""
         return ()

@@ -1,0 +1,139 @@
+"""Reads and writes what a sentence-transformers folder has in addition to the Hugging Face format.
+
+modules.json                        the modules in order: Transformer, Pooling and Normalize
+1_Pooling/config.json               the pooling
+sentence_bert_config.json           max_seq_length, do_lower_case
+config_sentence_transformers.json   prompts, default_prompt_name
+
+They are kept as a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). What bert_jax cannot compute, such
+as another module, is described where the pooling would be, so that only what needs the vectors is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.storage.local import read_json, write_json
+from bert_jax.vocabulary import Vocabulary
+
+MODULES_FILE = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+TOKENIZER_FILE = "tokenizer_config.json"
+POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
+KIND = "embedding"
+# The names of Pooling's settings that every version of sentence-transformers reads.
+MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of them that is not empty is that of documents
+
+
+def is_folder(directory: Path) -> bool:
+    """Whether a Hugging Face folder is one of sentence-transformers."""
+    return (directory / MODULES_FILE).is_file()
+
+
+def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Returns the task of a folder. Raises UserError for damaged files."""
+    steps = []
+    normalize = False
+    for module in _read_modules(directory / MODULES_FILE):
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Pooling":
+            steps.append(_pooling(read_json(directory / str(module.get("path", "")) / "config.json")))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            steps.append(f"{kind} ({directory / MODULES_FILE})")
+    length = _optional(directory / LENGTH_FILE)
+    if length.get("do_lower_case") and not vocabulary.lowercase:
+        steps.append(f"of lower-cased text ({directory / LENGTH_FILE})")
+    limit = length.get("max_seq_length") or _optional(directory / TOKENIZER_FILE).get("model_max_length")
+    limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
+    return {
+        "name": "own",
+        "kind": KIND,
+        "labels": [],
+        "max_length": min(limit, model.max_positions),
+        "pooling": ", ".join(steps) or "mean",
+        "normalize": normalize,
+        **_prompts(directory / PROMPTS_FILE),
+    }
+
+
+def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
+    """Writes the files of a task of this kind into a Hugging Face folder.
+
+    task has the keys of read_task, of which only prompts may be absent.
+    """
+    prefix = "sentence_transformers.models"
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{prefix}.{kind}"}
+        for number, kind in enumerate(kinds)
+    ]
+    (directory / MODULES_FILE).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    mode = next(known for known, name in NAMES.items() if name == task["pooling"])
+    (directory / POOLING).mkdir()
+    pooling = {"word_embedding_dimension": width} | {key: name == mode for key, name in MODES.items()}
+    write_json(directory / POOLING / "config.json", pooling | {"include_prompt": True})
+    if task["normalize"]:
+        (directory / NORMALIZE).mkdir()
+    write_json(directory / LENGTH_FILE, {"max_seq_length": task["max_length"], "do_lower_case": False})
+    named = {"query": task.get("query_prompt"), "document": task.get("document_prompt")}
+    prompts = dict(task.get("prompts") or ()) | {name: text for name, text in named.items() if text}
+    default = None
+    if text := task.get("prompt"):
+        default = next((name for name, known in prompts.items() if known == text), "default")
+        prompts[default] = text
+    values = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    write_json(directory / PROMPTS_FILE, values)
+
+
+def _read_modules(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Download it again") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{path} is not a list of modules. Download it again")
+    return modules
+
+
+def _pooling(values: Mapping[str, Any]) -> str:
+    """Returns a pooling, or a description of one that is not among NAMES."""
+    modes = values.get("pooling_mode")
+    if modes is None:
+        modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    found = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
+    return found if values.get("include_prompt", True) else f"{found} without the prompt"
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    values = _optional(path)
+    prompts = values.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise UserError(f"{path}: prompts is {prompts!r:.60}; expected a text for each name")
+    prompts = {name: text for name, text in prompts.items() if text}
+    document = next((name for name in DOCUMENT_PROMPTS if name in prompts), "")
+    return {
+        "prompt": prompts.get(values.get("default_prompt_name") or "", ""),
+        "query_prompt": prompts.get("query", ""),
+        "document_prompt": prompts.get(document, ""),
+        "prompts": [list(item) for item in prompts.items()],
+    }
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}

@@ -1,0 +1,198 @@
+"""Computes vectors of texts, of their tokens or of their words with one model, whose parameters are placed once."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from bert_jax.command import UserError
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.sentence_transformers import KIND
+from bert_jax.model.layer_selection import MIX
+from bert_jax.progress import Reporter, print_note
+from bert_jax.tasks import texts as texts_lib
+from bert_jax.tasks.example import spans
+from bert_jax.tasks.kinds.embedding import EmbeddingTask
+from bert_jax.tasks.layer_vectors import LayerVectors
+from bert_jax.tasks.length_batches import Batches, bucketed_batches, sorted_batches
+from bert_jax.tasks.task_json import from_json
+from bert_jax.tasks.text_stream import Texts
+from bert_jax.tasks.texts import EncodedTexts
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import partitioning
+
+Arrays = dict[str, np.ndarray]
+TEXT_POOLS = ("cls", "mean", "max", "last")  # one vector of each text
+POOLS = ("none", *TEXT_POOLS, "words")
+SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
+
+
+@dataclass(frozen=True)
+class VectorSettings:
+    """How vectors are made of texts. max_length counts special tokens; prompt is put before each text."""
+
+    pool: str
+    normalize: bool
+    prompt: str
+    max_length: int
+    layers: str = "last"
+
+
+def settings_of(
+    loaded: LoadedModel,
+    *,
+    layers: str = "last",
+    pool: str = "",
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str = "",
+    max_length: int = 0,
+) -> VectorSettings:
+    """The settings of a model's own embedding task, of which those that are given are replaced.
+
+    With pool the task's other settings, except for its named prompts, are not used. A model without such a task has the
+    mean of the tokens. Raises UserError for a choice that is unknown or does not fit the model.
+    """
+    own = _own_task(loaded, pool)
+    if prompt is not None and prompt_name:
+        raise UserError("--prompt and --prompt_name are both given; use one of them")
+    if prompt_name:
+        prompts = own.named_prompts() if own else {}
+        if prompt_name not in prompts:
+            raise UserError(
+                f"--prompt_name is {prompt_name!r}, but the checkpoint's prompts are: {', '.join(prompts) or 'none'}. "
+                "Use --prompt TEXT for another one"
+            )
+        prompt = prompts[prompt_name]
+    limit = loaded.model.max_positions
+    if own and not pool:
+        normalize = own.normalize if normalize is None else normalize
+        prompt = own.prompt if prompt is None else prompt
+        settings = VectorSettings(own.pooling, normalize, prompt, max_length or min(own.max_length, limit), layers)
+    else:
+        settings = VectorSettings(pool or "mean", bool(normalize), prompt or "", max_length or limit, layers)
+    _check(loaded, settings)
+    return settings
+
+
+class Embedder:
+    """A model that returns vectors. Raises UserError for layers that the model does not have."""
+
+    def __init__(
+        self, loaded: LoadedModel, settings: VectorSettings, *, batch_size: int = 32, compute_dtype: str = "float32"
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"--batch_size is {batch_size}; use 1 or more")
+        self.settings = settings
+        own = _own_task(loaded, settings.pool)
+        # By the role of a text in retrieval.
+        self.prompts = {"query": own.query_prompt if own else "", "document": own.document_prompt if own else ""}
+        self.truncated = 0  # texts that were truncated so far
+        self._batch_size = batch_size
+        self._tokenizer = Tokenizer(loaded.vocabulary.spec)
+        self._model = LayerVectors(
+            loaded,
+            [settings.layers],
+            pool=settings.pool,
+            normalize=settings.normalize,
+            compute_dtype=compute_dtype,
+        )
+        self.width = self._model.widths[settings.layers]
+
+    def vectors(self, texts: Sequence[str | Texts], prompt: str | None = None) -> Float32[np.ndarray, "N W"]:
+        """One vector of each of a window of texts; prompt replaces that of the settings.
+
+        Batches have one size, so that few programs serve many windows.
+        """
+        encoded = self._encode(texts, self.settings.prompt if prompt is None else prompt)
+        size = partitioning.whole_rows(self._batch_size, self._model.mesh)
+        return self._run(encoded, sorted_batches(encoded.rows, size, self.settings.max_length), quiet=True)
+
+    def arrays(self, texts: Sequence[str | Texts]) -> Arrays:
+        """`embeddings` and, by the pool, `offsets` and `input_ids` (see `python -m bert_jax.embed --help`)."""
+        pool = self.settings.pool
+        encoded = self._encode(texts, self.settings.prompt)
+        batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
+        embeddings = self._run(encoded, batches, quiet=not sys.stderr.isatty())
+        if pool == "none":
+            return {"embeddings": embeddings, "offsets": encoded.rows.offsets, "input_ids": encoded.rows.input_ids}
+        if pool == "words":
+            if empty := int(np.isnan(embeddings[:, 0]).sum()):
+                print_note(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
+            return {"embeddings": embeddings, "offsets": encoded.word_offsets}
+        return {"embeddings": embeddings}
+
+    def _encode(self, texts: Sequence[str | Texts], prompt: str) -> EncodedTexts:
+        by_word = self.settings.pool == "words"
+        encoded = texts_lib.encode(texts, self._tokenizer, self.settings.max_length, by_word, prompt)
+        self.truncated += encoded.rows.truncated
+        return encoded
+
+    def _run(self, encoded: EncodedTexts, batches: Batches, quiet: bool) -> Float32[np.ndarray, "rows W"]:
+        rows = encoded.rows
+        sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
+        embeddings = np.full((sizes.get(self.settings.pool, rows.count), self.width), np.nan, np.float32)
+        with Reporter("embedding", rows.count, ["texts"], quiet=quiet) as progress:
+            for indices, (vectors,) in self._model.run(batches):
+                _store(embeddings, vectors, encoded, indices[indices >= 0], self.settings.pool)
+                progress.advance(int((indices >= 0).sum()), int((indices >= 0).sum()))
+        return embeddings
+
+
+def _own_task(loaded: LoadedModel, pool: str) -> EmbeddingTask | None:
+    values: Mapping[str, object] = loaded.task or {}
+    if values.get("kind") != KIND:
+        return None
+    # A pooling that bert_jax does not know does not matter where another one is given.
+    task = from_json({**values, "pooling": "mean"} if pool else values)
+    assert isinstance(task, EmbeddingTask)
+    return task
+
+
+def _check(loaded: LoadedModel, settings: VectorSettings) -> None:
+    limit, pool = loaded.model.max_positions, settings.pool
+    if pool not in POOLS:
+        raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
+    if not SHORTEST <= settings.max_length <= limit:
+        raise UserError(
+            f"--max_length is {settings.max_length}; use {SHORTEST} to {limit} (the model's positions), or 0 for the "
+            "maximum"
+        )
+    if settings.layers == MIX:
+        raise UserError(
+            "--layers is mix, whose weights are learned together with a head. Use python -m bert_jax.features --layers "
+            "mix, or another name of layers"
+        )
+    if pool == "cls" and loaded.model.causal:
+        raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
+    if pool == "cls" and not loaded.vocabulary.adds_special_tokens:
+        raise UserError(f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean")
+    if pool not in TEXT_POOLS and (settings.normalize or settings.prompt):
+        raise UserError(f"--normalize and prompts are for vectors of texts, but --pool is {pool}. Omit them")
+
+
+def _store(
+    embeddings: Float32[np.ndarray, "rows W"],
+    vectors: np.ndarray,
+    encoded: EncodedTexts,
+    indices: np.ndarray,
+    pool: str,
+) -> None:
+    """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
+    if pool in TEXT_POOLS:
+        embeddings[indices] = vectors[: len(indices)]
+        return
+    lengths = encoded.rows.lengths[indices]
+    tokens = spans(encoded.rows.offsets[indices], lengths)
+    of_tokens = vectors[: len(indices)][np.arange(vectors.shape[1]) < lengths[:, None]]
+    if pool == "none":
+        embeddings[tokens] = of_tokens
+        return
+    words = encoded.words[tokens]
+    pieces, words = of_tokens[words >= 0], words[words >= 0]
+    if len(words):
+        first = np.flatnonzero(np.diff(words, prepend=-1))
+        counts = np.diff(first, append=len(words))
+        embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]

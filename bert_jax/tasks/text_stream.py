@@ -1,0 +1,90 @@
+"""Streams texts, or pairs of texts, from a file of lines, of JSON lines or of Parquet."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as pq
+
+from bert_jax.command import UserError
+from bert_jax.tasks.reading import numbered_lines, plain_name
+
+FORMS = ("auto", "text", "jsonl", "parquet")
+FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+ROWS_AT_ONCE = 4096
+
+Texts = tuple[str, ...]  # one text, or the two of a pair
+
+
+def read_stream(path: Path, form: str = "auto", text: str = "text", text_pair: str = "") -> Iterator[Texts]:
+    """The texts of a file in order, of which only a part is in memory at a time.
+
+    form auto is that of the file's name. Of lines, a tab separates the two texts of a pair; of JSON lines and Parquet,
+    text and text_pair name the fields, and a text may hold line ends and tabs. Raises UserError, with file and line,
+    for a missing file, a missing field, and a value that is not a text.
+    """
+    if form not in FORMS:
+        raise UserError(f"unknown --form {form!r}; choose from {', '.join(FORMS)}")
+    form = FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
+    names = [text, *([text_pair] if text_pair else [])]
+    if form == "text":
+        return _lines(path)
+    return _json_lines(path, names) if form == "jsonl" else _parquet(path, names)
+
+
+def read_texts(path: Path, form: str = "auto", text: str = "text", text_pair: str = "") -> list[Texts]:
+    """All texts of a file. Raises UserError as read_stream does, and for a file without texts."""
+    texts = list(read_stream(path, form, text, text_pair))
+    if not texts:
+        raise UserError(f"{path} is empty; write one text on each line")
+    return texts
+
+
+def _lines(path: Path) -> Iterator[Texts]:
+    for number, line in numbered_lines(path):
+        found = tuple(line.split("\t"))
+        if len(found) > 2:
+            raise UserError(
+                f"{path} line {number} has {len(found) - 1} tabs; use one, between the two texts of a pair, or none"
+            )
+        yield found
+
+
+def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
+    for number, line in numbered_lines(path):
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} line {number} is not JSON ({error}). Write one object per line") from None
+        if not isinstance(values, Mapping):
+            raise UserError(f"{path} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
+        yield tuple(_text(path, number, values, name) for name in names)
+
+
+def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:
+    if not path.is_file():
+        raise UserError(f"no such file: {path}. Check its name and folder")
+    try:
+        with pq.ParquetFile(path) as file:
+            if missing := [name for name in names if name not in file.schema_arrow.names]:
+                there = ", ".join(file.schema_arrow.names)
+                raise UserError(f"{path} has no column {missing[0]!r}; its columns are: {there}. Name one with --text")
+            number = 0
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield tuple(_text(path, number, values, name) for name in names)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is not a Parquet file, or is damaged ({error}). Write it again") from error
+
+
+def _text(path: Path, number: int, values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if isinstance(value, str):
+        return value
+    there = ", ".join(map(repr, values)) or "none"
+    raise UserError(
+        f"{path} line {number}: {name!r} is {value!r:.40}, not a text. Its fields are {there}; name one with --text"
+    )

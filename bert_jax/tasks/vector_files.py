@@ -1,0 +1,118 @@
+"""Writes the vectors of many texts as a folder of shards, which is resumed if it was interrupted.
+
+DIR.incomplete holds job.json, what the vectors depend on, and the complete shards; the same command skips their texts.
+The folder appears under its own name when it is complete (law 7), with _manifest.json in the place of job.json.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+
+from bert_jax.command import UserError
+from bert_jax.progress import print_note
+from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
+from bert_jax.tasks.text_stream import Texts
+
+FORMATS = ("npy", "parquet")
+DTYPES = ("float32", "float16")
+# Readers of Parquet folders skip names that begin with an underscore.
+JOB, MANIFEST, LOCK = "job.json", "_manifest.json", ".lock"
+TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of long texts
+
+
+def write_vectors(
+    texts: Iterator[Texts],
+    embed: Callable[[Sequence[Texts]], np.ndarray],
+    output: Path,
+    *,
+    job: Mapping[str, Any],
+    format: str = "npy",
+    dtype: str = "float32",
+    shard_size: int = 65536,
+) -> dict[str, Any]:
+    """Writes a vector of each text, and returns the content of _manifest.json: job, count, width, and the shards.
+
+    Shards vectors-00000.npy hold [shard_size, width]; those of Parquet the columns `row`, the number of the text from
+    0, and `embedding`, a list of fixed size. job says what the vectors depend on. Raises UserError if the output
+    exists, if DIR.incomplete is that of another job, for an input without texts, and for an unknown format or dtype.
+    """
+    if format not in FORMATS or dtype not in DTYPES:
+        known = f"{' or '.join(FORMATS)}, and {' or '.join(DTYPES)}"
+        raise UserError(f"--format is {format!r} and --dtype is {dtype!r}; use {known}")
+    if shard_size < 1:
+        raise UserError(f"--shard_size is {shard_size}; use 1 or more texts")
+    refuse_existing(output)
+    folder = incomplete_path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    job = {**job, "format": format, "dtype": dtype, "shard_size": shard_size}
+    with lock(folder / LOCK):
+        _check_job(folder, job)
+        names = sorted(path.name for path in folder.glob(f"vectors-*.{format}"))
+        done = sum(1 for _ in islice(texts, len(names) * shard_size))
+        count, width = done, 0
+        while shard := _embedded(texts, embed, shard_size, dtype):
+            vectors = np.concatenate(shard)
+            name = f"vectors-{len(names):05}.{format}"
+            write_atomic(folder / name, _content(vectors, count, format))
+            names.append(name)
+            count, width = count + len(vectors), vectors.shape[1]
+            print_note(f"{folder / name}: {count} texts so far")
+        if not count:
+            raise UserError("the input has no texts. Write one on each line")
+        manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
+        write_json(folder / MANIFEST, manifest)
+        (folder / JOB).unlink()
+        (folder / LOCK).unlink()
+        folder.rename(output)
+    return manifest
+
+
+def _check_job(folder: Path, job: Mapping[str, Any]) -> None:
+    if not (folder / JOB).exists():
+        if any(path.name != LOCK for path in folder.iterdir()):
+            raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
+        write_json(folder / JOB, job)
+        return
+    before = read_json(folder / JOB)
+    if changed := [name for name in job if before.get(name) != job[name]]:
+        raise UserError(
+            f"{folder} was begun with {changed[0]}={before.get(changed[0])!r}, not {job[changed[0]]!r}. Run the same "
+            "command to resume it, or remove it"
+        )
+
+
+def _embedded(
+    texts: Iterator[Texts], embed: Callable[[Sequence[Texts]], np.ndarray], size: int, dtype: str
+) -> list[np.ndarray]:
+    """The vectors of the next `size` texts, in parts."""
+    parts: list[np.ndarray] = []
+    while size and (window := list(islice(texts, min(TEXTS_AT_ONCE, size)))):
+        parts.append(embed(window).astype(dtype))
+        size -= len(window)
+    return parts
+
+
+def _content(vectors: np.ndarray, first: int, format: str) -> memoryview:
+    content = io.BytesIO()
+    if format == "npy":
+        np.save(content, vectors)
+    else:
+        flat = pyarrow.array(vectors.ravel())
+        columns = {
+            "row": pyarrow.array(np.arange(first, first + len(vectors))),
+            "embedding": pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+        }
+        pq.write_table(pyarrow.table(columns), content)
+    return content.getbuffer()
+
+
+def _width(path: Path) -> int:
+    if path.suffix == ".npy":
+        return int(np.load(path, mmap_mode="r").shape[1])
+    return int(pq.read_schema(path).field("embedding").type.list_size)

@@ -1,0 +1,215 @@
+"""Folders, losses and metrics of sentence-transformers equal those of that library (make_golden_sentences.py)."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import REFRESH, TOLERANCE, read_arrays
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax.command import UserError
+from bert_jax.embed import embed
+from bert_jax.export import export
+from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads import Heads
+from bert_jax.model.placement import ALONE
+from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum, truncations
+from bert_jax.tasks.kinds.embedding import EmbeddingTask
+from bert_jax.tasks.kinds.embedding_items import TextGroup
+from bert_jax.tasks.retrieval import Nearest, retrieval_metrics
+
+FOLDERS = ("cls", "mean", "max", "last")
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return read_arrays("sentences")
+
+
+@pytest.fixture
+def folder(tmp_path, arrays):
+    """Returns a function that writes a folder of the reference."""
+
+    def write(name):
+        start = f"files/{name}/"
+        for key in (key for key in arrays if key.startswith(start)):
+            path = tmp_path / name / key.removeprefix(start)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(arrays[key]), encoding="utf-8")
+        weights = {key.removeprefix("weights/"): value for key, value in arrays.items() if key.startswith("weights/")}
+        safetensors.numpy.save_file(weights, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        return tmp_path / name
+
+    return write
+
+
+def texts_of(arrays):
+    return [(text,) for text in json.loads(str(arrays["texts"]))]
+
+
+def assert_vectors(got, wanted):
+    np.testing.assert_allclose(got["embeddings"], wanted, atol=TOLERANCE, err_msg=REFRESH)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_gives_the_vectors_of_the_library(folder, arrays, name):
+    loaded = open_checkpoint(folder(name))
+    assert_vectors(embed(loaded, texts_of(arrays)), arrays[f"vectors/{name}"])
+    for role in ("query", "document"):
+        if loaded.task["query_prompt"]:
+            assert_vectors(embed(loaded, texts_of(arrays), prompt_name=role), arrays[f"{role}/{name}"])
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_settings_survive_every_format_of_export(folder, arrays, tmp_path, name):
+    loaded = open_checkpoint(folder(name))
+    export(folder(name), tmp_path / "again", "sentence_transformers")
+    bert_jax_export.write(loaded, tmp_path / "orbax")
+    for path in ("again", "orbax"):
+        read = open_checkpoint(tmp_path / path)
+        assert {key: read.task[key] for key in loaded.task} == loaded.task
+        assert_vectors(embed(read, texts_of(arrays)), arrays[f"vectors/{name}"])
+
+
+def test_a_given_pool_or_prompt_replaces_the_settings_of_a_folder(folder, arrays):
+    loaded = open_checkpoint(folder("cls"))
+    texts = texts_of(arrays)
+    raw = embed(loaded, texts, pool="mean", max_length=9)
+    assert_vectors(raw, arrays["vectors/mean"])  # the same weights, without normalization
+    units = arrays["vectors/mean"] / np.linalg.norm(arrays["vectors/mean"], axis=1, keepdims=True)
+    assert_vectors(embed(loaded, texts, pool="mean", max_length=9, normalize=True), units)
+    assert_vectors(embed(loaded, texts, prompt="query: "), arrays["query/cls"])
+    with pytest.raises(UserError, match="--prompt_name is 'title', but the checkpoint's prompts are: query, document"):
+        embed(loaded, texts, prompt_name="title")
+    with pytest.raises(UserError, match="are for vectors of texts, but --pool is none"):
+        embed(loaded, texts, pool="none", normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "described"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls [+] mean"),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
+        ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "mean without the prompt"),
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Dense"}], "Dense .*modules.json"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_only_where_it_is_needed(folder, arrays, file, values, described):
+    path = folder("mean")
+    (path / file).write_text(json.dumps(values))
+    loaded = open_checkpoint(path)
+    with pytest.raises(UserError, match=f"task.pooling is '{described}.*'; choose from: cls, mean, max, last"):
+        embed(loaded, texts_of(arrays))
+    assert_vectors(embed(loaded, texts_of(arrays), pool="mean", max_length=9), arrays["vectors/mean"])
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max", "lasttoken"])
+def test_the_settings_of_older_versions_are_read(folder, arrays, mode):
+    path = folder("cls")
+    keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+    values = {f"pooling_mode_{key}": name == mode for name, key in keys.items()}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12} | values))
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 7, "do_lower_case": false}')
+    task = open_checkpoint(path).task
+    assert (task["pooling"], task["max_length"]) == (mode.removesuffix("token"), 7)
+
+
+def test_a_folder_whose_class_has_a_head_may_hold_the_encoder_alone(folder, arrays):
+    path = folder("mean")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    assert_vectors(embed(path, texts_of(arrays)), arrays["vectors/mean"])
+    (path / "modules.json").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        huggingface.read(path)
+
+
+def test_a_model_of_another_kind_is_exported_with_the_mean(tmp_path):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(mlm=True, next_sentence=True, pooler=True))
+    huggingface_export.write_sentence_transformer(loaded, tmp_path / "out")
+    read = open_checkpoint(tmp_path / "out")
+    assert (read.heads, read.task["pooling"], read.task["normalize"]) == (Heads(pooler=True), "mean", False)
+    np.testing.assert_array_equal(embed(read, ["the cat"])["embeddings"], embed(loaded, ["the cat"])["embeddings"])
+    unknown = dataclasses.replace(loaded, task={"kind": "embedding", "pooling": "mean + max"})
+    with pytest.raises(UserError, match=r"cannot be written: mean \+ max"):
+        huggingface_export.write_sentence_transformer(unknown, tmp_path / "other")
+
+
+def own_vectors(arrays, columns):
+    vectors = jnp.asarray(arrays["loss/vectors"][:columns].swapaxes(0, 1))
+    count = vectors.shape[0]
+    return TextVectors(vectors, jnp.ones((count, columns), bool), jnp.ones(count))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "scale", "symmetric", "dimensions"),
+    [
+        ("pairs", 2, 20.0, False, ()),
+        ("triplets", 3, 5.0, False, ()),
+        ("symmetric", 2, 20.0, True, ()),
+        ("matryoshka", 2, 20.0, False, (12, 5, 3)),
+    ],
+)
+def test_contrastive_losses_are_those_of_the_library(arrays, name, columns, scale, symmetric, dimensions):
+    parts = truncations(own_vectors(arrays, columns), dimensions)
+    total = sum(float(contrastive_sums(part, ALONE, scale, symmetric)[0]) for part in parts)
+    assert total / 6 == pytest.approx(float(arrays[f"loss/{name}"]), rel=1e-6), REFRESH
+
+
+def test_cosent_is_that_of_the_library(arrays):
+    loss = cosent_sum(own_vectors(arrays, 2), jnp.asarray(arrays["loss/scores"]), ALONE, 20.0)
+    assert float(loss) / 6 == pytest.approx(float(arrays["loss/cosent"]), rel=1e-6), REFRESH
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_retrieval_metrics_are_those_of_the_library(arrays):
+    names = [f"d{number}" for number in range(150)]
+    order = sorted(names)
+    numbers = np.array([order.index(name) for name in names])
+    nearest = Nearest(unit(arrays["search/queries"]), 100)
+    documents = unit(arrays["search/documents"])
+    for start in range(0, 150, 64):
+        nearest.add(documents[start : start + 64], numbers[start : start + 64])
+    hits = {f"q{row}": [order[number] for number in found] for row, found in enumerate(nearest.documents)}
+    relevant = {query: set(found) for query, found in json.loads(str(arrays["search/relevant"])).items()}
+    wanted = json.loads(str(arrays["search/metrics"]))
+    for name, value in retrieval_metrics(hits, relevant).items():
+        assert value == pytest.approx(wanted[f"cosine_{name}"], abs=1e-6), (name, REFRESH)
+    assert 0 < wanted["cosine_ndcg@10"] < 1
+
+
+def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
+    first, second = unit(arrays["pairs/first"]), unit(arrays["pairs/second"])
+    items = tuple(TextGroup((f"a{i}", f"b{i}"), score, i + 1) for i, score in enumerate(arrays["pairs/scores"]))
+
+    class Rows:
+        split = type("Split", (), {"items": items})
+        scores = arrays["pairs/scores"].astype(np.float32)
+
+    found = EmbeddingTask("own").measure(Rows, list(np.stack([first, second], axis=1)))
+    wanted = json.loads(str(arrays["pairs/metrics"]))
+    assert found["spearman"] == pytest.approx(wanted["spearman_cosine"], abs=1e-6), REFRESH
+    assert found["pearson"] == pytest.approx(wanted["pearson_cosine"], abs=1e-6), REFRESH
+
+
+@pytest.mark.slow
+def test_a_published_folder_is_read_with_its_settings(tmp_path):
+    """The folder is that of test_real_weights.py, all-MiniLM-L6-v2: the mean, normalized, of at most 256 tokens."""
+    if "BERT_JAX_REAL_WEIGHTS" not in os.environ:
+        pytest.skip("BERT_JAX_REAL_WEIGHTS is not set: it names a folder of published weights")
+    folder = Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
+    loaded = open_checkpoint(folder)
+    assert (loaded.task["pooling"], loaded.task["normalize"], loaded.task["max_length"]) == ("mean", True, 256)
+    vectors = embed(loaded, [("A man is playing a guitar.",), ("Someone plays an instrument.",), ("It rains.",)])
+    cosines = vectors["embeddings"] @ vectors["embeddings"].T
+    np.testing.assert_allclose(np.diag(cosines), 1, atol=1e-6)
+    assert cosines[0, 1] > 0.5 > cosines[0, 2]

@@ -1,0 +1,348 @@
+"""Vectors of texts: the losses by brute force, on any mesh, from every kind of file, and a model that learns."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+from test_meshes import DEFAULT
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskConfig
+from bert_jax.embed import embed
+from bert_jax.evaluate import evaluate
+from bert_jax.export import export
+from bert_jax.finetune import finetune
+from bert_jax.interop import huggingface_export
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import bert, paths
+from bert_jax.model.heads import Heads
+from bert_jax.model.placement import ALONE
+from bert_jax.model.runtime import Runtime
+from bert_jax.predict import predict
+from bert_jax.tasks import registry
+from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum
+from bert_jax.tasks.kinds.embedding import EmbeddingTask
+from bert_jax.tasks.kinds.embedding_objective import GroupLabels
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.side_by_side import SideBySideBatch
+from bert_jax.tasks.task_json import from_json
+from bert_jax.train import mesh_placement, partitioning, steps
+from bert_jax.train import optim as optim_lib
+from bert_jax.train.gradient_sums import Reduction
+
+PAIRS = [
+    ("the cat sat", "a cat on the mat", "the river"),
+    ("a dog", "the dog sat", ""),
+    ("river", "the river", "a mat"),
+]
+
+
+def given(rows: int = 5, texts: int = 4, absent: tuple[tuple[int, int], ...] = ((1, 3), (2, 2))) -> TextVectors:
+    draw = np.random.default_rng(3)
+    present = np.ones((rows, texts), bool)
+    for place in absent:
+        present[place] = False
+    present[-1] = False  # a filler
+    weights = np.ones(rows, np.float32)
+    weights[-1] = 0
+    vectors = draw.normal(size=(rows, texts, 6)).astype(np.float32) * present[..., None]
+    return TextVectors(jnp.asarray(vectors), jnp.asarray(present), jnp.asarray(weights))
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_contrastive_loss_is_that_of_a_loop_over_rows_and_candidates(symmetric: bool) -> None:
+    own = given()
+    vectors, present = np.asarray(own.vectors, np.float64), np.asarray(own.present)
+    rows = [row for row in range(5) if own.weights[row]]
+    loss = right = 0.0
+    for row in rows:
+        scores = {
+            (other, text): 7.0 * cosine(vectors[row, 0], vectors[other, text])
+            for other in rows
+            for text in (1, 2, 3)
+            if present[other, text]
+        }
+        forward = np.log(sum(np.exp(score) for score in scores.values())) - scores[row, 1]
+        anchors = [7.0 * cosine(vectors[row, 1], vectors[other, 0]) for other in rows]
+        backward = np.log(np.exp(anchors).sum()) - scores[row, 1]
+        loss += (forward + backward) / 2 if symmetric else forward
+        right += scores[row, 1] == max(scores.values())
+    found = contrastive_sums(own, ALONE, 7.0, symmetric)
+    assert float(found[0]) == pytest.approx(loss, rel=1e-5) and float(found[1]) == right
+
+
+def test_cosent_is_that_of_a_loop_over_pairs_of_rows() -> None:
+    own = given(texts=2, absent=())
+    own = own._replace(weights=jnp.array([1.0, 1, 0, 1, 1]))
+    targets = np.array([0.2, 0.9, 0.0, 0.2, 0.5], np.float32)
+    vectors = np.random.default_rng(4).normal(size=(5, 2, 6))
+    own = own._replace(vectors=jnp.asarray(vectors, jnp.float32))
+    scores = [5.0 * cosine(*row) for row in vectors]
+    known = [0, 1, 3, 4]
+    total = sum(np.exp(scores[i] - scores[j]) for i in known for j in known if targets[i] < targets[j])
+    found = cosent_sum(own, jnp.asarray(targets), ALONE, 5.0)
+    assert float(found) == pytest.approx(4 * np.log(1 + total), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tokenizer_lib.Tokenizer:
+    folder = tmp_path_factory.mktemp("words")
+    return tokenizer_lib.Tokenizer(random_checkpoint(folder, odd_config()).vocabulary.spec)
+
+
+def written(folder: Path, name: str, header: tuple[str, ...], rows: list[tuple]) -> Path:
+    """A file in the format that its name says."""
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pyarrow.Table.from_pylist([dict(zip(header, row, strict=True)) for row in rows]), path)
+    elif name.endswith(".jsonl"):
+        path.write_text("".join(json.dumps(dict(zip(header, row, strict=True))) + "\n" for row in rows))
+    else:
+        mark = "," if name.endswith(".csv") else "\t"
+        path.write_text("".join(mark.join(map(str, row)) + "\n" for row in [header, *rows]))
+    return path
+
+
+TASK = EmbeddingTask("own", columns=Columns("a", "b"), negatives="c", query_prompt="the ", document_prompt="a ")
+
+
+@pytest.mark.parametrize("name", ["f.tsv", "f.csv", "f.jsonl", "f.parquet"])
+def test_groups_of_every_format_become_rows_with_prompts(tmp_path: Path, words, name: str) -> None:
+    split = TASK.read(written(tmp_path, name, ("a", "b", "c"), PAIRS), TASK.columns, True)
+    assert [item.texts for item in split.items] == PAIRS and split.labelled
+    rows = TASK.complete(split).encode(split, words)
+    batch = rows.batch(np.array([1, 0, -1]), 12)
+    texts = [words.decode(row[row > 0]) for row in batch.input_ids.reshape(9, 12)]
+    assert texts[:2] == ["[CLS] the a dog [SEP]", "[CLS] a the dog sat [SEP]"]
+    assert texts[2] == "" and texts[5] == "[CLS] a the river [SEP]" and texts[6:] == ["", "", ""]
+    assert batch.labels.present.tolist() == [[True, True, False], [True] * 3, [False] * 3]
+    assert batch.label_weights.tolist() == [1, 1, 0]
+
+
+def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
+    rows = [("the cat", "a cat", ["the river", "a mat"]), ("a dog", "the dog", []), ("the", "a", ["river"])]
+    split = TASK.read(written(tmp_path, "f.jsonl", ("a", "b", "c"), rows), TASK.columns, True)
+    assert [len(item.texts) for item in split.items] == [4, 2, 3]
+    assert TASK.encode(split, words).text_lengths.astype(bool).sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "message"),
+    [
+        ({"loss": "triplet"}, PAIRS, "task.loss is 'triplet'; choose from: contrastive, cosent"),
+        ({"scale": 0.0}, PAIRS, "task.scale is 0.0; use a factor above 0"),
+        ({"pooling": "attention_dot"}, PAIRS, "task.pooling is 'attention_dot'; choose from: cls, mean, max, last"),
+        ({"dimensions": (8, 0)}, PAIRS, "task.dimensions is"),
+        ({"loss": "cosent", "negatives": ""}, PAIRS, "task.loss is cosent, but .* has no scores"),
+        ({"loss": "cosent"}, PAIRS, "task.symmetric and task.negatives are for task.loss=contrastive"),
+        ({"columns": Columns("a", "")}, PAIRS, "task.text_pair is not set"),
+        ({"columns": Columns("a", "b", "c")}, PAIRS, "f.tsv line 2: 'the river' is not a score"),
+        ({"columns": Columns("a", "b", "c")}, [("x", "y", "1"), ("x", "y", "")], "line 3: '' is not a score"),
+        ({}, [("the cat", " ", "")], "f.tsv line 2 has an empty text"),
+    ],
+)
+def test_a_wrong_option_or_file_is_refused(tmp_path: Path, changes: dict, rows: list, message: str) -> None:
+    path = written(tmp_path, "f.tsv", ("a", "b", "c"), rows)
+    with pytest.raises(UserError, match=message):
+        task = dataclasses.replace(TASK, **changes)
+        task.complete(task.read(path, task.columns, True))
+
+
+MODEL = odd_config(width=32, heads=4, feed_forward=48, layers=2, dropout=0.0, attention_dropout=0.0)
+LOSSES = {"contrastive": {"negatives": "c", "symmetric": True, "dimensions": (32, 8)}, "cosent": {}}
+
+
+@functools.cache
+def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction = DEFAULT) -> tuple:
+    """Loss and gradients of a batch of 16 groups, on a mesh (data, fsdp) or on one device."""
+    draw = np.random.default_rng(0)
+    task = EmbeddingTask("own", loss=loss, **LOSSES[loss])
+    objective, texts = task.objective(), 3 if loss == "contrastive" else 2
+    length = 8
+    real = np.arange(length) < draw.integers(3, length + 1, (16, texts))[..., None]
+    numbers = np.arange(1, texts + 1)[None, :, None]
+    weights = np.ones(16, np.float32)
+    weights[5] = 0
+    batch = SideBySideBatch(
+        *(
+            np.where(real, values, 0).reshape(16, -1).astype(np.int32)
+            for values in (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
+        ),
+        labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool)),
+        label_weights=weights,
+    )
+    abstract = bert.abstract_params(MODEL, objective.heads)
+    params = jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)
+    placement = mesh_placement.OnMesh() if mesh else ALONE
+    config = OptimizerConfig(learning_rate=1e-3)
+    plan = steps.Plan(
+        model=MODEL,
+        runtime=Runtime(layer_loop="scan", placement=placement),
+        objective=objective,
+        optimizer_config=config,
+        optimizer=optim_lib.build(config, params),
+        reduction=reduction,
+    )
+    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    counts = objective.counts(jax.tree.map(jnp.asarray, batch))
+    if mesh is None:
+        return jax.device_get(accumulate(plan, params, jax.tree.map(jnp.asarray, batch), counts, jax.random.key(0)))
+    devices = partitioning.make_mesh(MeshConfig(data=mesh[0], fsdp=mesh[1]), jax.devices()[: mesh[0] * mesh[1]])
+    with jax.set_mesh(devices):
+        spread = jax.device_put(params, partitioning.shardings(devices, params))
+        placed = partitioning.place(batch, 16, devices)
+        return jax.device_get(accumulate(plan, spread, placed, counts, jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "mesh", "reduction"),
+    [
+        ("contrastive", (8, 1), DEFAULT),  # the compiler shards the loss
+        ("contrastive", (2, 4), DEFAULT),  # each device gathers the vectors of the others
+        ("cosent", (2, 4), DEFAULT),
+        pytest.param("contrastive", (2, 1), DEFAULT, marks=pytest.mark.slow),
+        pytest.param("contrastive", (8, 1), Reduction(reduce_dtype="float32"), marks=pytest.mark.slow),
+        pytest.param("cosent", (8, 1), DEFAULT, marks=pytest.mark.slow),
+    ],
+)
+def test_negatives_are_those_of_the_whole_mesh(loss: str, mesh: tuple[int, int], reduction: Reduction) -> None:
+    gradients, terms = gradients_of(loss, mesh, reduction)
+    alone, wanted = gradients_of(loss, None)
+    jax.tree.map(lambda found, value: np.testing.assert_allclose(found, value, rtol=1e-6), terms, wanted)
+    largest = max(abs(leaf).max() for leaf in jax.tree.leaves(alone))
+    assert largest > 1e-3
+    for path, leaf in paths.flatten(alone).items():
+        np.testing.assert_allclose(paths.flatten(gradients)[path], leaf, atol=1e-6 * max(largest, 1), err_msg=path)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    config = odd_config(vocab_size=60, width=24, layers=1, max_positions=16, dropout=0.0, attention_dropout=0.0)
+    loaded = random_checkpoint(folder / "words", config, Heads(pooler=True))
+    params = {path: 0.2 * value for path, value in loaded.params.items()}
+    params |= {path: np.full_like(value, path.endswith("scale")) for path, value in params.items() if "norm" in path}
+    huggingface_export.write(dataclasses.replace(loaded, params=params), folder / "hf")
+    return folder / "hf"
+
+
+def synonyms(folder: Path) -> dict[str, str]:
+    """Pairs that share a topic: word i means the same as word i + 20; and the same as a BEIR folder and as STS."""
+    draw = np.random.default_rng(1)
+    topics = draw.integers(18, 38, (160, 2))
+    rows = [(f"word{a} word{b}", f"word{b + 20} word{a + 20}") for a, b in topics]
+    files = {
+        "train": str(written(folder, "train.tsv", ("a", "b"), rows[:128])),
+        "dev": str(written(folder, "dev.jsonl", ("a", "b"), rows[128:])),
+    }
+    scored = [(*rows[i], 5) for i in range(10)] + [(rows[i][0], rows[i + 1][1], 0) for i in range(10)]
+    files["sts"] = str(written(folder, "sts.csv", ("a", "b", "score"), scored))
+    search = folder / "search"
+    (search / "qrels").mkdir(parents=True)
+    documents = dict.fromkeys(text for _, text in rows[128:])
+    names = {text: f"d{number}" for number, text in enumerate(documents)}
+    (search / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "title": "", "text": text}) + "\n" for text, name in names.items())
+    )
+    queries = {text: f"q{number}" for number, (text, _) in enumerate(rows[128:])}
+    (search / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "text": text}) + "\n" for text, name in queries.items())
+    )
+    found = [f"{queries[a]}\t{names[b]}\t1" for a, b in rows[128:]]
+    (search / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *found]) + "\n")
+    files["search"] = str(search)
+    return files
+
+
+@pytest.mark.slow
+def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
+    tmp_path: Path, start: Path, one_device: None
+) -> None:
+    files = synonyms(tmp_path)
+    config = FinetuneConfig(
+        init_from=str(start),
+        task=TaskConfig(
+            kind="embedding",
+            train=files["train"],
+            dev=files["dev"],
+            text="a",
+            text_pair="b",
+            max_length=8,
+            query_prompt="the ",
+            symmetric=True,
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        batch_size=32,
+        epochs=60.0,
+        length_pool=1,
+    )
+    untrained = evaluate(start, files["search"])["mrr@10"]
+    result = finetune(config, tmp_path / "run")
+    learned = result["metrics"]["mrr"]["mean"]
+    assert untrained < 0.5 < learned and set(result["metrics"]) == {"mrr", "accuracy", "task_loss"}
+    found = evaluate(tmp_path / "run", files["search"])
+    assert found["mrr@10"] == pytest.approx(learned, abs=0.02)  # dev has equal documents only once, too
+    assert found["ndcg@10"] > untrained and found["counts"]["queries"] == 31
+    scored = evaluate(tmp_path / "run", files["sts"], columns=Columns("a", "b", "score"))
+    assert set(scored) == {"spearman", "pearson", "task_loss", "counts"} and scored["spearman"] > 0.5
+    export(tmp_path / "run", tmp_path / "out", "sentence_transformers")
+    for texts, prompt in ((["word20", "word21 word22"], ""), (["word20"], "query")):
+        vectors = [embed(tmp_path / name, texts, prompt_name=prompt)["embeddings"] for name in ("run", "out")]
+        np.testing.assert_allclose(*vectors, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(vectors[0], axis=1), 1, rtol=1e-5)
+    pair = embed(tmp_path / "run", ["the word20"])["embeddings"] @ embed(tmp_path / "run", ["word40"])["embeddings"].T
+    score = predict(tmp_path / "run", [{"text": "word20", "text_pair": "word40"}])[0]["score"]
+    assert score == pytest.approx(float(pair[0, 0]), abs=1e-5)
+
+
+def test_a_loss_over_the_whole_batch_is_not_computed_in_parts(tmp_path: Path, start: Path) -> None:
+    files = synonyms(tmp_path)
+    task = TaskConfig(kind="embedding", train=files["train"], text="a", text_pair="b", max_length=8)
+    config = FinetuneConfig(init_from=str(start), task=task, microbatches=2, batch_size=32)
+    with pytest.raises(UserError, match="microbatches is 2, but this loss compares all rows of a batch"):
+        finetune(config, tmp_path / "run")
+
+
+def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start: Path) -> None:
+    loaded = dataclasses.replace(
+        open_checkpoint(start),
+        task={
+            "name": "own",
+            "kind": "embedding",
+            "labels": [],
+            "max_length": 16,
+            "pooling": "cls",
+            "normalize": False,
+            "query_prompt": "query: ",
+            "prompts": [["query", "query: "], ["other", "x"]],
+        },
+    )
+    huggingface_export.write_sentence_transformer(loaded, tmp_path / "folder")
+    own = open_checkpoint(tmp_path / "folder").task
+    task, _ = registry.resolve(
+        TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", document_prompt="d: ")
+    )
+    continued = task.continuing(from_json(own), "")
+    assert (continued.pooling, continued.normalize) == ("cls", False)
+    assert continued.named_prompts() == {"query": "query: ", "document": "d: ", "other": "x"}
+    assert task.continuing(from_json(own), "max").pooling == "max"
+
+
+def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "dev.tsv", ("a", "b"), [("the", "cat")])
+    task = EmbeddingTask("own", columns=Columns("a", "b", "score")).with_metrics()
+    with pytest.raises(UserError, match=r"has no scores .*cannot be measured by spearman, pearson"):
+        task.metric_names(task.read(path, task.columns, True))

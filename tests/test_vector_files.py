@@ -1,0 +1,137 @@
+"""embed over files of any length: every form of input, shards, what is resumed, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax import embed as command
+from bert_jax.command import UserError
+from bert_jax.embed import embed, embed_file
+from bert_jax.interop import huggingface_export
+from bert_jax.model.heads import Heads
+from bert_jax.storage.local import incomplete_path
+from bert_jax.tasks import vector_files
+from bert_jax.tasks.text_stream import read_stream
+from bert_jax.tasks.vector_files import write_vectors
+
+TEXTS = [f"the cat sat{' on' * (number % 7)} a mat" for number in range(23)]
+ODD = ["the\ncat", "a\tdog", "the\u2028river", "", "a dog\r\nsat"]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
+    return random_checkpoint(folder, odd_config(layers=1), Heads())
+
+
+def lengths(window):
+    """Stands for a model: the lengths of the texts, and a constant."""
+    return np.array([[len("".join(texts)), 0.1] for texts in window], np.float32)
+
+
+def shards_of(folder):
+    names = json.loads((folder / "_manifest.json").read_text())["shards"]
+    return [np.load(folder / name) for name in names]
+
+
+def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"body": text, "n": 1}) + "\n" for text in ODD))
+    pq.write_table(pyarrow.table({"body": ODD, "other": ODD[::-1]}), tmp_path / "t.parquet")
+    for name in ("t.jsonl", "t.parquet"):
+        assert list(read_stream(tmp_path / name, text="body")) == [(text,) for text in ODD]
+    pairs = list(read_stream(tmp_path / "t.parquet", text="body", text_pair="other"))
+    assert pairs == list(zip(ODD, ODD[::-1], strict=True))
+    (tmp_path / "t.txt").write_text("one\ntwo\tthree\n")
+    assert list(read_stream(tmp_path / "t.txt")) == [("one",), ("two", "three")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.jsonl",
+            '{"text": "a"}\n{"title": "b"}\n',
+            "t.jsonl line 2: 'text' is None, not a text. Its fields are 'title'",
+        ),
+        ("t.jsonl", "[1]\n", r"t.jsonl line 1 is \[1\]"),
+        ("t.jsonl", "{\n", "t.jsonl line 1 is not JSON"),
+        ("t.parquet", "no table", "t.parquet is not a Parquet file, or is damaged"),
+        ("t.txt", "a\tb\tc\n", "line 1 has 2 tabs"),
+    ],
+)
+def test_a_damaged_input_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        list(read_stream(tmp_path / name))
+
+
+@pytest.mark.parametrize("format", ["npy", "parquet"])
+def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeypatch, format):
+    monkeypatch.setattr(vector_files, "TEXTS_AT_ONCE", 4)
+    texts = [(text,) for text in TEXTS]
+    seen = []
+
+    def once_broken(window):
+        seen.append(len(window))
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        return lengths(window)
+
+    options = {"job": {"input": "a"}, "format": format, "dtype": "float16", "shard_size": 10}
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(iter(texts), once_broken, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="was begun with input='a', not 'b'"):
+        write_vectors(iter(texts), lengths, tmp_path / "out", **options | {"job": {"input": "b"}})
+    seen.clear()
+    manifest = write_vectors(
+        iter(texts), lambda window: seen.append(len(window)) or lengths(window), tmp_path / "out", **options
+    )
+    assert seen == [4, 4, 2, 3]  # the second and third shard
+    assert (manifest["count"], manifest["width"]) == (23, 2) and len(manifest["shards"]) == 3
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_manifest.json", *manifest["shards"]]
+    if format == "npy":
+        found = np.concatenate(shards_of(tmp_path / "out"))
+    else:
+        table = pq.read_table(tmp_path / "out", columns=["row", "embedding"])
+        assert table["row"].to_pylist() == list(range(23))
+        found = np.array(table["embedding"].to_pylist(), np.float16)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, lengths(texts).astype(np.float16))
+    assert not incomplete_path(tmp_path / "out").exists()
+
+
+def test_a_folder_of_others_and_an_empty_input_are_refused(tmp_path):
+    (tmp_path / "out.incomplete").mkdir()
+    (tmp_path / "out.incomplete" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is no unfinished output"):
+        write_vectors(iter([("a",)]), lengths, tmp_path / "out", job={})
+    with pytest.raises(UserError, match="the input has no texts"):
+        write_vectors(iter([]), lengths, tmp_path / "empty", job={})
+    with pytest.raises(UserError, match="--format is 'csv'"):
+        write_vectors(iter([]), lengths, tmp_path / "other", job={}, format="csv")
+
+
+def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loaded, monkeypatch, capsys):
+    monkeypatch.setattr(vector_files, "TEXTS_AT_ONCE", 6)
+    huggingface_export.write(loaded, tmp_path / "hf")
+    (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "t.txt")]
+    command.main([*arguments, "--output", str(tmp_path / "out"), "--format=npy", "--shard_size=9", "--normalize"])
+    assert "embeddings float32[23, 20] in 3 shards" in capsys.readouterr().out
+    shards = shards_of(tmp_path / "out")
+    assert [len(shard) for shard in shards] == [9, 9, 5]
+    wanted = embed(loaded, TEXTS, normalize=True)["embeddings"]
+    np.testing.assert_allclose(np.concatenate(shards), wanted, atol=1e-6)
+    command.main([*arguments, "--output", str(tmp_path / "v.npz"), "--dtype=float16", "--normalize"])
+    with np.load(tmp_path / "v.npz") as written:
+        np.testing.assert_array_equal(written["embeddings"], wanted.astype(np.float16))
+    with pytest.raises(UserError, match="--format npy is for one vector per text, but --pool is words"):
+        embed_file(loaded, tmp_path / "t.txt", tmp_path / "other", pool="words")
+    with pytest.raises(UserError, match=r"out exists\. Choose another --output"):
+        embed_file(loaded, tmp_path / "t.txt", Path(tmp_path / "out"))
