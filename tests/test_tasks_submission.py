@@ -1,13 +1,15 @@
 """The files of the leaderboards: names, headers, the labels of each benchmark, scores within their range."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.tasks import submission
-from bert_jax.tasks.registry import TASKS
+from bert_jax.tasks.registry import TASKS, resolve
 
 # What gluebenchmark.com asks for: a file a row of its table, by name.
 LEADERBOARD = ("SST-2", "CoLA", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX")
@@ -30,6 +32,14 @@ def test_labels_are_written_as_the_published_files_write_them(tmp_path: Path) ->
     assert path.read_text() == "index\tprediction\n0\tneutral\n1\tentailment\n"
     path = submission.write_submission(TASKS["cola"].task, "test", answers("1", "0"), tmp_path)
     assert path.read_text() == "index\tprediction\n0\t1\n1\t0\n"
+
+
+def test_labels_with_other_names_are_refused(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASKS["cola"].task, labels=("bad", "good"), label_map="0:bad,1:good")
+    with pytest.raises(UserError, match=r"task\.label_map=0:bad,1:good, but the leaderboard expects those of its own"):
+        submission.write_submission(task, "test", answers("good"), tmp_path)
+    with pytest.raises(UserError, match=r"the leaderboard of task\.submission expects the labels of its own files"):
+        resolve(TaskConfig(name="cola", label_map="0:bad,1:good", submission=str(tmp_path)))
 
 
 def test_scores_of_similarity_stay_within_their_range(tmp_path: Path) -> None:

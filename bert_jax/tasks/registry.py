@@ -87,6 +87,11 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     """
     if config.max_length < 8:
         raise UserError(f"task.max_length is {config.max_length}; use 8 or more")
+    if config.submission and config.label_map:
+        raise UserError(
+            f"task.label_map is {config.label_map!r}, but the leaderboard of task.submission expects the labels of its "
+            "own files; leave out one of the two"
+        )
     given = {split: Path(path) for split in SPLITS if (path := getattr(config, split))}
     task: Task
     if config.name:

@@ -64,6 +64,11 @@ def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, 
     to 0 ... 5. Raises UserError for a task or split that no leaderboard accepts, and for no predictions.
     """
     check(task.name, [split])
+    if label_map := getattr(task, "label_map", ""):
+        raise UserError(
+            f"the checkpoint answers with the labels of task.label_map={label_map}, but the leaderboard expects those "
+            "of its own files. Fine-tune without a map"
+        )
     path = Path(directory) / file_name(task.name, split)
     if not predictions:
         raise UserError(f"there are no predictions for {path.name}; use the unlabelled file of the benchmark")
