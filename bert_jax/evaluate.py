@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bert_jax import command, shard_metrics
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, TrainConfig
@@ -102,6 +104,8 @@ def evaluate(
 
 def _retrieval(loaded: LoadedModel, data: Path, batch_size: int, compute_dtype: str) -> dict[str, Any]:
     """The metrics of retrieval, by cosines, of vectors made as the checkpoint says (embedder.settings_of)."""
+    if jax.process_count() > 1:
+        raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
     config = TrainConfig(compute_dtype=compute_dtype)
     settings = dataclasses.replace(settings_of(loaded), normalize=True)
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)

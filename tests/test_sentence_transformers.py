@@ -14,14 +14,19 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.command import UserError
 from bert_jax.embed import embed
+from bert_jax.evaluate import evaluate
 from bert_jax.export import export
 from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.placement import ALONE
+from bert_jax.tasks import registry
 from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum, truncations
+from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.embedding_items import TextGroup
+from bert_jax.tasks.kinds.embedding_objective import EmbeddingRows
+from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.retrieval import Nearest, retrieval_metrics
 
 FOLDERS = ("cls", "mean", "max", "last")
@@ -66,7 +71,7 @@ def test_a_folder_gives_the_vectors_of_the_library(folder, arrays, name):
             assert_vectors(embed(loaded, texts_of(arrays), prompt_name=role), arrays[f"{role}/{name}"])
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", ["cls", *(pytest.param(name, marks=pytest.mark.slow) for name in FOLDERS[1:])])
 def test_the_settings_survive_every_format_of_export(folder, arrays, tmp_path, name):
     loaded = open_checkpoint(folder(name))
     export(folder(name), tmp_path / "again", "sentence_transformers")
@@ -190,26 +195,46 @@ def test_retrieval_metrics_are_those_of_the_library(arrays):
 def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
     first, second = unit(arrays["pairs/first"]), unit(arrays["pairs/second"])
     items = tuple(TextGroup((f"a{i}", f"b{i}"), score, i + 1) for i, score in enumerate(arrays["pairs/scores"]))
-
-    class Rows:
-        split = type("Split", (), {"items": items})
-        scores = arrays["pairs/scores"].astype(np.float32)
-
-    found = EmbeddingTask("own").measure(Rows, list(np.stack([first, second], axis=1)))
+    lengths = np.ones((len(items), 2), np.int64)
+    rows = EmbeddingRows(
+        input_ids=np.zeros(lengths.size, np.int32),
+        offsets=np.arange(len(items) + 1) * 2,
+        first_lengths=lengths.astype(np.int32),
+        text_lengths=lengths,
+        scores=arrays["pairs/scores"].astype(np.float32),
+        label_weights=np.ones(len(items), np.float32),
+        pad_id=0,
+        truncated=0,
+        split=Split(Path("pairs.tsv"), items, labelled=True),
+    )
+    found = EmbeddingTask("own").measure(rows, list(np.stack([first, second], axis=1)))
     wanted = json.loads(str(arrays["pairs/metrics"]))
     assert found["spearman"] == pytest.approx(wanted["spearman_cosine"], abs=1e-6), REFRESH
     assert found["pearson"] == pytest.approx(wanted["pearson_cosine"], abs=1e-6), REFRESH
 
 
-@pytest.mark.slow
-def test_a_published_folder_is_read_with_its_settings(tmp_path):
-    """The folder is that of test_real_weights.py, all-MiniLM-L6-v2: the mean, normalized, of at most 256 tokens."""
+@pytest.fixture
+def published():
+    """The folder of test_real_weights.py, all-MiniLM-L6-v2: the mean, normalized, of at most 256 tokens."""
     if "BERT_JAX_REAL_WEIGHTS" not in os.environ:
         pytest.skip("BERT_JAX_REAL_WEIGHTS is not set: it names a folder of published weights")
-    folder = Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
-    loaded = open_checkpoint(folder)
+    return Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
+
+
+@pytest.mark.slow
+def test_a_published_folder_is_read_with_its_settings(published):
+    loaded = open_checkpoint(published)
     assert (loaded.task["pooling"], loaded.task["normalize"], loaded.task["max_length"]) == ("mean", True, 256)
     vectors = embed(loaded, [("A man is playing a guitar.",), ("Someone plays an instrument.",), ("It rains.",)])
     cosines = vectors["embeddings"] @ vectors["embeddings"].T
     np.testing.assert_allclose(np.diag(cosines), 1, atol=1e-6)
     assert cosines[0, 1] > 0.5 > cosines[0, 2]
+
+
+@pytest.mark.slow
+def test_a_published_model_has_the_correlations_that_the_library_measures(published, bert_jax_data):
+    """The figures are those of EmbeddingSimilarityEvaluator of sentence-transformers 6.2 on the dev file of STS-B."""
+    data = registry.find_split("stsb", registry.find_folder("stsb", bert_jax_data), "dev")
+    found = evaluate(published, data, columns=Columns("sentence1", "sentence2", "score"))
+    assert found["spearman"] == pytest.approx(0.86716312, abs=1e-6)
+    assert found["pearson"] == pytest.approx(0.86961946, abs=1e-6)

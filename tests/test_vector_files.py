@@ -35,7 +35,7 @@ def lengths(window):
 
 
 def shards_of(folder):
-    names = json.loads((folder / "_manifest.json").read_text())["shards"]
+    names = json.loads((folder / vector_files.MANIFEST).read_text())["shards"]
     return [np.load(folder / name) for name in names]
 
 
@@ -94,7 +94,7 @@ def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeyp
     )
     assert seen == [4, 4, 2, 3]  # the second and third shard
     assert (manifest["count"], manifest["width"]) == (23, 2) and len(manifest["shards"]) == 3
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_manifest.json", *manifest["shards"]]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [vector_files.MANIFEST, *manifest["shards"]]
     if format == "npy":
         found = np.concatenate(shards_of(tmp_path / "out"))
     else:
