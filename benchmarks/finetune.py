@@ -69,7 +69,9 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     """The trainer's step on the batches of the task, which it makes as it goes, and the seconds of compilation."""
     task, files = registry.resolve(config.task)
     loaded = open_checkpoint(config.init_from)
-    rows = task.encode(registry.read(task, files["train"]), Tokenizer(loaded.vocabulary.spec))
+    train = registry.read(task, files["train"])
+    task = task.complete(train)
+    rows = task.encode(train, Tokenizer(loaded.vocabulary.spec))
     objective = task.objective()
     mesh = partitioning.make_mesh(config.mesh)
     lengths = best_lengths(rows.lengths, task.max_length)

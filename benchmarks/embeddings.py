@@ -1,0 +1,199 @@
+"""Compares sentence embeddings with sentence-transformers: texts per second, training speed, and scores on STS-B.
+
+    python -m benchmarks.embeddings --model FOLDER --peer_python PYTHON                  texts embedded per second
+    python -m benchmarks.embeddings --part train --model FOLDER --peer_python PYTHON     pairs trained per second
+    python -m benchmarks.embeddings --part parity --model FOLDER --peer_python PYTHON    Spearman on dev over seeds
+
+FOLDER is a folder of sentence-transformers, such as all-MiniLM-L6-v2 (benchmarks/finetune.py says where to get it), and
+PYTHON has torch and sentence-transformers. The pairs are those of STS-B in BERT_JAX_DATA. Both programs train with
+CoSENT, learning rate 2e-5, batches of 32, warmup over a tenth of the steps, weight decay 0.01, clipping at 1, the
+folder's pooling, at most 128 tokens, and the model's dropout.
+
+embed   chunks of texts, which both programs sort by length within a chunk, in batches of 32, in turns
+train   whole training steps including batches, in turns. bert_jax groups rows by length (length_pool), the peer pads to
+        the longest text of a batch. With --length_pool=1 both take random batches.
+parity  both programs train `--seeds` times. The line gives the difference of the means of Spearman on dev, and twice
+        its standard error, which the difference should not exceed.
+"""
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import common
+from benchmarks.finetune import our_turn
+from benchmarks.turns import Turn, alternate, peer_turn
+from bert_jax import command, finetune
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.tasks import registry
+from bert_jax.tasks.embedder import Embedder, settings_of
+from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.train.host_memory import keep_freed_memory
+
+CHUNK = 512  # texts of a step of the part embed
+PEER = "sentence-transformers, torch, float32"
+
+
+def config_of(flags: Any, data: Path) -> FinetuneConfig:
+    """The configuration of both programs."""
+    folder = registry.find_folder("stsb", data)
+    train, dev = (str(registry.find_split("stsb", folder, split)) for split in ("train", "dev"))
+    return FinetuneConfig(
+        task=TaskConfig(
+            kind="embedding",
+            train=train,
+            dev=dev,
+            text="sentence1",
+            text_pair="sentence2",
+            label="score",
+        ),
+        optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=0, warmup_share=0.1, epsilon=1e-8),
+        init_from=str(flags.model),
+        seeds=tuple(range(flags.seeds)),
+        epochs=flags.epochs,
+        length_pool=flags.length_pool,
+    )
+
+
+def pairs_of(config: FinetuneConfig) -> dict[str, list[tuple[str, str, float]]]:
+    """The rows of both programs, by split."""
+    task, files = registry.resolve(config.task)
+    found = {split: registry.read(task, files[split]).items for split in ("train", "dev")}
+    return {split: [(*item.texts, item.score) for item in items] for split, items in found.items()}
+
+
+def embed_turn(config: FinetuneConfig) -> Turn:
+    """A step embeds the next chunk of the texts of dev."""
+    loaded = open_checkpoint(config.init_from)
+    settings = settings_of(loaded, max_length=config.task.max_length)
+    model = Embedder(loaded, settings, batch_size=config.batch_size)
+    rows = pairs_of(config)["dev"]
+    texts = [(text,) for text, *_ in rows] + [(text,) for _, text, _ in rows]
+    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts) - CHUNK + 1, CHUNK)]
+    for chunk in chunks:
+        model.vectors(chunk)  # compiles each length
+    done = 0
+
+    def run(count: int) -> list[float]:
+        nonlocal done
+        seconds = []
+        for number in range(done, done + count):
+            start = time.perf_counter()
+            model.vectors(chunks[number % len(chunks)])
+            seconds.append(time.perf_counter() - start)
+        done += count
+        return seconds
+
+    return run
+
+
+def measure_speed(flags: Any, config: FinetuneConfig) -> None:
+    """Prints the rate of both programs."""
+    embeds = flags.part == "embed"
+    turns = [embed_turn(config) if embeds else our_turn(config)[0]]
+    versions: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if flags.peer_python:
+            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, flags.part)))
+            turns.append(turn)
+        seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
+    size = CHUNK if embeds else config.batch_size
+    medians = [
+        statistics.median(
+            flags.steps * size / sum(found[start : start + flags.steps]) for start in range(0, len(found), flags.steps)
+        )
+        for found in seconds
+    ]
+    common.emit(
+        f"sentence embeddings, {flags.part}, {jax.default_backend()}",
+        medians[0],
+        "texts/s" if embeds else "pairs/s",
+        peer=PEER if flags.peer_python else None,
+        peer_value=medians[1] if flags.peer_python else None,
+        settings={"model": flags.model.name, "batch_size": config.batch_size, "length_pool": config.length_pool},
+        peer_versions={name: str(value) for name, value in versions.items()},
+    )
+
+
+def measure_parity(flags: Any, config: FinetuneConfig) -> None:
+    """Prints the means of Spearman over seeds, their difference, and twice its standard error."""
+    enable_compilation_cache()  # so that the program is compiled once for all seeds
+    with tempfile.TemporaryDirectory() as folder:
+        values = finetune.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
+    peers: list[float] = []
+    if flags.peer_python:
+        line = peer_line(flags, config, ",".join(map(str, config.seeds)))
+        done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"the peer under {flags.peer_python} stopped; its own message is above")
+        peers = [json.loads(text)["spearman"] for text in done.stdout.splitlines()]
+    found: dict[str, Any] = {"values": values, "peer_values": peers}
+    if len(values) > 1 and len(peers) > 1:
+        error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(peers) / len(peers))
+        difference = statistics.mean(values) - statistics.mean(peers)
+        found |= {
+            "difference": difference,
+            "two_standard_errors": 2 * error,
+            "within": abs(difference) <= 2 * error,
+        }
+    common.emit(
+        f"dev spearman of STS-B over {len(values)} seeds, CoSENT",
+        statistics.mean(values),
+        "spearman",
+        peer=PEER if peers else None,
+        peer_value=statistics.mean(peers) if peers else None,
+        settings={"epochs": config.epochs, **found},
+    )
+
+
+def peer_line(flags: Any, config: FinetuneConfig, work: str) -> list[str]:
+    """The command that starts the peer, with the pairs in a file; work is embed, train or the seeds of parity."""
+    file = Path(tempfile.gettempdir()) / f"bert_jax_peer_sts_{os.getpid()}.json"
+    file.write_text(json.dumps(pairs_of(config)), encoding="utf-8")
+    values = {
+        "model": flags.model,
+        "rows": file,
+        "work": work,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "max_length": config.task.max_length,
+        "chunk": CHUNK,
+    }
+    script = Path(__file__).with_name("embeddings_peer.py")
+    return [str(flags.peer_python), str(script), *(f"--{name}={value}" for name, value in values.items())]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.embeddings", __doc__ or "")
+    add = parser.add_argument
+    add("--part", choices=("embed", "train", "parity"), default="embed", help="what to measure (default: embed)")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="a folder of sentence-transformers")
+    add("--peer_python", type=Path, help="a Python with sentence-transformers; without it the peer is omitted")
+    add("--seeds", type=int, default=3, help="parity: runs of each program (default: 3)")
+    add("--epochs", type=float, default=1.0, help="parity: epochs (default: 1)")
+    add("--length_pool", type=int, default=32, help="steps within which rows are grouped by length (default: 32)")
+    add("--rounds", type=int, default=4, help="speed: turns of each program (default: 4)")
+    add("--steps", type=int, default=8, help="speed: steps per turn (default: 8)")
+    add("--warmup", type=int, default=5, help="speed: warmup steps of each program (default: 5)")
+    flags = parser.parse_args(arguments)
+    data = common.shared_data()
+    if data is None:
+        raise UserError("BERT_JAX_DATA is not set; it names the folder that holds glue/STS-B")
+    keep_freed_memory()
+    (measure_parity if flags.part == "parity" else measure_speed)(flags, config_of(flags, data))
+
+
+if __name__ == "__main__":
+    command.run(main)
