@@ -24,7 +24,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15
 
 slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow -q --durations=10
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=10
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
 engines: $(ENGINES)/installed
