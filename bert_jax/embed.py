@@ -48,7 +48,7 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
                  first text come first); also writes `offsets`. A word without pieces, because it was truncated or
                  holds only control characters, has a row of NaN, so that rows and words stay aligned.
 
-Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (configs/embedding.py), is
+Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (the recipe embedding), is
 used as its files say: pooling, normalization, default prompt and maximum length. Any other model has the mean. With
 --pool, vectors are not normalized and have no prompt unless --normalize, --prompt or --prompt_name asks for them.
 

@@ -36,7 +36,7 @@ peft       LoRA's adapters and the trained head alone, as peft saves them: adapt
 sentence_transformers
            the Hugging Face format of the encoder alone, with modules.json, pooling, normalization, prompts and maximum
            length, as SentenceTransformer("exported") opens it. They are those of a checkpoint that was fine-tuned for
-           vectors (configs/embedding.py) or read from such a folder; of any other, the mean of its tokens.
+           vectors (the recipe embedding) or read from such a folder; of any other, the mean of its tokens.
 
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 

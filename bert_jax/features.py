@@ -46,8 +46,8 @@ PUBLISHED = {
 
 DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
 
-  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=conll2003 --output layers.json
-  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=ewt --layers last,4 --head linear
+  python -m bert_jax.features --checkpoint CHECKPOINT --config tagging:task=conll2003 --output layers.json
+  python -m bert_jax.features --checkpoint CHECKPOINT --config tagging:task=ewt --layers last,4 --head linear
 
 A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
 {", ".join(LAYERS)}, mix, or numbers (0: the embeddings); see
@@ -194,7 +194,7 @@ def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> 
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":
         raise UserError(
-            f"config.task.kind is {task.kind!r}; use a tagging task (kind tagging), such as those of configs/tagging.py"
+            f"config.task.kind is {task.kind!r}; use a tagging task (kind tagging), such as those of the recipe tagging"
         )
     if "dev" not in files:
         raise UserError(

@@ -54,9 +54,9 @@ from bert_jax.train.held_workdir import held_workdir
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
-  python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
-  python -m bert_jax.finetune --config configs/tagging.py:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
-  python -m bert_jax.finetune --config configs/own.py --workdir runs/stars --config.init_from=CHECKPOINT \\
+  python -m bert_jax.finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
+  python -m bert_jax.finetune --config tagging:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
+  python -m bert_jax.finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \\
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.

@@ -13,8 +13,8 @@ from bert_jax.config import PretrainConfig
 DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
 fits the memory, how long it takes, and what to change.
 
-  python -m bert_jax.plan --config configs/bert_base.py --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
-  python -m bert_jax.plan --config configs/bert_base.py --topology h100:8 --seq_len 128 --config.batch_size=2048
+  python -m bert_jax.plan --config bert_base --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
+  python -m bert_jax.plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
 TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu (pip
 install 'bert_jax[tpu]'). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8, h100:8x4,
@@ -74,7 +74,7 @@ def _recipe(name: str, overrides: Sequence[str]) -> PretrainConfig:
     """Loads a recipe. Raises UserError for one that is not a pretraining recipe."""
     values = config_lib.read_flags(name, overrides)
     if "task" in values:
-        raise UserError(f"{name} is a fine-tuning recipe; use a pretraining recipe such as configs/bert_base.py")
+        raise UserError(f"{name} is a fine-tuning recipe; use a pretraining recipe such as bert_base")
     return config_lib.load(PretrainConfig, values)
 
 

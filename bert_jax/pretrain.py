@@ -44,10 +44,10 @@ from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import read_config
 
 DESCRIPTION = """Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
-sentence-order prediction where the shards have such labels. A causal model (see configs/gpt.py) is
+sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
 trained to predict the next token.
 
-  python -m bert_jax.pretrain --config configs/bert_tiny.py --workdir runs/tiny --config.data.train=shards
+  python -m bert_jax.pretrain --config bert_tiny --workdir runs/tiny --config.data.train=shards
 
 --config.KEY=VALUE sets a key of the recipe. Frequently used keys:
 
@@ -73,7 +73,7 @@ trained to predict the next token.
                                   are, if they do not fit a local disk (docs/scaling.md)
   data.phases=900000:DIR          other shards, or a mixture, from the given step on, e.g. of length
                                   512 after 128
-  objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (configs/phases.py)
+  objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (the recipe phases)
   span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
   optimizer.learning_rate=1e-3    the peak learning rate
   optimizer.name=NAME             adamw, lamb, muon or stable_adamw

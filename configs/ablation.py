@@ -1,9 +1,9 @@
 r"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
 
-    python -m bert_jax.pretrain --config configs/ablation.py:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
+    python -m bert_jax.pretrain --config ablation:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
-or configs/ablation.py:no_nsp. Everything else is that of configs/bert_base.py, whose SHARDS serve: no_nsp ignores their
+or ablation:no_nsp. Everything else is that of the recipe bert_base, whose SHARDS serve: no_nsp ignores their
 labels ("No NSP"), and ltr also ignores their masks and predicts every token from those before it ("LTR & No NSP").
 Fine-tuned, ltr keeps its left-to-right attention, as in the paper, and a text has the mean of its vectors, because the
 first token sees no other. "+ BiLSTM" is a randomly initialized BiLSTM on top, here on frozen vectors:
@@ -29,7 +29,7 @@ MODELS = ("ltr", "no_nsp")
 
 def get_config(model: str = "ltr") -> ml_collections.ConfigDict:
     if model not in MODELS:
-        raise UserError(f"configs/ablation.py: unknown model {model}; choose from {', '.join(MODELS)}")
+        raise UserError(f"ablation: unknown model {model}; choose from {', '.join(MODELS)}")
     config = recipe_module("bert_base").get_config()
     if model == "ltr":
         config.model.causal = True

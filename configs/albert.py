@@ -1,8 +1,8 @@
 """ALBERT, of any published size (Lan et al. 2020): one set of parameters for all layers, and sentence order.
 
-    python -m bert_jax.pretrain --config configs/albert.py:base --workdir runs/albert --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config albert:base --workdir runs/albert --config.data.train=SHARDS
 
-or configs/albert.py:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout. SHARDS are
+or albert:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout. SHARDS are
 made by `build_examples --objective sop --mask_unit ngram --seq_len 512` with a SentencePiece vocabulary of 30,000
 pieces; docs/recipes.md has the commands. Other ways of sharing: --config.model.shared_layers=attention, feed_forward
 or none.
@@ -26,7 +26,7 @@ STEPS = 125_000
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/albert.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"albert: unknown size {size}; choose from {', '.join(SIZES)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"albert_{size}"),

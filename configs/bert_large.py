@@ -1,9 +1,9 @@
 r"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
 
-    python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS_128 \
+    python -m bert_jax.pretrain --config bert_large --workdir runs/large --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
-or configs/bert_large.py:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:
+or bert_large:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
 --config.optimizer.warmup_share=0.128. Such a large batch needs --config.microbatches=N to fit into memory.
 
@@ -45,5 +45,5 @@ RECIPES = {
 
 def get_config(optimizer: str = "adamw") -> ml_collections.ConfigDict:
     if optimizer not in RECIPES:
-        raise UserError(f"configs/bert_large.py: unknown optimizer {optimizer}; choose from {', '.join(RECIPES)}")
+        raise UserError(f"bert_large: unknown optimizer {optimizer}; choose from {', '.join(RECIPES)}")
     return recipe(RECIPES[optimizer])

@@ -1,7 +1,7 @@
 r"""Multiple choice: swag (which sentence follows), copa (cause or effect, from SuperGLUE), or your own items.
 
-    python -m bert_jax.finetune --config configs/choice.py:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
-    python -m bert_jax.finetune --config configs/choice.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \
+    python -m bert_jax.finetune --config choice:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
+    python -m bert_jax.finetune --config choice:task=own --workdir runs/own --config.init_from=CHECKPOINT \
         --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=context \
         --config.task.choices=one,two,three --config.task.label=right
 
@@ -30,9 +30,7 @@ EPOCHS_AND_RATES = {"swag": (3.0, 2e-5), "copa": (10.0, 1e-5), "own": (3.0, 2e-5
 def get_config(argument: str = "task=swag") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in EPOCHS_AND_RATES:
-        raise UserError(
-            f"configs/choice.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(EPOCHS_AND_RATES)}"
-        )
+        raise UserError(f"choice: unknown task {argument}; use task=NAME, NAME one of {', '.join(EPOCHS_AND_RATES)}")
     epochs, rate = EPOCHS_AND_RATES[name]
     return recipe(
         FinetuneConfig(

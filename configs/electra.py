@@ -1,8 +1,8 @@
 """ELECTRA, small, base or large (Clark et al. 2020): a generator replaces tokens, and the model finds them.
 
-    python -m bert_jax.pretrain --config configs/electra.py:small --workdir runs/electra --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config electra:small --workdir runs/electra --config.data.train=SHARDS
 
-or configs/electra.py:base, configs/electra.py:large. SHARDS are made by `build_examples --objective single` with an
+or electra:base, electra:large. SHARDS are made by `build_examples --objective single` with an
 uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the tokens.
 `python -m bert_jax.export --format hf` writes the discriminator, and with --part generator the generator.
 
@@ -38,7 +38,7 @@ SIZES = {
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/electra.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"electra: unknown size {size}; choose from {', '.join(SIZES)}")
     chosen = SIZES[size]
     return recipe(
         PretrainConfig(

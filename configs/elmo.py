@@ -1,8 +1,8 @@
 """ELMo's bidirectional language model, small, medium or original (Peters et al. 2018), over tokens.
 
-    python -m bert_jax.pretrain --config configs/elmo.py:small --workdir runs/elmo --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config elmo:small --workdir runs/elmo --config.data.train=SHARDS
 
-or configs/elmo.py:medium, configs/elmo.py:original. SHARDS are made by `build_examples --objective full_sentences
+or elmo:medium, elmo:original. SHARDS are made by `build_examples --objective full_sentences
 --seq_len 120`. Two LSTM language models, left to right and right to left, share their token embeddings and output
 matrix; layers have 1024, 2048 or 4096 cells in each direction, projected to 128, 256 or 512. Without embeddings and
 output they have 4.7, 18.9 and 75.6 million parameters. The published 13.6, 28.0 and 93.6 million include convolutions
@@ -33,7 +33,7 @@ PRESETS = {"small": "elmo_small", "medium": "elmo_medium", "original": "elmo"}
 
 def get_config(model: str = "original") -> ml_collections.ConfigDict:
     if model not in PRESETS:
-        raise UserError(f"configs/elmo.py: unknown model {model}; choose from {', '.join(PRESETS)}")
+        raise UserError(f"elmo: unknown model {model}; choose from {', '.join(PRESETS)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=PRESETS[model], dropout=0.1, bptt=20, initializer_range=PROJECTED[model] ** -0.5),

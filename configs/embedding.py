@@ -1,12 +1,12 @@
 r"""Vectors of texts: trained on pairs, on triplets with hard negatives, or on pairs with a score.
 
-    python -m bert_jax.finetune --config configs/embedding.py --workdir runs/vectors --config.init_from=CHECKPOINT \
+    python -m bert_jax.finetune --config embedding --workdir runs/vectors --config.init_from=CHECKPOINT \
         --config.task.train=pairs.jsonl --config.task.text=question --config.task.text_pair=answer
-    python -m bert_jax.finetune --config configs/embedding.py --workdir runs/sts --config.init_from=CHECKPOINT \
+    python -m bert_jax.finetune --config embedding --workdir runs/sts --config.init_from=CHECKPOINT \
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=sentence1 \
         --config.task.text_pair=sentence2 --config.task.label=score
 
-Files are tables (TSV, CSV, JSON lines, Parquet) as in configs/own.py. A training file without the column task.label
+Files are tables (TSV, CSV, JSON lines, Parquet) as in the recipe own. A training file without the column task.label
 gives the contrastive loss: each text finds its text_pair among those of the whole global batch, and the hard negatives
 that task.negatives names, so a larger batch_size is a harder task. A file with it gives CoSENT.
 docs/sentence_embeddings.md describes pooling, prompts, Matryoshka dimensions, evaluation, and the export to

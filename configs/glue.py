@@ -1,6 +1,6 @@
 """Classes and scores of texts and pairs, the nine tasks of GLUE: sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
-    python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
+    python -m bert_jax.finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
 
 The files (SST-2/train.tsv and so on; also .xz, .gz and .zst) are searched in --config.task.data_dir, $BERT_JAX_DATA and
 its folder glue/. data_dir may also be a clone of the Hugging Face data set, or tfds: (data that TensorFlow Datasets has
@@ -45,11 +45,9 @@ TASKS = ("sst2", "cola", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 def get_config(argument: str = "task=sst2") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name == "ax":
-        raise UserError(
-            "configs/glue.py:ax has no training files. Use configs/glue.py:task=mnli, whose model answers it"
-        )
+        raise UserError("glue:ax has no training files. Use glue:task=mnli, whose model answers it")
     if name not in TASKS:
-        raise UserError(f"configs/glue.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
+        raise UserError(f"glue: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name, max_length=128),

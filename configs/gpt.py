@@ -1,8 +1,8 @@
 """GPT and GPT-2, the smallest: the same block with the causal mask, trained left to right.
 
-    python -m bert_jax.pretrain --config configs/gpt.py:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config gpt:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
 
-or configs/gpt.py:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build_examples --objective
+or gpt:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build_examples --objective
 full_sentences` with byte-level BPE (GPT-2: 50,257 tokens, 1,024 positions). Masks are ignored, and every token except
 the first of a sequence is predicted. This GPT-2 has biases, which nanoGPT omits.
 
@@ -50,5 +50,5 @@ MODELS = {
 
 def get_config(model: str = "gpt2") -> ml_collections.ConfigDict:
     if model not in MODELS:
-        raise UserError(f"configs/gpt.py: unknown model {model}; choose from {', '.join(MODELS)}")
+        raise UserError(f"gpt: unknown model {model}; choose from {', '.join(MODELS)}")
     return recipe(MODELS[model])

@@ -1,8 +1,8 @@
 """Recurrent language models: the LSTM of Zaremba et al. 2014, medium or large, and Elman's network, left to right.
 
-    python -m bert_jax.pretrain --config configs/lstm.py:medium --workdir runs/lstm --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config lstm:medium --workdir runs/lstm --config.data.train=SHARDS
 
-or configs/lstm.py:large, configs/lstm.py:rnn (Mikolov et al. 2010). SHARDS are made by `build_examples --objective
+or lstm:large, lstm:rnn (Mikolov et al. 2010). SHARDS are made by `build_examples --objective
 full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every model.bptt
 positions. The output matrix is not tied to the embeddings; --config.model.tied_output=true ties it (Press and Wolf
 2017). With 10,000 words and two biases a layer (here the two are one, and the output has none), the LSTMs have
@@ -50,7 +50,7 @@ MODELS = {
 
 def get_config(model: str = "medium") -> ml_collections.ConfigDict:
     if model not in MODELS:
-        raise UserError(f"configs/lstm.py: unknown model {model}; choose from {', '.join(MODELS)}")
+        raise UserError(f"lstm: unknown model {model}; choose from {', '.join(MODELS)}")
     chosen = MODELS[model]
     options = ModelOptions(
         preset=chosen.preset,

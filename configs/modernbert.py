@@ -1,8 +1,8 @@
 """ModernBERT, base or large (Warner et al. 2024), at T=1,024: the first 1.7 T of its 2 T tokens.
 
-    python -m bert_jax.pretrain --config configs/modernbert.py:base --workdir runs/modern --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config modernbert:base --workdir runs/modern --config.data.train=SHARDS
 
-or configs/modernbert.py:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
+or modernbert:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
 this recipe masks 30%. All layers use rotary base 10,000 here. For 8,192 positions, continue on shards of that length
 with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
 --config.model.rotary_base=160000.
@@ -34,7 +34,7 @@ TOKENS = 1.7e12
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/modernbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"modernbert: unknown size {size}; choose from {', '.join(SIZES)}")
     batch, rate, warmup = SIZES[size]
     return recipe(
         PretrainConfig(

@@ -1,8 +1,8 @@
 """A model like MosaicBERT, base or large (Portes et al. 2023): gated feed-forward, 30% masked, T=128.
 
-    python -m bert_jax.pretrain --config configs/mosaicbert.py:base --workdir runs/mosaic --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config mosaicbert:base --workdir runs/mosaic --config.data.train=SHARDS
 
-or configs/mosaicbert.py:large. SHARDS are of the uncased vocabulary and `build_examples --objective single
+or mosaicbert:large. SHARDS are of the uncased vocabulary and `build_examples --objective single
 --seq_len 128`; evaluation uses the mask rate of the shards, 15%, as in the paper. Differences from the paper: rotary
 positions instead of attention biases by distance (ALiBi), and biases in the gated feed-forward.
 
@@ -24,7 +24,7 @@ RATE = 5e-4
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/mosaicbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"mosaicbert: unknown size {size}; choose from {', '.join(SIZES)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"mosaicbert_{size}"),

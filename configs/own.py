@@ -1,6 +1,6 @@
 r"""A task of your own: texts or pairs in a table, or tagged words in CoNLL columns or CoNLL-U.
 
-    python -m bert_jax.finetune --config configs/own.py --workdir runs/stars --config.init_from=CHECKPOINT \
+    python -m bert_jax.finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 The file name determines the format: .csv (quoted as in RFC 4180), .jsonl (one object per line), .parquet,
@@ -16,13 +16,13 @@ words. CoNLL-U uses FORM and UPOS unless task.text and task.label name other fie
 columns use the first and the last unless these keys give numbers. Tags such as B-PER and I-PER are evaluated by entity.
 
 SQuAD's JSON (.json), and tables of question, context and answers with --config.task.kind=question, contain questions
-whose answer is a part of a text; configs/squad.py describes the options.
+whose answer is a part of a text; the recipe squad describes the options.
 
 With --config.task.kind=multilabel, a text may have any number of labels: a list, a text with commas between them, or
 several columns of 1 and 0 (--config.task.label=toxic,insult).
 
 With --config.task.kind=token_regression, the label of a word is a number, or - or _ for none. JSON lines may also have
-words as lists: {"tokens": [...], "labels": [...]}. For multiple choice see configs/choice.py.
+words as lists: {"tokens": [...], "labels": [...]}. For multiple choice see the recipe choice.
 
 Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     not measured here

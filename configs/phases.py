@@ -1,6 +1,6 @@
 r"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a decay on long rows; 100 B tokens.
 
-    python -m bert_jax.pretrain --config configs/phases.py --workdir runs/phases --config.data.train=SHORT \
+    python -m bert_jax.pretrain --config phases --workdir runs/phases --config.data.train=SHORT \
         --config.data.phases=19073:LONG
 
 SHORT are shards of `build_examples --objective doc_sentences --pack 32 --seq_len 1024`. LONG, for the decay, are of
@@ -18,7 +18,7 @@ the rows hold on average. Rows that are 99.8% full, as packed ones are, shift th
 Another decay from any checkpoint of the trunk, with its optimizer state, here after 15,000 steps (70.8 B tokens) on
 OTHER, in a workdir of its own:
 
-    python -m bert_jax.pretrain --config configs/phases.py --workdir runs/decay --config.data.train=SHORT \
+    python -m bert_jax.pretrain --config phases --workdir runs/decay --config.data.train=SHORT \
         --config.branch_from=runs/phases/checkpoints/15000 --config.data.phases=15000:OTHER \
         --config.batch_schedule=0:4608,15000:576 --config.data.mask_schedule=0:0.3,15000:0.3,17119:0.15 \
         --config.tokens=80.8e9
@@ -28,7 +28,7 @@ Hours     not measured
 Expected  not measured here. Gisserot-Boukhlef et al. 2025 report that causal phases of a quarter, a half and three
           quarters of the run, then masked ones, give better encoders than masked tokens alone at equal steps. Weller
           et al. 2025 find that masked training of a decoder gives a worse encoder than masked tokens alone
-Source    Batch, peak rate, warmup, optimizer and decay of weights: Warner et al. 2024 (configs/modernbert.py). A half
+Source    Batch, peak rate, warmup, optimizer and decay of weights: Warner et al. 2024 (the recipe modernbert). A half
           of the trunk each: one of the splits of Gisserot-Boukhlef et al. 2025. Rows, mask rates, the shape and the
           end of the decay: BioClinical ModernBERT, phase1_base.yaml and phase2_base.yaml of
           lindvalllab/BioClinical-ModernBERT (30%, then 15%; 576 rows of 8,192; one_minus_sqrt, alpha_f 0.001).

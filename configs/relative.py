@@ -1,8 +1,8 @@
 """BERT-Base with relative positions: those of Shaw et al. 2018, or T5's buckets as in MPNet (Song et al. 2020).
 
-    python -m bert_jax.pretrain --config configs/relative.py:shaw --workdir runs/shaw --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config relative:shaw --workdir runs/shaw --config.data.train=SHARDS
 
-or configs/relative.py:buckets. SHARDS are those of configs/bert_base.py; for buckets, which has no segments, use
+or relative:buckets. SHARDS are those of the recipe bert_base; for buckets, which has no segments, use
 `build_examples --objective single`. --config.model.relative_distance=N clips longer distances.
 
 Hardware  not run here
@@ -23,7 +23,7 @@ KINDS = ("shaw", "buckets")
 
 def get_config(kind: str = "shaw") -> ml_collections.ConfigDict:
     if kind not in KINDS:
-        raise UserError(f"configs/relative.py: unknown kind {kind}; choose from {', '.join(KINDS)}")
+        raise UserError(f"relative: unknown kind {kind}; choose from {', '.join(KINDS)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"{kind}_base"),

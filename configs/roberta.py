@@ -1,8 +1,8 @@
 """RoBERTa, base or large (Liu et al. 2019): masked tokens of full sentences only, 500,000 steps of 8,192 sequences.
 
-    python -m bert_jax.pretrain --config configs/roberta.py:base --workdir runs/roberta --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config roberta:base --workdir runs/roberta --config.data.train=SHARDS
 
-or configs/roberta.py:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
+or roberta:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
 byte-level BPE vocabulary; docs/recipes.md has the commands.
 
 Hardware  published, large: 1,024 V100; not run here
@@ -29,7 +29,7 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
 def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
     """The recipe of a RoBERTa size, or of a model that differs from it only in architecture and steps."""
     if size not in SIZES:
-        raise UserError(f"configs/{family}.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"{family}: unknown size {size}; choose from {', '.join(SIZES)}")
     rate, warmup = SIZES[size]
     return recipe(
         PretrainConfig(

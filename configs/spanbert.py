@@ -1,8 +1,8 @@
 """SpanBERT, base or large (Joshi et al. 2020): masked spans, predicted as tokens and from their boundaries.
 
-    python -m bert_jax.pretrain --config configs/spanbert.py:large --workdir runs/spanbert --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config spanbert:large --workdir runs/spanbert --config.data.train=SHARDS
 
-or configs/spanbert.py:base. SHARDS are made by `build_examples --objective single --mask_unit span --seq_len 512` with
+or spanbert:base. SHARDS are made by `build_examples --objective single --mask_unit span --seq_len 512` with
 a cased WordPiece vocabulary; docs/recipes.md has the commands.
 
 Hardware  published, large: 32 V100; not run here
@@ -23,7 +23,7 @@ STEPS = 2_400_000
 
 def get_config(size: str = "large") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/spanbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
+        raise UserError(f"spanbert: unknown size {size}; choose from {', '.join(SIZES)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),

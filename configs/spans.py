@@ -1,6 +1,6 @@
 r"""Spans of words that may nest (kind=spans), and relations between them (kind=span_pairs), from your own files.
 
-    python -m bert_jax.finetune --config configs/spans.py:kind=spans --workdir runs/nested \
+    python -m bert_jax.finetune --config spans:kind=spans --workdir runs/nested \
         --config.init_from=CHECKPOINT --config.task.train=train.jsonl --config.task.dev=dev.jsonl
 
 Files are JSON lines (or Parquet) with `tokens` and `spans`, and for pairs `relations`:
@@ -42,7 +42,7 @@ KINDS = ("spans", "span_pairs")
 def get_config(argument: str = "kind=spans") -> ml_collections.ConfigDict:
     kind = argument.removeprefix("kind=")
     if kind not in KINDS:
-        raise UserError(f"configs/spans.py: unknown kind {argument}; use kind=NAME, NAME one of {', '.join(KINDS)}")
+        raise UserError(f"spans: unknown kind {argument}; use kind=NAME, NAME one of {', '.join(KINDS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(kind=kind, max_length=128),

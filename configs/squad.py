@@ -1,10 +1,10 @@
 """Answers that are part of a text: squad1, squad2 (some questions have no answer), or new_wiki.
 
-    python -m bert_jax.finetune --config configs/squad.py:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
+    python -m bert_jax.finetune --config squad:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
 
 squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v2.0.json, new_wiki the questions of
 SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; also .xz, .gz and .zst. They are
-searched in --config.task.data_dir, $BERT_JAX_DATA and its folder squad/. configs/own.py with
+searched in --config.task.data_dir, $BERT_JAX_DATA and its folder squad/. The recipe own with
 --config.task.kind=question reads your own files, in SQuAD's JSON or with a question, a context and answers per line
 (.jsonl).
 
@@ -36,7 +36,7 @@ TASKS = ("squad1", "squad2", "new_wiki")
 def get_config(argument: str = "task=squad1") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in TASKS:
-        raise UserError(f"configs/squad.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
+        raise UserError(f"squad: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name, max_length=384),

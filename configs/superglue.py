@@ -1,6 +1,6 @@
 r"""Tasks of SuperGLUE by the class of a text or a pair: boolq, cb, rte or wic.
 
-    python -m bert_jax.finetune --config configs/superglue.py:task=boolq --workdir runs/boolq \
+    python -m bert_jax.finetune --config superglue:task=boolq --workdir runs/boolq \
         --config.init_from=CHECKPOINT --config.task.data_dir=SUPERGLUE
 
 SUPERGLUE is the folder with BoolQ/, CB/, RTE/ and WiC/, each with train.jsonl, val.jsonl and test.jsonl as
@@ -37,7 +37,7 @@ TASKS = {"boolq": ("boolq", 256), "cb": ("cb", 256), "rte": ("superglue_rte", 25
 def get_config(argument: str = "task=boolq") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in TASKS:
-        raise UserError(f"configs/superglue.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
+        raise UserError(f"superglue: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     task_name, max_length = TASKS[name]
     return recipe(
         FinetuneConfig(
