@@ -9,19 +9,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import test_finetune
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.finetune import finetune
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.predict import predict
+from bert_jax.reporting.finetuning import error_sections
 from bert_jax.tasks import measurement, registry, task_json
 from bert_jax.tasks.example import LabelSet, Split
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.metric_functions import best_threshold, multilabel_metrics
 from bert_jax.tasks.reading import Columns, read_label_sets
+from bert_jax.train.workdir import read_config
+
+start = test_finetune.start  # a fixture
 
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
 LABELS = ("joy", "anger", "fear")
@@ -169,3 +176,26 @@ def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_p
         MultiLabelTask("own", threshold=1.5)
     with pytest.raises(UserError, match=r"task\.class_weights is for classification"):
         registry.resolve(dataclasses.replace(config, class_weights="balanced"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    words = {"good": "joy", "dark": "fear", "sea": "water"}
+    for name, count in (("train", 96), ("dev", 32), ("test", 32)):
+        rows = ["text\tlabels"]
+        for _ in range(count):
+            chosen = [word for word in words if draw.random() < 0.5]
+            rows.append(" ".join(["the house was", *chosen]) + "\t" + ",".join(words[word] for word in chosen))
+        (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    files = {name: str(tmp_path / f"{name}.tsv") for name in ("train", "dev", "test")}
+    task = TaskConfig(kind="multilabel", text="text", label="labels", **files)
+    result = finetune(test_finetune.config_of(start, task, epochs=20.0), tmp_path / "run")
+    found = {name: metric["mean"] for name, metric in result["metrics"].items()}
+    assert found["auroc"] > 0.9 and found["micro_f1"] > 0.8 and found["test_micro_f1"] > 0.7
+    loaded = open_checkpoint(tmp_path / "run")
+    assert loaded.task["labels"] == ["fear", "joy", "water"]
+    assert loaded.task["thresholds"] == [found[f"threshold/{label}"] for label in loaded.task["labels"]]
+    assert measurement.evaluate(loaded, files["test"]).metrics["micro_f1"] == pytest.approx(found["test_micro_f1"])
+    assert error_sections(tmp_path / "run", read_config(tmp_path / "run"), most=10) == []  # the report has none
