@@ -29,10 +29,7 @@ from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import latest_step, read_config, read_params, write_params
 
-pytestmark = [
-    pytest.mark.skipif(bool(gcs_emulator.missing()), reason=gcs_emulator.missing() or "installed"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.skipif(bool(gcs_emulator.missing()), reason=gcs_emulator.missing() or "installed")
 
 
 @pytest.fixture(scope="module", autouse=True)

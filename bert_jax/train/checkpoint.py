@@ -266,13 +266,17 @@ class Checkpoints:
         with contextlib.suppress(FileNotFoundError):  # another process has moved it
             self._move_aside(step)
         raise RunAgain(
-            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self.directory / DAMAGED}: {why}. "
+            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self._damaged}: {why}. "
             "Run the same command on every host to resume from the checkpoint before it"
         )
 
-    def _move_aside(self, step: int) -> Location:
+    @property
+    def _damaged(self) -> Location:
         # In a store, Orbax removes every folder next to the steps that has no mark.
-        folder = (self.directory.parent if is_stored(self.directory) else self.directory) / DAMAGED
+        return (self.directory.parent if is_stored(self.directory) else self.directory) / DAMAGED
+
+    def _move_aside(self, step: int) -> Location:
+        folder = self._damaged
         names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
         if not is_stored(folder):
             folder.mkdir(exist_ok=True)
