@@ -150,6 +150,7 @@ def test_of_bert_heads_are_64_wide_and_the_feed_forward_four_times_the_width():
 
 def test_any_part_of_an_architecture_can_be_set_over_its_preset():
     architecture = {item.name: item.type for item in dataclasses.fields(ModelConfig)}
+    del architecture["vocab_size"], architecture["lora"]  # of the vocabulary, and of fine-tuning
     options = {item.name: item.type for item in dataclasses.fields(ModelOptions)}
     for name, kind in architecture.items():
         assert options[name] == kind | None, name
