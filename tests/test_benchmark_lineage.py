@@ -124,6 +124,7 @@ def test_every_system_has_as_many_parameters_as_bert(vocab_dir: Path, tmp_path: 
     assert all(abs(count / counts["bert"] - 1) < 0.05 for count in counts.values()), counts
 
 
+@pytest.mark.slow
 def test_flops_count_every_head_and_only_the_positions_that_are_computed(vocab_dir: Path) -> None:
     vocab, settings = vocabulary.load(vocab_dir), Settings()
     rows = RowSpec(settings.length, 1, 20, vocab.vocab_size, labelled=False)

@@ -156,6 +156,7 @@ def test_auto_selects_both_directions():
     assert pretraining_objective(PretrainConfig(), FAMILIES["bilstm"], [SHARDS]) == OBJECTIVE
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path, capsys):
     model = ("encoder=bilstm", "positions=none", "layers=2", "bptt=20", "recurrent_residual=true", "cell_width=24")
     loop = "--config.model.layer_loop=scan"  # compiles fast

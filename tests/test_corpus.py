@@ -412,6 +412,7 @@ def test_seen_grows():
     assert len(seen) == len(values)
 
 
+@pytest.mark.slow
 def test_seen_takes_24_bytes_a_document_at_most():
     digests = np.random.default_rng(0).integers(1, 1 << 63, 6_400, np.uint64)
     tracemalloc.start()

@@ -101,6 +101,7 @@ def test_the_expected_loss_equals_an_enumeration_of_all_masks():
     assert OBJECTIVE.counts(batch)["mdm"] == 3 * rows
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_unigram_model_is_the_unigram_cross_entropy():
     """Within 5 standard errors, a false-alarm rate of 6e-7. Evaluation must have the smaller error of the two."""
     config = odd_config(vocab_size=12, layers=1)
@@ -230,6 +231,7 @@ def test_uniform_numbers_reach_neither_end():
     assert 0 < drawn.min() < 2**-22 and 1 - 2**-22 < drawn.max() < 1
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=diffusion", "--config.optimizer.schedule=constant", "--config.log_every=1")

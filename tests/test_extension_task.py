@@ -68,6 +68,7 @@ def test_an_option_that_its_objective_does_not_read_is_refused(
         finetune(config, tmp_path / "run", tokenizer.load(vocab_dir))
 
 
+@pytest.mark.slow
 def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
     ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_an_objective_pretrains_resumes_evaluates_and_reports(
     assert "First loss" in page and "First accuracy" in page
 
 
+@pytest.mark.slow
 def test_an_objective_resumes_bit_for_bit(shards_dir: Path, tmp_path: Path) -> None:
     options = ("--config.objective=first_token", "--config.optimizer.schedule=constant")
     run(shards_dir, tmp_path / "straight", *options)

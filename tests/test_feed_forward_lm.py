@@ -96,6 +96,7 @@ def test_attention_maps_are_refused():
         bind(CONFIG, LM, random_params(CONFIG, LM), SCAN).encode(PACKED, attention_maps=True)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         recipe = RECIPE.replace("bert_tiny", "feed_forward_lm")

@@ -214,6 +214,7 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
     np.testing.assert_array_equal(muon.orthogonalize(jnp.zeros((3, 4))), 0)
 
 
+@pytest.mark.slow
 def test_muon_in_bfloat16_points_the_same_way():
     matrices = jnp.asarray(np.random.default_rng(0).normal(size=(3, 12, 30)), jnp.float32)
     whole, half = muon.orthogonalize(matrices), muon.orthogonalize(matrices.astype(jnp.bfloat16))

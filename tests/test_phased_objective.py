@@ -300,6 +300,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert log(one) == log(other)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_through_all_phases_logs_evaluates_and_resumes_each_by_its_objective(shards, tmp_path, capsys):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"

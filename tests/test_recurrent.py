@@ -204,6 +204,7 @@ def arguments(shards_dir, workdir, *options: str) -> list[str]:
     return [*place, *TINY, *model, "--config.model.layers=2", "--config.batch_size=16", *options]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.optimizer.schedule=constant", "--config.model.bptt=20", f"--config.steps={steps}")

@@ -113,6 +113,7 @@ def test_evaluation_does_not_depend_on_the_batch(tiny_config):
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a, b + c, rtol=1e-5), whole, *halves)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=replaced_tokens", "--config.optimizer.schedule=constant", "--config.log_every=1")
