@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import command, pretrain
+import bert_jax.pretrain as pretrain
+from bert_jax import command
 from bert_jax.train import trainer
 
 

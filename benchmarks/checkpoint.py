@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bert_jax.pretrain as pretrain
 from benchmarks import common, loader
-from bert_jax import command, pretrain
+from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory

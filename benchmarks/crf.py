@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+import bert_jax.finetune as finetune
 from benchmarks import common
-from bert_jax import command, finetune
+from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint

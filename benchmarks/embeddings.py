@@ -30,10 +30,11 @@ from typing import Any
 
 import jax
 
+import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.finetune import our_turn
 from benchmarks.turns import Turn, alternate, peer_turn
-from bert_jax import command, finetune
+from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint

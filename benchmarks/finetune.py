@@ -29,9 +29,10 @@ from typing import Any
 import jax
 import numpy as np
 
+import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, peer_turn
-from bert_jax import command, finetune
+from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.initial_params import initial_params

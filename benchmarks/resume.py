@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 
+import bert_jax.pretrain as pretrain
 from benchmarks import common, loader
-from bert_jax import command, pretrain
+from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset

@@ -18,9 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
+import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.turns import Turn, alternate
-from bert_jax import command, finetune
+from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
 from bert_jax.train import multi_seed, partitioning, setup, stacked_states

@@ -56,12 +56,27 @@ def export(
     (default: the run's init_from). Raises UserError for an unknown format or part, an output that exists,
     and a checkpoint that cannot be opened.
     """
-    if format not in FORMATS:
-        raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
+    _check(output, format)
     if base and format != "peft":
         raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
+    return _write(open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, base)
+
+
+def export_loaded(loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "") -> LoadedModel:
+    """Exports a model that has been opened, as `export` does. Raises UserError for peft, which needs a workdir."""
+    _check(output, format)
+    if format == "peft":
+        raise UserError("format is peft, but the model's adapters are merged. Export the workdir of a run with LoRA")
+    return _write(loaded, output, format, part, "")
+
+
+def _check(output: str | Path, format: str) -> None:
+    if format not in FORMATS:
+        raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
     refuse_existing(Path(output))
-    loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
+
+
+def _write(loaded: LoadedModel, output: str | Path, format: str, part: str, base: str) -> LoadedModel:
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format != "orbax":

@@ -11,18 +11,19 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax import ancestral_sampling, command
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.discriminator import part_of
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import partitioning
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
@@ -190,7 +191,7 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     positions = np.zeros((len(encoded), max(map(len, where))), np.int32)
     for row, masked in enumerate(where):
         positions[row, : len(masked)] = masked
-    params = paths.unflatten(loaded.params)
+    params = device_params(loaded, partitioning.make_mesh(MeshConfig()), loaded.params)
     probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, top, params, batch, positions))
     filled = []
     for row, (sentence, masked) in enumerate(zip(sentences, where, strict=True)):

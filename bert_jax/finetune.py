@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bert_jax import command
 from bert_jax import config as config_lib
+from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.data.batch_schedule import check_batch_size
@@ -385,6 +386,8 @@ def _padded_lengths(
     passes = steps * config.batch_size / rows.count
     return padded_lengths.best_lengths(rows.lengths, max_length, most, passes=passes, price=price)
 
+
+make_callable(__name__)
 
 if __name__ == "__main__":
     command.run(main)

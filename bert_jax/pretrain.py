@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from bert_jax import command
 from bert_jax import config as config_lib
+from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.batch_schedule import batch_schedule
@@ -261,6 +262,8 @@ def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
         write_json(workdir / trainer.RESULT_FILE, values)
     return values
 
+
+make_callable(__name__)
 
 if __name__ == "__main__":
     command.run(main)

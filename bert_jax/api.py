@@ -1,0 +1,275 @@
+"""The functions of `import bert_jax`: load a model and use it, fine-tune it on data in memory, pretrain one.
+
+    import bert_jax
+
+    model = bert_jax.load("runs/stars")
+    model.encode(["A good book.", "A bad one."])
+    model.predict(["A good book."])
+
+`bert_jax/__init__.py` imports this module when one of its names is used, so `import bert_jax` does not wait for jax.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+from jaxtyping import Float32
+
+from bert_jax import config as config_lib
+from bert_jax import export, fill_mask
+from bert_jax import predict as prediction
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.fill_mask import Filled
+from bert_jax.finetune import finetune as run_finetuning
+from bert_jax.interop.hub_models import model_folder
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import paths
+from bert_jax.model.bert import Bert, bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.pretrain import pretrain as run_pretraining
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
+from bert_jax.tokenizer import Tokenizer
+
+Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
+
+
+class Model:
+    """A model and its tokenizer, with parameters that are copied to the devices once. `load` opens one.
+
+    loaded   the parameters in host memory, by path, and all that the checkpoint says of them
+    result   of a model that `finetune` returns: the content of result.json
+    """
+
+    def __init__(self, loaded: LoadedModel, result: Mapping[str, Any] | None = None) -> None:
+        self.loaded, self.result = loaded, dict(result or {})
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture."""
+        return self.loaded.model
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters, float32 arrays of NumPy in a dictionary nested by module."""
+        return paths.unflatten(dict(self.loaded.params))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the checkpoint."""
+        return Tokenizer(self.loaded.vocabulary.spec)
+
+    def module(self, params: Mapping[str, Any] | None = None, runtime: Runtime | None = None) -> Bert:
+        """The Flax module with these parameters (by default its own), for code of yours under jit and grad.
+
+        `module.encode(batch)` returns hidden states, and `module.head(NAME)` a head (model/bert.py).
+        """
+        return bind(self.config, self.loaded.heads, dict(params or self.params), runtime or Runtime())
+
+    def encode(
+        self, texts: str | Sequence[str | tuple[str, str]], *, batch_size: int = 32, **settings: Any
+    ) -> Float32[np.ndarray, "..."]:
+        """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
+
+        settings   layers, pool, normalize, prompt, prompt_name, max_length; by default those of a sentence-transformers
+                   folder, otherwise the mean of the last layer. Raises UserError as `bert_jax.embed.embed` does, and
+                   for a pool of more than one vector of each text.
+        """
+        found = settings_of(self.loaded, **settings)
+        if found.pool not in TEXT_POOLS:
+            raise UserError(
+                f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
+                "bert_jax.embed.embed(model.loaded, texts, pool=...)"
+            )
+        several = [texts] if isinstance(texts, str) else texts
+        vectors = Embedder(self.loaded, found, batch_size=batch_size).arrays(several)["embeddings"]
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def fill_mask(self, sentences: str | Sequence[str], *, top: int = 5) -> Any:
+        """Returns the `top` most probable tokens at each [MASK]: fill_mask.Filled of a sentence, or a list of them.
+
+        Raises UserError as `bert_jax.fill_mask.fill_mask` does.
+        """
+        several = [sentences] if isinstance(sentences, str) else sentences
+        filled: list[Filled] = fill_mask.fill_mask(self.loaded, several, top)
+        return filled[0] if isinstance(sentences, str) else filled
+
+    def predict(self, inputs: str | Sequence[str | Mapping[str, Any]] | Path, **options: Any) -> Any:
+        """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
+
+        options    those of `bert_jax.predict.predict`, which says what a prediction holds and what is refused.
+        """
+        several = [inputs] if isinstance(inputs, str) else inputs
+        found = prediction.predict(self.loaded, several, **options)
+        return found[0] if isinstance(inputs, str) else found
+
+    def save(self, folder: str | Path, format: str = "hf") -> None:
+        """Writes the model to a new folder: hf, sentence_transformers, orbax or stablehlo (`bert-jax export --help`).
+
+        Raises UserError for a folder that exists, and for a model that the format cannot hold.
+        """
+        export.export_loaded(self.loaded, folder, format)
+
+    def __repr__(self) -> str:
+        config, loaded = self.config, self.loaded
+        count = sum(value.size for value in loaded.params.values())
+        size = f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
+        name = f"{config.layers} layers of {config.width}, {size} parameters"
+        task = f", fine-tuned on {loaded.task['name']} ({loaded.task['kind']})" if loaded.task else ""
+        where = f", from {loaded.origin}" if loaded.origin else ""
+        return f"Model({name}, {loaded.vocabulary.vocab_size:,} tokens{task}{where})"
+
+
+def load(source: str | Path, *, average: str = "") -> Model:
+    """Opens a workdir, a step in it, an export, a Hugging Face folder, or a model of the Hugging Face Hub by its name.
+
+    A path that exists is never looked up on the Hub. Files of the Hub are kept in its cache, and HF_HOME, HF_ENDPOINT,
+    HF_TOKEN and HF_HUB_OFFLINE have their usual meaning. average: see open_checkpoint. Raises UserError where there is
+    no such checkpoint, and as open_checkpoint does.
+    """
+    folder = model_folder(source)
+    loaded = open_checkpoint(folder, average)
+    return Model(loaded if folder == source else dataclasses.replace(loaded, origin=str(source)))
+
+
+def finetune(
+    model: Model | str | Path,
+    train: Table,
+    dev: Table | None = None,
+    *,
+    text: str,
+    label: str = "",
+    text_pair: str = "",
+    kind: str = "",
+    workdir: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """Fine-tunes a model on a table and returns it; `result` of the returned model has the metrics on dev.
+
+    train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas DataFrame or a
+                 datasets.Dataset
+    text, text_pair, label   the names of its columns
+    kind         classification, regression, multilabel, tagging, ... (bert-jax finetune --help); empty: by the file
+    workdir      keeps the run, which the same call then resumes; None: a temporary folder
+    overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5}
+
+    Raises UserError as `bert_jax.finetune.finetune` does, and for data in memory that are no rows.
+    """
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as temporary:
+        scratch = Path(temporary)
+        folder = Path(workdir) if workdir else scratch / "run"
+        kept = folder.with_name(f"{folder.name}-data")  # next to the run, because a workdir must be its own
+        tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
+        keys: dict[str, Any] = {f"task.{name}": _file(data, kept / f"{name}.jsonl") for name, data in tables.items()}
+        columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
+        keys |= {f"task.{name}": value for name, value in columns.items() if value}
+        keys["init_from"] = _path_of(model, scratch / "start")
+        config = config_lib.load(FinetuneConfig, _recipe("own", keys | dict(overrides or {})))
+        result = run_finetuning(config, folder)
+        return Model(open_checkpoint(folder), result)
+
+
+def pretrain(
+    config: str | Path | ml_collections.ConfigDict | PretrainConfig,
+    workdir: str | Path,
+    *,
+    data: str | Path = "",
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Pretrains a model and returns the content of result.json; `load(workdir)` opens it.
+
+    config      a recipe by its name, such as "bert_tiny" or "modernbert:base", its file, or a configuration
+    data        the shards (data.train); build_examples makes them
+    overrides   configuration keys and their values, such as {"budget_minutes": 5}; for a recipe
+
+    The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretrain.pretrain` does.
+    """
+    keys = ({"data.train": str(data)} if data else {}) | dict(overrides or {})
+    if isinstance(config, str | Path):
+        config = _recipe(str(config), keys)
+    elif keys:
+        raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
+    return run_pretraining(config, workdir)
+
+
+def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
+    """Trains a vocabulary on text, writes it to a folder, and returns it.
+
+    options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`
+    """
+    from data_prep.train_tokenizer import TokenizerOptions, train
+
+    return train(TokenizerOptions(**_texts(options)), quiet=quiet)
+
+
+def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
+    """Makes shards for pretraining from text, and returns the content of manifest.json.
+
+    options   input, tokenizer, output, seq_len, objective, ...: the flags of `bert-jax build-examples --help`. In a
+              script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires
+    """
+    from data_prep.build_examples import build
+    from data_prep.build_options import BuildOptions
+
+    return build(BuildOptions(**_texts(options)), quiet=quiet)
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    return config_lib.read_flags(name, [f"--config.{key}={value}" for key, value in keys.items()])
+
+
+def _path_of(model: Model | str | Path, scratch: Path) -> str:
+    """The path of a model's checkpoint; a model whose folder is gone is written to `scratch`."""
+    if not isinstance(model, Model):
+        return str(model_folder(model))
+    folder = model_folder(model.loaded.origin) if model.loaded.origin else ""
+    if folder and Path(folder).exists():
+        return str(folder)
+    model.save(scratch, "orbax")
+    return str(scratch)
+
+
+def _file(table: Table, path: Path) -> str:
+    """The file of a table; data in memory is written to `path` as JSON lines."""
+    if isinstance(table, str | Path):
+        return str(table)
+    names = {}
+    if hasattr(table, "features") and hasattr(table, "to_list"):  # datasets.Dataset: classes are numbers with names
+        names = {name: one.names for name, one in table.features.items() if getattr(one, "names", None)}
+        rows = table.to_list()
+    elif hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas.DataFrame
+        rows = table.to_dict("records")
+    else:
+        rows = list(table)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise UserError(
+            f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
+            "dictionaries, a DataFrame or a datasets.Dataset"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            values = {key: _plain(value, names.get(key)) for key, value in row.items()}
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+    return str(path)
+
+
+def _plain(value: Any, names: Sequence[str] | None) -> Any:
+    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, not-a-number as null."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and value != value:
+        return None
+    if names and isinstance(value, int):
+        return names[value] if value >= 0 else None
+    return value

@@ -1,0 +1,20 @@
+"""Makes a module callable: bert_jax.finetune is the module of a command, and a function of `import bert_jax`."""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class CallableModule(ModuleType):
+    """A module of bert_jax that is called as the function of the same name in bert_jax.api, which documents it."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        api = importlib.import_module("bert_jax.api")
+        return getattr(api, self.__name__.rpartition(".")[2])(*arguments, **keywords)
+
+
+def make_callable(name: str) -> None:
+    """Makes the module of this name callable; does nothing where it runs as a command."""
+    if name != "__main__":
+        sys.modules[name].__class__ = CallableModule

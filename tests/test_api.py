@@ -1,0 +1,280 @@
+"""`import bert_jax`: its public names, and models that are loaded, used, fine-tuned and saved from Python."""
+
+import http.server
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+import bert_jax
+from bert_jax.command import UserError
+from bert_jax.embed import embed
+from bert_jax.export import export_loaded
+from bert_jax.fill_mask import fill_mask
+from bert_jax.model.heads import Heads
+from bert_jax.predict import predict
+
+ROWS = [{"review": f"a {word} cat sat .", "stars": stars} for word, stars in (("good", "five"), ("bad", "one"))] * 4
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A Hugging Face folder of a masked language model with random parameters."""
+    folder = tmp_path_factory.mktemp("model") / "tiny-model"
+    heads = Heads(mlm=True, next_sentence=True, pooler=True)
+    export_loaded(random_checkpoint(tmp_path_factory.mktemp("words"), odd_config(layers=2), heads), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> bert_jax.Model:
+    return bert_jax.load(folder)
+
+
+def test_the_public_names_are_those_that_are_documented():
+    documented = set(re.findall(r"^## `bert_jax\.(\w+)", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE))
+    assert set(bert_jax.__all__) == documented
+    for name in bert_jax.__all__:
+        assert callable(getattr(bert_jax, name)) and name in dir(bert_jax), name
+    with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
+        bert_jax.nonesuch  # noqa: B018 (it raises)
+
+
+def test_importing_does_not_import_jax_or_numpy():
+    code = "import sys, bert_jax; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["finetune", "pretrain"])
+def test_a_command_s_module_is_also_the_function(name):
+    """In whichever order they are imported; importing a module sets the attribute of its package."""
+    module = importlib.import_module(f"bert_jax.{name}")
+    assert getattr(bert_jax, name) is module and callable(module.main) and callable(getattr(module, name))
+    with pytest.raises(TypeError, match=r"required|missing"):
+        getattr(bert_jax, name)()
+
+
+def test_a_model_computes_what_the_commands_compute(model, folder):
+    texts = ["the cat sat", ("a dog .", "the mat")]
+    found = model.encode(texts, layers="1", pool="max")
+    np.testing.assert_array_equal(found, embed(folder, texts, layers="1", pool="max")["embeddings"])
+    np.testing.assert_allclose(model.encode("the cat sat", layers="1", pool="max"), found[0], atol=1e-6)
+    sentences = ["the [MASK] sat", "a [MASK] [MASK]"]
+    assert model.fill_mask(sentences, top=3) == fill_mask(folder, sentences, 3)
+    assert model.fill_mask(sentences[0], top=3) == fill_mask(folder, sentences[:1], 3)[0]
+    with pytest.raises(UserError, match="one vector of each text"):
+        model.encode(texts, pool="none")
+
+
+def test_a_second_call_compiles_and_uploads_nothing(model, monkeypatch):
+    def calls() -> None:
+        model.encode(["the cat sat"])
+        model.fill_mask("the [MASK] sat")
+
+    calls()
+    uploaded = []
+    put = jax.device_put
+    monkeypatch.setattr(
+        jax, "device_put", lambda value, *rest, **more: uploaded.append(value) or put(value, *rest, **more)
+    )
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patched:
+        compiled = []
+        patched.setattr("logging.Logger.warning", lambda self, message, *rest, **_: compiled.append(message % rest))
+        calls()
+    assert not [line for line in compiled if "ompil" in line]
+    assert sum(np.size(leaf) for leaf in jax.tree.leaves(uploaded)) < 1000  # batches, and no parameters
+
+
+def test_a_model_says_what_it_is_and_its_parts_are_reachable(model, folder):
+    where = re.escape(str(folder))
+    assert re.fullmatch(rf"Model\(2 layers of 20, [\d,]+ parameters, 131 tokens, from {where}\)", repr(model))
+    assert jax.tree.leaves(model.params)[0].dtype == np.float32
+    ids = model.tokenizer.encode("the cat sat")
+    row = jnp.array([[model.tokenizer.cls_id, *ids, model.tokenizer.sep_id]], jnp.int32)
+    ones, positions = jnp.ones_like(row), jnp.arange(row.size, dtype=jnp.int32)[None]
+    batch = SimpleNamespace(input_ids=row, segment_ids=0 * ones, sequence_ids=ones, positions=positions)
+
+    @jax.jit
+    def mean(params: Any) -> jax.Array:
+        return model.module(params).encode(batch).last.mean(axis=1)
+
+    np.testing.assert_allclose(mean(model.params)[0], model.encode("the cat sat", pool="mean"), atol=1e-5)
+    gradient = jax.grad(lambda params: mean(params).sum())(model.params)
+    assert jax.tree.structure(gradient) == jax.tree.structure(model.params)
+
+
+def test_the_training_loop_of_the_page_lowers_its_loss(model):
+    page = (ROOT / "docs" / "python.md").read_text().replace("(texts, length=32)", "(texts, length=16)")
+    [code] = re.findall(r"^    import jax, .*?(?=^\S)", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"model": model}
+    exec(textwrap.dedent(code), names)
+    batches = [names["rows"]([text]) for text in ("the cat sat", "a cat was sitting")]
+    assert names["value"] < jax.jit(names["loss"])(model.params, *batches)
+
+
+class Frame:
+    """What bert_jax uses of a pandas DataFrame."""
+
+    columns = ("review", "stars")
+
+    def to_dict(self, kind: str) -> list[dict[str, Any]]:
+        assert kind == "records"
+        return [dict(row) for row in ROWS]
+
+
+class Dataset:
+    """What bert_jax uses of a datasets.Dataset, whose classes are numbers."""
+
+    features: Mapping[str, Any] = {"review": SimpleNamespace(), "stars": SimpleNamespace(names=["one", "five"])}
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [{"review": row["review"], "stars": ["one", "five"].index(row["stars"])} for row in ROWS]
+
+
+@pytest.mark.slow
+def test_data_in_memory_are_fine_tuned_on_as_files_are(model, tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    settings = {"steps": 3, "batch_size": 8, "task.max_length": 16, "seed": 5}
+    found = [
+        bert_jax.finetune(model, data, data, text="review", label="stars", overrides=settings)
+        for data in (str(tmp_path / "rows.jsonl"), ROWS, Frame(), Dataset())
+    ]
+    for tuned in found[1:]:
+        assert tuned.result["metrics"] == found[0].result["metrics"]
+        for path, value in found[0].loaded.params.items():
+            np.testing.assert_array_equal(tuned.loaded.params[path], value, err_msg=path)
+    assert "fine-tuned on own (classification)" in repr(found[0])
+    [prediction] = found[0].predict(["a good cat"])
+    assert prediction == found[0].predict("a good cat") == predict(found[0].loaded, ["a good cat"])[0]
+    assert prediction["label"] in ("one", "five")
+    # The temporary run is gone, but its model trains on, is saved and opened.
+    again = bert_jax.finetune(
+        found[0], ROWS, text="review", label="stars", workdir=tmp_path / "again", overrides=settings
+    )
+    again.save(tmp_path / "saved")
+    assert bert_jax.load(tmp_path / "saved").predict("a good cat")["label"] == again.predict("a good cat")["label"]
+
+
+@pytest.mark.slow
+def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
+    tokenizer = bert_jax.train_tokenizer(input=sample_text, output=tmp_path / "words", kind="wordpiece", vocab_size=500)
+    manifest = bert_jax.build_examples(
+        input=sample_text, tokenizer=tmp_path / "words", output=tmp_path / "shards", seq_len=32, objective="single",
+        masking="dynamic", workers=1,
+    )  # fmt: skip
+    settings = {"steps": 2, "batch_size": 8, "model.layers": 1, "model.width": 16, "model.heads": 2}
+    result = bert_jax.pretrain("bert_tiny", tmp_path / "run", data=tmp_path / "shards", overrides=settings)
+    model = bert_jax.load(tmp_path / "run")
+    assert result["step"] == 2 and manifest["counts"]["rows"] > 0
+    assert model.config.vocab_size == tokenizer.vocab_size and model.config.layers == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [([], "without rows"), ([1, 2], "without rows"), (["text"], "without rows")],
+)
+def test_data_that_are_no_rows_are_refused(model, data, message):
+    with pytest.raises(UserError, match=message):
+        bert_jax.finetune(model, data, text="review", label="stars")
+
+
+def test_overrides_of_a_configuration_are_refused(tmp_path):
+    from bert_jax.config import PretrainConfig
+
+    with pytest.raises(UserError, match="set them in the configuration"):
+        bert_jax.pretrain(PretrainConfig(), tmp_path, overrides={"steps": 1})
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The parts of the Hub's HTTP API by which huggingface_hub downloads a model."""
+
+    folder: Path
+    commit = "1" * 40
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/org/tiny/tree/"):
+            files = [*self.folder.iterdir()]
+            entries = [{"type": "file", "oid": "0", "size": one.stat().st_size, "path": one.name} for one in files]
+            self.answer(json.dumps([*entries, {**entries[0], "path": "pytorch_model.bin"}]).encode())
+        elif re.match(r"/api/models/org/tiny(/|$)", path):
+            files = [{"rfilename": one.name} for one in [*self.folder.iterdir(), Path("pytorch_model.bin")]]
+            about = {"id": "org/tiny", "sha": self.commit, "private": False, "gated": False, "disabled": False}
+            self.answer(json.dumps({**about, "tags": [], "downloads": 0, "likes": 0, "siblings": files}).encode())
+        elif match := re.fullmatch(rf"/org/tiny/resolve/(?:main|{self.commit})/(.+)", path):
+            content = (self.folder / match[1]).read_bytes()
+            self.answer(content, ETag=f'"{match[1]}"', X_Repo_Commit=self.commit)
+        else:
+            self.answer(b"{}", 404, X_Error_Code="RepoNotFound", X_Error_Message="not found")
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def endpoint(folder: Path) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Hub,), {"folder": folder}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+LOAD = """
+import sys, bert_jax
+from bert_jax.command import UserError
+for name in sys.argv[1:]:
+    try:
+        print(bert_jax.load(name))
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_models_of_the_hub_are_downloaded_once_and_explained_without_a_network(endpoint, folder, tmp_path):
+    def load(*names: str, **settings: str) -> list[str]:
+        environment = os.environ | {
+            "HF_HOME": str(tmp_path),
+            "HF_ENDPOINT": endpoint,
+            "HF_HUB_OFFLINE": "0",
+            **settings,
+        }
+        command = [sys.executable, "-c", LOAD, *names]
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.splitlines()
+
+    found, missing = load("org/tiny", "org/nonesuch")
+    assert found.endswith("tokens, from org/tiny)")
+    assert missing.startswith("no checkpoint at org/nonesuch, and no model of that name on the Hugging Face Hub.")
+    cached, unknown = load("org/tiny", "org/other", HF_HUB_OFFLINE="1")
+    assert cached == found
+    assert "cannot be reached" in unknown and "hf download org/other --local-dir DIR" in unknown
+    assert not list(tmp_path.rglob("pytorch_model.bin"))
+    [local] = load(str(folder), HF_ENDPOINT="http://127.0.0.1:9")
+    assert local.startswith("Model(2 layers")
