@@ -18,7 +18,6 @@ parity  both programs train `--seeds` times. The line gives the difference of th
 
 import contextlib
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -32,7 +31,7 @@ import jax
 
 import bert_jax.finetune as finetune
 from benchmarks import common
-from benchmarks.finetune import our_turn
+from benchmarks.finetune import compared, our_turn
 from benchmarks.turns import Turn, alternate, peer_turn
 from bert_jax import command
 from bert_jax.command import UserError
@@ -140,22 +139,13 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         if done.returncode:
             raise UserError(f"the peer under {flags.peer_python} stopped; its own message is above")
         peers = [json.loads(text)["spearman"] for text in done.stdout.splitlines()]
-    found: dict[str, Any] = {"values": values, "peer_values": peers}
-    if len(values) > 1 and len(peers) > 1:
-        error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(peers) / len(peers))
-        difference = statistics.mean(values) - statistics.mean(peers)
-        found |= {
-            "difference": difference,
-            "two_standard_errors": 2 * error,
-            "within": abs(difference) <= 2 * error,
-        }
     common.emit(
         f"dev spearman of STS-B over {len(values)} seeds, CoSENT",
         statistics.mean(values),
         "spearman",
         peer=PEER if peers else None,
         peer_value=statistics.mean(peers) if peers else None,
-        settings={"epochs": config.epochs, **found},
+        settings={"epochs": config.epochs, **compared(values, peers)},
     )
 
 

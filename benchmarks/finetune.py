@@ -147,15 +147,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     for name in SCORES[flags.task]:
         values = result["metrics"][name]["values"]
         peers = [scores[name] for scores in theirs] if theirs else []
-        found: dict[str, Any] = {"values": values, "std": result["metrics"][name]["std"], "peer_values": peers}
-        if len(values) > 1 and len(peers) > 1:
-            error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(peers) / len(peers))
-            difference = statistics.mean(values) - statistics.mean(peers)
-            found |= {
-                "difference": difference,
-                "two_standard_errors": 2 * error,
-                "within": abs(difference) <= 2 * error,
-            }
+        found = {"std": result["metrics"][name]["std"], **compared(values, peers)}
         common.emit(
             f"dev {name} of {flags.task} over {len(values)} seeds",
             statistics.mean(values),
@@ -202,6 +194,16 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
 
 def _parts(values: Sequence[float], size: int) -> list[Sequence[float]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def compared(values: Sequence[float], peers: Sequence[float]) -> dict[str, Any]:
+    """The scores of seeds here and of a peer, and whether their means are within two standard errors."""
+    found: dict[str, Any] = {"values": list(values), "peer_values": list(peers)}
+    if len(values) > 1 and len(peers) > 1:
+        error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(peers) / len(peers))
+        difference = statistics.mean(values) - statistics.mean(peers)
+        found |= {"difference": difference, "two_standard_errors": 2 * error, "within": abs(difference) <= 2 * error}
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:

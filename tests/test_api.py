@@ -1,6 +1,5 @@
 """`import bert_jax`: its public names, and models that are loaded, used, fine-tuned and saved from Python."""
 
-import http.server
 import importlib
 import json
 import os
@@ -8,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hub_server import HubHandler, serving
 from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
@@ -200,22 +199,11 @@ def test_overrides_of_a_configuration_are_refused(tmp_path):
         bert_jax.pretrain(PretrainConfig(), tmp_path, overrides={"steps": 1})
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(HubHandler):
     """The parts of the Hub's HTTP API by which huggingface_hub downloads a model."""
 
     folder: Path
     commit = "1" * 40
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -231,18 +219,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
             content = (self.folder / match[1]).read_bytes()
             self.answer(content, ETag=f'"{match[1]}"', X_Repo_Commit=self.commit)
         else:
-            self.answer(b"{}", 404, X_Error_Code="RepoNotFound", X_Error_Message="not found")
+            self.missing("RepoNotFound")
 
     do_HEAD = do_GET
 
 
 @pytest.fixture
 def endpoint(folder: Path) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Hub,), {"folder": folder}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(type("Handler", (Hub,), {"folder": folder})) as address:
+        yield address
 
 
 LOAD = """

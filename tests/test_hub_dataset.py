@@ -1,13 +1,11 @@
 """Data sets of the Hugging Face Hub, read by the real client from a local server that answers as the Hub does."""
 
-import http.server
 import io
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import urllib.parse
 from collections.abc import Iterator
 
@@ -15,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hub_server import HubHandler, serving
 
 from bert_jax.data.shards import open_dataset
 
@@ -78,22 +77,8 @@ FILES = {
 REQUESTS: list[str] = []
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(HubHandler):
     """The parts of the Hub's HTTP API that HfFileSystem uses."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def missing(self, code: str) -> None:
-        self.answer(b'{"error": "not found"}', 404, X_Error_Code=code, X_Error_Message="not found")
 
     def do_GET(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
@@ -151,11 +136,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Hub) as address:
+        yield address
 
 
 def read(endpoint: str, home: object, *arguments: str, program: str = READ) -> list:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dying_loader import DyingLoader, Killed
 from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
@@ -232,18 +233,7 @@ def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, ov
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(folders, tmp_path, monkeypatch, capsys):
-    class Killed(Exception):
-        """Simulates the end of the process."""
-
-    class Dying(PhasedLoader):
-        end = -1
-
-        def batch(self, step, rows=None):
-            if step == self.end:
-                raise Killed
-            return super().batch(step, rows)
-
-    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
 
     def train(name: str, mixture: str = THREE) -> dict:
         pace = ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=8", "batch_size=16")
@@ -256,10 +246,10 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
     whole = train("whole")
     assert "data.mixture, shares of the rows, and epochs until step 9: one 50.00%" in capsys.readouterr().err
     for end in (5, 11):
-        monkeypatch.setattr(Dying, "end", end)
+        monkeypatch.setattr(DyingLoader, "end", end)
         with pytest.raises(Killed):
             train("killed")
-    monkeypatch.setattr(Dying, "end", -1)
+    monkeypatch.setattr(DyingLoader, "end", -1)
     assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
     assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
 

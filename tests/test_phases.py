@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from dying_loader import DyingLoader, Killed
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax import pretrain
@@ -180,18 +181,7 @@ def assert_same_parameters(one: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shards_dir, tmp_path, monkeypatch, capsys):
-    class Killed(Exception):
-        """Simulates the end of the process."""
-
-    class Dying(PhasedLoader):
-        end = -1
-
-        def batch(self, step, rows=None):
-            if step == self.end:
-                raise Killed
-            return super().batch(step, rows)
-
-    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
 
     def train(name: str) -> dict:
         phases, ramp = f"--config.data.phases=6:{shards_dir}", "--config.batch_schedule=0:8,4:16"
@@ -210,10 +200,10 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
         assert f"from step {step}: batches of {rows} rows of {length} positions" in printed
         assert f"compiling for step {step}: batches of {rows} rows of {length} positions" in printed
     for end in (5, 11):
-        monkeypatch.setattr(Dying, "end", end)
+        monkeypatch.setattr(DyingLoader, "end", end)
         with pytest.raises(Killed):
             train("killed")
-    monkeypatch.setattr(Dying, "end", -1)
+    monkeypatch.setattr(DyingLoader, "end", -1)
     again = train("killed")
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
     assert_same_parameters(tmp_path / "whole", tmp_path / "killed")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dying_loader import DyingLoader, Killed
 from streamed_outputs import many_rows, served
 from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
@@ -243,18 +244,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_path, monkeypatch):
-    class Killed(Exception):
-        """Simulates the end of the process."""
-
-    class Dying(PhasedLoader):
-        end = -1
-
-        def batch(self, step, rows=None):
-            if step == self.end:
-                raise Killed
-            return super().batch(step, rows)
-
-    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
 
     def train(name: str, *more: str) -> dict:
         pace = ("steps=12", "log_every=1", "checkpoint.every_steps=3", "batch_schedule=0:16,7:32", "eval.max_rows=16")
@@ -265,10 +255,10 @@ def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_pa
 
     whole = train("whole")
     for end in (5, 10):
-        monkeypatch.setattr(Dying, "end", end)
+        monkeypatch.setattr(DyingLoader, "end", end)
         with pytest.raises(Killed):
             train("killed")
-    monkeypatch.setattr(Dying, "end", -1)
+    monkeypatch.setattr(DyingLoader, "end", -1)
     assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
     assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
     with pytest.raises(UserError, match=r"data\.cache_bytes: 300000\.0 -> 400000\.0"):

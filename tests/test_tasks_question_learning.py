@@ -52,7 +52,8 @@ def test_a_model_learns_answers_and_their_absence(tmp_path: Path) -> None:
     assert found["test_HasAns_f1"] > 0.9 and found["test_NoAns_exact"] > 0.8, found
     again = evaluate(tmp_path / "run", tmp_path / "test.jsonl")
     assert again["f1"] == pytest.approx(found["test_f1"])
-    told = predict(tmp_path / "run", [{"question": "n", "context": "a f c  b 47 c"}, "n\t25 c d a f", "n\ta e b c"])
+    contexts = ("a f c  b 47 c", "25 c d a f", "a e b c")
+    told = predict(tmp_path / "run", [{"question": "n", "context": context} for context in contexts])
     assert [one["answer"] for one in told] == ["47", "25", ""]
     assert (told[0]["start"], told[0]["end"]) == (9, 11) and told[2]["start"] is None
     assert told[2]["no_answer_probability"] > 0.5 > told[0]["no_answer_probability"]
