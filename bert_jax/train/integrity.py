@@ -23,6 +23,7 @@ from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import Location, is_store_failure, is_stored
 from bert_jax.storage.remote import first_line
 from bert_jax.train.orbax_workarounds import ignore_closed_loops, os_error_code, reports_muted
+from bert_jax.train.read_shares import gathered, to_read
 
 Result = TypeVar("Result")
 
@@ -49,14 +50,25 @@ def saved_steps(directory: Location) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
-def read_item(directory: Location, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
-    """Reads one item of a step by path and verifies the fingerprints in `saved`. Raises DamagedCheckpoint."""
+def read_item(
+    directory: Location,
+    item: str,
+    saved: Mapping[str, Any],
+    args: ocp.args.PyTreeRestore,
+    shardings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Reads one item of a step by path, moves it to `shardings` (None: as read), and verifies the fingerprints.
+
+    Raises DamagedCheckpoint where one differs from that in `saved`.
+    """
 
     def read() -> dict[str, Any]:
         with ocp.PyTreeCheckpointer() as reader:
             return named_leaves(reader.restore(directory / item, args=args))
 
     restored = read_or_explain(directory, read)
+    if shardings is not None:
+        restored = gathered(restored, shardings)
     for name, found in describe(restored).items():
         if found != saved[name]:
             raise damaged(directory, f"{item}/{name} does not have the content that was saved")
@@ -64,14 +76,17 @@ def read_item(directory: Location, item: str, saved: Mapping[str, Any], args: oc
 
 
 def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
-    """Reads one item into the shardings and the structure of an abstract tree."""
+    """Reads one item into the shardings and the structure of an abstract tree; several processes read it once."""
     named = named_leaves(wanted)
     _check_tensors(directory, item, saved, named)
     arguments = {
-        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+        name: ocp.ArrayRestoreArgs(
+            sharding=to_read(leaf.sharding, leaf.shape), global_shape=leaf.shape, dtype=leaf.dtype
+        )
         for name, leaf in named.items()
     }
-    restored = read_item(directory, item, saved, ocp.args.PyTreeRestore(restore_args=unflatten(arguments)))
+    restore_args = ocp.args.PyTreeRestore(restore_args=unflatten(arguments))
+    restored = read_item(directory, item, saved, restore_args, {name: leaf.sharding for name, leaf in named.items()})
     return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
 
 
