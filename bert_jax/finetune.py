@@ -52,6 +52,7 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.held_workdir import held_workdir
+from bert_jax.train.parameter_summary import VERBOSE
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
@@ -138,7 +139,11 @@ class Data:
 
 
 def finetune(
-    config: FinetuneConfig | ml_collections.ConfigDict, workdir: str | PurePath, tokenizer: Tokenizer | None = None
+    config: FinetuneConfig | ml_collections.ConfigDict,
+    workdir: str | PurePath,
+    tokenizer: Tokenizer | None = None,
+    *,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     """Trains once for each seed and each of config.learning_rates, and returns the content of result.json.
 
@@ -159,26 +164,29 @@ def finetune(
     learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
     by the dev metric that sweep.chosen_by names. With config.sweep, each setting has such a workdir in
     WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`
-    (key_sweep.run). An empty init_from trains config.model from scratch and requires
-    a tokenizer. Raises UserError for a mistake in the configuration, the files or the checkpoint,
-    and Stopped after SIGTERM.
+    (key_sweep.run). A `verbose` run prints its parameters. An empty init_from trains config.model
+    from scratch and requires a tokenizer. Raises UserError for a mistake in the configuration, the
+    files or the checkpoint, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
     if not config.sweep:
-        return _finetune(config, workdir, tokenizer)[0]
+        return _finetune(config, workdir, tokenizer, verbose)[0]
     settings = key_sweep.settings_of(config)
     sweep.check(config, workdir)
     for setting in settings:  # before anything is trained
         _check(setting.config, workdir / setting.folder)
     with held_workdir(workdir):
-        return key_sweep.run(settings, workdir, lambda one, folder: _finetune(one, folder, tokenizer))
+        return key_sweep.run(settings, workdir, lambda one, folder: _finetune(one, folder, tokenizer, verbose))
 
 
-def _finetune(config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], str]:
+def _finetune(
+    config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool
+) -> tuple[dict[str, Any], str]:
     """Returns the content of result.json, and the metric that selects."""
     start, data, runs = prepare(config, workdir, tokenizer)
+    runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
         by_trial, steps = training.train(config, data.task, data.rows, runs)
         chosen_by, origin = sweep.chosen_by(config, data.task), {"start": start.summary()}
@@ -243,13 +251,14 @@ def main(arguments: Sequence[str]) -> None:
         required=True,
         help="the folder for checkpoints, metrics and the result; on disk, or gs://BUCKET/NAME",
     )
+    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
         write_on_every_host()
-        result = finetune(config, known.workdir)
+        result = finetune(config, known.workdir, verbose=known.verbose)
         if distributed.is_primary():
             for table_of in [*([key_sweep.table(result)] if "sweep" in result else []), *results.tables(result)]:
                 Console(stderr=True).print(table_of)

@@ -40,6 +40,7 @@ from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
+from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.steps import Plan
 from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import read_config
@@ -92,13 +93,16 @@ workdir; a second one is refused. To view the result, run: python -m bert_jax.re
 CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
-def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | PurePath) -> dict[str, Any]:
+def pretrain(
+    config: PretrainConfig | ml_collections.ConfigDict, workdir: str | PurePath, *, verbose: bool = False
+) -> dict[str, Any]:
     """Trains a model into a workdir and returns the contents of result.json.
 
     The keys are step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and
     eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
     those of further terms, such as eval_sbo_loss and eval_lm_loss, of the parameter average, such as
-    eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. Raises UserError for errors
+    eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. A `verbose` run prints its parameters.
+    Raises UserError for errors
     in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
@@ -139,6 +143,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=_measured(objective.metric_names, loaders),
         branch_from=config.branch_from,
+        verbose=verbose,
         length=length,
         held_out={
             source_key(phase.held_out_key, name): loader.fingerprint
@@ -165,13 +170,14 @@ def main(arguments: Sequence[str]) -> None:
         required=True,
         help="the directory for checkpoints, metrics and the result; on disk, or gs://BUCKET/NAME",
     )
+    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
         write_on_every_host()
-        result = pretrain(config, known.workdir)
+        result = pretrain(config, known.workdir, verbose=known.verbose)
         if distributed.is_primary():
             print(json.dumps(result))
 

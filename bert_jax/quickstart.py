@@ -18,6 +18,7 @@ from bert_jax.reporting.tagging_score import TaggingScore, score_tagger
 from bert_jax.reporting.unigram_baseline import UnigramBaseline, unigram_baseline
 from bert_jax.stages import RECORD, Stages
 from bert_jax.train.metrics import duration, read_metrics
+from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.workdir import latest_step
 
 DESCRIPTION = """Runs all steps from text to an exported BERT, in less than 10 minutes on two cores.
@@ -49,6 +50,7 @@ class Plan:
     held_out: float = 0.05
     rows: int = 64  # per batch
     epochs: float = 6.0  # of tagging
+    verbose: bool = False  # print each parameter of the models
 
 
 def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def pretraining(stages: Stages, plan: Plan) -> None:
         *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
         *("--config.model.dropout=0.0", "--config.eval.every_steps=400"),
         f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}",
+        *_verbose(plan),
     )
     description = f"Pretrains for {plan.minutes:g} minutes. After its first checkpoint it is killed, then resumed."
     with stages.stage("Pretraining", description) as entry:
@@ -191,7 +194,7 @@ def tagging(stages: Stages, plan: Plan) -> None:
                 *("bert_jax.finetune", "--config", "tagging:task=ewt"),
                 *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
                 *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
-                *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1"),
+                *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1", *_verbose(plan)),
             )
         score = score_tagger(stages.path("tagger"), TaskConfig(name="ewt", max_length=plan.length))
         stages.record["tagging"] = dataclasses.asdict(score)
@@ -273,6 +276,10 @@ def _text(plan: Plan) -> str:
     return plan.text or str(_relative(data_prep.__path__[0]) / "sample/books/*.txt.xz")
 
 
+def _verbose(plan: Plan) -> tuple[str, ...]:
+    return ("--verbose",) if plan.verbose else ()
+
+
 def _relative(path: str) -> Path:
     """A path as a user would type it in the current folder."""
     here = Path.cwd()
@@ -289,10 +296,11 @@ def main(arguments: Sequence[str]) -> None:
         metavar="M",
         help=f"minutes of pretraining; default: {Plan.minutes:g}",
     )
+    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
     options = parser.parse_args(list(arguments))
     if options.minutes <= 0:
         raise UserError(f"--minutes is {options.minutes:g}; it must be greater than 0, e.g. --minutes 3.5")
-    quickstart(options.output, Plan(minutes=options.minutes))
+    quickstart(options.output, Plan(minutes=options.minutes, verbose=options.verbose))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,29 @@ def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     assert Clock(steps=0, budget_minutes=1.0, log_every=1, elapsed=60.0, start=9, fraction=1.0).read(9) == 1.0
 
 
+def test_the_time_left_counts_from_the_first_step_which_compiles(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = Clock(steps=100, budget_minutes=0.0, log_every=10)
+    clock.read(0)
+    now[0] += 300  # compiling
+    clock.start_estimate()
+    assert clock.remaining is None
+    now[0] += 20
+    clock.read(10)
+    assert clock.remaining == pytest.approx(180)
+    resumed = Clock(steps=100, budget_minutes=0.0, log_every=10, start=50, fraction=0.5, elapsed=9000.0)
+    resumed.read(50)
+    resumed.start_estimate()
+    now[0] += 4
+    resumed.read(60)
+    assert resumed.remaining == pytest.approx(16)  # the pace before the restart does not count
+    budget = Clock(steps=0, budget_minutes=10.0, log_every=10)
+    now[0] += 150
+    budget.read(10)
+    assert budget.remaining == pytest.approx(450)
+
+
 def test_several_processes_refresh_by_what_process_0_sent_a_step_before(monkeypatch):
     """Their own clocks, which differ, decide nothing: here 30 of 60 seconds have passed by process 0's clock."""
     sent = []

@@ -52,7 +52,8 @@ class Clock:
         self.refreshed = False
         self._start = start
         self._elapsed_before = elapsed
-        self._started = time.monotonic()
+        self._started = self._estimated_from = time.monotonic()
+        self._fraction_then = fraction
         self._last_refresh = -1.0
         self._received = elapsed
         self._sent: jax.Array | None = None
@@ -68,10 +69,17 @@ class Clock:
         """As `elapsed`, but the same in all processes: what process 0 sent for the last multiple of log_every."""
         return self.elapsed if jax.process_count() == 1 else self._received
 
+    def start_estimate(self) -> None:
+        """Makes `remaining` count from now on. Call it when the first step, which compiles, has been started."""
+        self._estimated_from, self._fraction_then = time.monotonic(), self.fraction
+
     @property
     def remaining(self) -> float | None:
         """Estimated seconds until the run ends, or None before anything is done."""
-        return self.elapsed * (1 - self.fraction) / self.fraction if self.fraction > 0 else None
+        if self.budget > 0 and self._replay is None and self.steps <= 0:
+            return self.budget * (1 - self.fraction)
+        done = self.fraction - self._fraction_then
+        return (time.monotonic() - self._estimated_from) * (1 - self.fraction) / done if done > 0 else None
 
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""

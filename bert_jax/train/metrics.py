@@ -218,6 +218,13 @@ class ProgressLine:
             self._last = time.monotonic()
             self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
 
+    def note(self, text: str) -> None:
+        """Shows what the run is waiting for: next to the bar on a terminal, elsewhere as a line of its own."""
+        if self._bar:
+            self._bar.update(self._task, note=text)
+        else:
+            self.report(text)
+
     def report(self, text: str) -> None:
         """Prints a line of its own."""
         if self._console:

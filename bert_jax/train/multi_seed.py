@@ -21,11 +21,12 @@ from bert_jax.config import TrainConfig
 from bert_jax.train import setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import Clock, make_clock
+from bert_jax.train.compilation_notes import compiling
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import ProgressLine
-from bert_jax.train.parameter_summary import parameter_table
+from bert_jax.train.parameter_summary import parameter_count, parameter_table
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.recorder import RunRecorder, saving_on_failure, stopped
 from bert_jax.train.run import Result, Run
@@ -99,8 +100,10 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
             ahead.wait_for(batch)
-            with profiler.step(step):
+            with profiler.step(step), compiling(progress) if step == first else contextlib.nullcontext():
                 state, metrics = train_step(state, batch, np.float32(group.clock.fraction), *group.arguments)
+            if step == first:
+                group.clock.start_estimate()
             for seed in group.running:
                 seed.recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, group.paused, progress.report)
@@ -312,4 +315,7 @@ def _describe_start(seeds: Sequence[Seed], states: Sequence[TrainState], plan: s
     for seed in seeds:
         lines += setup.describe_start(seed.run, seed.meta, seed.opened.differences, seed.ended)
     new = next((state for seed, state in zip(seeds, states, strict=True) if not seed.meta), None)
-    return lines + ([] if new is None else parameter_table(new.params, plan))
+    if new is not None:
+        verbose = seeds[0].run.verbose
+        lines += [*(parameter_table(new.params, plan) if verbose else []), parameter_count(new.params)]
+    return lines

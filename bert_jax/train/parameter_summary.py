@@ -1,4 +1,4 @@
-"""Describes what a run is about to train: a table of parameters, and the memory that each device holds."""
+"""Describes what a run is about to train: its parameters, and the memory that each device holds."""
 
 import math
 from typing import Any
@@ -11,9 +11,11 @@ from bert_jax.model import paths
 from bert_jax.train import optim, partitioning
 from bert_jax.train.steps import Plan
 
+VERBOSE = "print a line for each parameter when a run begins: shape, sharding, weight decay, whether it learns"
+
 
 def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
-    """Returns a table with one line per parameter, and a total. `params` are arrays with shardings.
+    """Returns a table with one line per parameter. `params` are arrays with shardings.
 
     Columns: path, shape, dtype, sharding, weight decay, and whether or at which share of the rate it learns. Where the
     layers of a stack differ in decay or rate, the table gives their range.
@@ -28,8 +30,13 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
         rows.append((path, shape, str(value.dtype), _sharding(value), decay, learns))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines
+
+
+def parameter_count(params: dict[str, Any]) -> str:
+    """Returns a line with the number of parameters and their size."""
     total = sum(value.size for value in jax.tree.leaves(params))
-    return [*lines, f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32"]
+    return f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32"
 
 
 def device_memory_summary(state: Any, mesh: Mesh) -> str:

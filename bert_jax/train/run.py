@@ -68,6 +68,7 @@ class Run:
     unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
+    verbose: bool = False  # print the table of parameters when it begins
     summary_workdir: Location | None = None  # holds the result of all seeds and rates, of which this run is one
 
     def forget_result(self) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 from bert_jax.train import setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import make_clock
+from bert_jax.train.compilation_notes import compiling
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import ProgressLine
-from bert_jax.train.parameter_summary import parameter_table
+from bert_jax.train.parameter_summary import parameter_count, parameter_table
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.recorder import RunRecorder, saving_on_failure, stopped
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
@@ -81,8 +82,10 @@ def fit(run: Run) -> Result:
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
             ahead.wait_for(batch)
-            with profiler.step(step):
+            with profiler.step(step), compiling(progress) if step == first else contextlib.nullcontext():
                 state, metrics = train_step(state, batch, np.float32(fraction), key)
+            if step == first:
+                clock.start_estimate()
             recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, recorder.accumulator.paused, progress.report)
 
@@ -120,6 +123,6 @@ def _report_start(
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     lines += run.notes
     if not meta:
-        lines += parameter_table(state.params, plan)
+        lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
     for line in lines + setup.describe_program(plan, mesh, state, length):
         progress.report(line)
