@@ -1,10 +1,7 @@
 """Writes a report of a run, finished or not, as one HTML file: results, curves, predictions, configuration."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -13,16 +10,16 @@ from bert_jax.command import UserError
 from bert_jax.data.mixture_spec import parse_mixture
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.chart import Format, Reference, number, percent
+from bert_jax.reporting.comparison import comparison
 from bert_jax.reporting.document import Charts, Document, Section, Settings, Table, Tile
 from bert_jax.reporting.finetuning import error_sections
 from bert_jax.reporting.masked_predictions import masked_token_table, predict_masked_tokens
+from bert_jax.reporting.recorded_run import RecordedRun, read_run
 from bert_jax.reporting.seed_curves import read_runs, seed_charts
 from bert_jax.reporting.sources import source_section
 from bert_jax.reporting.unigram_baseline import unigram_baseline
-from bert_jax.storage.location import Location, absolute, check_access, location, write_file
-from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
-from bert_jax.train.run import RESULT_FILE
-from bert_jax.train.workdir import WorkdirConfig, read_config
+from bert_jax.storage.location import Location, absolute, location, write_file
+from bert_jax.train.metrics import duration
 
 REPORT = "report.html"
 MASKED_TOKENS = 16  # in the table of predictions
@@ -38,17 +35,12 @@ configuration. For pretraining it has a table of masked held-out sentences with 
 tokens. For fine-tuning it has the metrics and curves by seed, and evaluates the model on its dev file again: confusion
 of classes or tags, calibration, entities found and missed, and the examples with the highest loss. For a run that is
 not finished, or was killed, it shows what there is so far.
+
+  python -m bert_jax.report runs/a runs/b --output compared.html
+
+Several runs of one kind are compared on one page: results side by side, their curves in the same charts, and the keys
+of the configuration that differ.
 """
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a workdir holds; result is None for a run that has not finished."""
-
-    workdir: Location
-    config: WorkdirConfig
-    lines: list[dict[str, Any]]
-    result: dict[str, Any] | None
 
 
 def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
@@ -58,7 +50,7 @@ def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
 
     Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet.
     """
-    run = _read(location(workdir))
+    run = read_run(location(workdir))
     finetuned = run.config.kind != "pretraining"
     references, predictions = ({}, []) if finetuned else _held_out(run)
     document = Document(
@@ -74,12 +66,12 @@ def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
             *_seed_sections(run),
             Section(
                 "Curves",
-                [Charts(curves.charts(run.lines, references, _loss_unit(run)))],
+                [Charts(curves.charts(run.lines, references, run.loss_unit))],
                 "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
             ),
             source_section(run.lines),
             *predictions,
-            Section("Configuration", [Settings(_settings(run.config))]),
+            Section("Configuration", [Settings(run.settings())]),
         ],
     )
     target = run.workdir / REPORT
@@ -87,46 +79,50 @@ def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
     return target
 
 
+def compare(workdirs: Sequence[str | PurePath], output: str | PurePath) -> Path:
+    """Writes one page about several runs (reporting/comparison.py) to a local file and returns its path.
+
+    Raises UserError for what `comparison` and `report` refuse, and for an output whose folder does not exist.
+    """
+    target = Path(output)
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"--output {target}: no folder {target.parent}. Create it, or choose another file")
+    document = comparison([read_run(location(workdir)) for workdir in workdirs])
+    write_file(target, page.render(document).encode())
+    return target
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.report", DESCRIPTION)
-    parser.add_argument("workdir", metavar="WORKDIR", help="the folder of a pretraining or fine-tuning run")
+    parser.add_argument(
+        "workdir", metavar="WORKDIR", nargs="+", help="the folder of a pretraining or fine-tuning run, or several"
+    )
     what = f"evaluate at most N examples of a fine-tuned run's dev file (default: {EXAMPLES:,})"
     parser.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help=what)
+    parser.add_argument("--output", metavar="FILE", help="the page that compares several runs, e.g. compared.html")
     options = parser.parse_args(list(arguments))
     if options.examples < 1:
         raise UserError(f"--examples is {options.examples}; it must be at least 1")
-    print(report(options.workdir, options.examples))
+    if len(options.workdir) > 1:
+        if not options.output:
+            raise UserError("several runs are compared on a page of their own; name it: --output compared.html")
+        print(compare(options.workdir, options.output))
+    elif options.output:
+        raise UserError("--output is for a comparison of several runs; the report of one run is WORKDIR/report.html")
+    else:
+        print(report(options.workdir[0], options.examples))
 
 
-def _read(workdir: Location) -> Run:
-    check_access(workdir)
-    if not workdir.is_dir():
-        raise UserError(f"no workdir at {workdir}; name the --workdir of a pretraining or fine-tuning run")
-    config = read_config(workdir)
-    lines = read_metrics(workdir)
-    if not lines:
-        raise UserError(f"{workdir / METRICS_FILE} has no lines yet; the run logs its first after log_every steps")
-    try:
-        result = json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        result = None
-    except ValueError as error:
-        raise UserError(f"{workdir / RESULT_FILE} is not JSON ({error}); run the training command again") from error
-    return Run(workdir, config, lines, result)
-
-
-def _description(run: Run) -> str:
+def _description(run: RecordedRun) -> str:
     model = run.config.model
-    finetuning = f"Fine-tuning on {(run.config.task or {}).get('name')}"
-    kind = "Pretraining" if run.config.kind == "pretraining" else finetuning
-    return f"{kind}: BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
+    return f"{run.kind}: BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: RecordedRun) -> str:
     return f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
 
 
-def _held_out(run: Run) -> tuple[dict[str, Reference], list[Section]]:
+def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
@@ -165,7 +161,7 @@ def _baselines(shards: str, max_rows: int) -> dict[str, Reference]:
     return references
 
 
-def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Tile]:
+def _pretraining_tiles(run: RecordedRun, references: Mapping[str, Reference]) -> list[Tile]:
     def compared(name: str, show: Format) -> str:
         return f"{references[name].name}: {show(references[name].value)}" if name in references else ""
 
@@ -178,7 +174,7 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
         ("mdm_accuracy", "Masked-token accuracy, mean of all mask rates"),
         ("nsp_accuracy", "Next-sentence accuracy"),
     ):
-        if (value := _latest(run, f"eval_{name}")) is not None:
+        if (value := run.latest(f"eval_{name}")) is not None:
             tiles.append(Tile(percent(value), f"{what}, held out", compared(name, percent)))
     for name, what in (
         ("mlm_loss", "Masked-token"),
@@ -187,15 +183,15 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
         ("backward_lm_loss", "Previous-token"),
         ("mdm_loss", "Masked diffusion"),
     ):
-        if (loss := _latest(run, f"eval_{name}")) is not None:
+        if (loss := run.latest(f"eval_{name}")) is not None:
             notes = (f"perplexity {number(float(np.exp(loss)))}", compared(name, number), _end_of_phase(run, name))
             tiles.append(Tile(f"{loss:.3f}", f"{what} loss, held out (nats)", "; ".join(filter(None, notes))))
-    if not tiles and (loss := _latest(run, "loss")) is not None:
+    if not tiles and (loss := run.latest("loss")) is not None:
         tiles.append(Tile(f"{loss:.3f}", "Training loss (nats)", "there is no held-out part, or no evaluation yet"))
     return tiles + _effort_tiles(run)
 
 
-def _effort_tiles(run: Run) -> list[Tile]:
+def _effort_tiles(run: RecordedRun) -> list[Tile]:
     """Returns steps, tokens, time and speed."""
     result = run.result or {}
     rates = [line["tokens_per_second"] for line in run.lines if line.get("tokens_per_second")]
@@ -209,7 +205,7 @@ def _effort_tiles(run: Run) -> list[Tile]:
     return tiles
 
 
-def _task_tiles(run: Run) -> list[Tile]:
+def _task_tiles(run: RecordedRun) -> list[Tile]:
     metrics = (run.result or {}).get("metrics", {})
     tiles = []
     for name, metric in metrics.items():
@@ -223,7 +219,7 @@ def _task_tiles(run: Run) -> list[Tile]:
     return tiles + _effort_tiles(run)
 
 
-def _task_tables(run: Run) -> list[Section]:
+def _task_tables(run: RecordedRun) -> list[Section]:
     """Returns metrics by seed, and what the files hold."""
     if run.result is None:
         return []
@@ -241,46 +237,24 @@ def _task_tables(run: Run) -> list[Section]:
     ]
 
 
-def _seed_sections(run: Run) -> list[Section]:
+def _seed_sections(run: RecordedRun) -> list[Section]:
     """Returns the curves of all runs, if there are several."""
     runs = read_runs(run.workdir)
     if len(runs) < 2:
         return []
     note = "The curves of each run. Those below belong to the best run on the dev file, as which WORKDIR opens."
-    return [Section("Curves by seed", [Charts(seed_charts(runs, _loss_unit(run)))], note)]
-
-
-def _loss_unit(run: Run) -> str:
-    """Returns the unit of losses: mean squared errors for regression tasks, cross-entropies for all others."""
-    return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
-
-
-def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
-    """Returns the configuration in groups: the model, the task, and the training keys with a table for each group."""
-    training = dict(config.training)
-    groups = {name: training.pop(name) for name in list(training) if isinstance(training[name], Mapping)}
-    groups = {f"config.{name}": values for name, values in groups.items()}
-    model = {**asdict(config.model), **{f"head {name}": value for name, value in config.heads.to_json().items()}}
-    return {"model": model, "task": dict(config.task or {}), "config": training, **groups}
+    return [Section("Curves by seed", [Charts(seed_charts(runs, run.loss_unit))], note)]
 
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _end_of_phase(run: Run, name: str) -> str:
+def _end_of_phase(run: RecordedRun, name: str) -> str:
     """Returns where a metric was last measured if later evaluations had another objective, else an empty string."""
     measured = [line["step"] for line in run.lines if line.get(f"eval_{name}") is not None]
     evaluated = [line["step"] for line in run.lines if line.get("eval_loss") is not None]
     return f"at step {measured[-1]:,}, where its phase was last measured" if measured[-1:] < evaluated[-1:] else ""
-
-
-def _latest(run: Run, name: str) -> float | None:
-    """Returns a metric of the result, or the last logged value."""
-    final = (run.result or {}).get(name)
-    if final is not None:
-        return final
-    return next((line[name] for line in reversed(run.lines) if line.get(name) is not None), None)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,16 @@ _PAGE_BINS = 32
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `values` at `steps`; `trend` is its running mean where it is noisy."""
+    """One curve: `values` at `steps`; `trend` is its running mean where it is noisy.
+
+    colour   one of page.css, for a curve that has the same one in several charts; None: by its place in this chart
+    """
 
     name: str
     steps: Float[np.ndarray, "n"]
     values: Float[np.ndarray, "n"]
     trend: Float[np.ndarray, "n"] | None = None
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = N
     if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
         names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
     found: list[Chart] = []
-    for name in sorted(names, key=_reading_order):
+    for name in sorted(names, key=reading_order):
         if name.startswith("eval_") and _training_name(name) in names:
             continue  # in the chart of the training curve
         if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
@@ -81,7 +81,7 @@ def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], 
     if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
         return None
     own = HELD_OUT if name.startswith("eval_") else TRAINING
-    series = {own: _series(lines, name, own), HELD_OUT: _series(lines, _held_out_name(lines, name), HELD_OUT)}
+    series = {own: curve(lines, name, own), HELD_OUT: curve(lines, _held_out_name(lines, name), HELD_OUT)}
     kept = tuple(one for one in series.values() if one is not None)
     if not kept:
         return None
@@ -96,8 +96,8 @@ def title_of(metric: str) -> str:
     return TITLES.get(metric, metric.replace("_", " ").capitalize())
 
 
-def _reading_order(name: str) -> tuple[int, str]:
-    """Returns a sort key: metrics without a title, then those of TITLES in its order."""
+def reading_order(name: str) -> tuple[int, str]:
+    """Returns a sort key for names of metrics: those without a title, then those of TITLES in its order."""
     metric = name.removeprefix("eval_")
     return (list(TITLES).index(metric) if metric in TITLES else -1, name)
 
@@ -114,7 +114,7 @@ def _held_out_name(lines: Lines, name: str) -> str:
 
 
 def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
-    series = (_series(lines, name, label) for label, name in names.items())
+    series = (curve(lines, name, label) for label, name in names.items())
     return Chart(title, unit, tuple(one for one in series if one is not None), show)
 
 
@@ -129,7 +129,8 @@ def series_of(label: str, values: Mapping[float, float]) -> Series:
     return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
 
 
-def _series(lines: Lines, name: str, label: str) -> Series | None:
+def curve(lines: Lines, name: str, label: str) -> Series | None:
+    """Returns a metric by step, thinned and smoothed for a screen; None if it was never logged."""
     found = points(lines, name)
     return _smoothed(_thinned(series_of(label, found))) if found else None
 

@@ -123,7 +123,7 @@ def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
         for middle, top in zip(_middles(chart, index, x_scale), y_scale(series.values), strict=True)
         if base - top >= 0.05
     )
-    return f'<g class="series-{index}">{bars}</g>'
+    return f'<g class="{_class(chart, index)}">{bars}</g>'
 
 
 def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
@@ -139,11 +139,11 @@ def _curve(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
     series = chart.series[index]
     x, y = x_scale(series.steps), y_scale(series.values)
     if len(x) == 1:
-        return f'<circle class="series-{index}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
+        return f'<circle class="{_class(chart, index)}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
     if series.trend is None:
         dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True))
-        return f'<g class="series-{index}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
-    return f'<g class="series-{index}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
+        return f'<g class="{_class(chart, index)}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
+    return f'<g class="{_class(chart, index)}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
 
 
 def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> str:
@@ -151,9 +151,16 @@ def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> st
     return f'<polyline class="{name}" points="{points}"/>'
 
 
+def _class(chart: Chart, index: int) -> str:
+    """Returns the CSS class of a series, which has its colour."""
+    colour = chart.series[index].colour
+    return f"series-{index if colour is None else colour}"
+
+
 def _legend(chart: Chart) -> str:
     keys = "".join(
-        f'<li class="series-{index}"><i></i>{escape(series.name)}</li>' for index, series in enumerate(chart.series)
+        f'<li class="{_class(chart, index)}"><i></i>{escape(series.name)}</li>'
+        for index, series in enumerate(chart.series)
     )
     return f'<ul class="legend">{keys}</ul>'
 
