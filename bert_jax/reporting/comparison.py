@@ -38,7 +38,7 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
         lines=list(dict.fromkeys(run.kind for run in runs)),
         warning=f"Not finished: {', '.join(unfinished)}. Their logs so far are shown." if unfinished else "",
         sections=[
-            Section("Results", [Table(["", *names], result_rows(named))], "The last value of each run."),
+            Section("Results", [Table(["figure", *names], result_rows(named))], "The last value of each run."),
             Section(
                 "Curves",
                 [Charts(shared_charts(named))],
@@ -122,7 +122,10 @@ def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
 def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:
     """Returns a row for each key of model, task and configuration whose values differ between the runs."""
     flat = [_flat({group: dict(values) for group, values in run.settings().items()}) for run in runs.values()]
-    keys = dict.fromkeys(key for each in flat for key in each)
+    known = {key for each in flat for key in each}
+    # What a recipe says of the architecture is in the model as it was made.
+    repeated = {key for key in known if key.startswith("config.model.") and key.removeprefix("config.") in known}
+    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in repeated]
     rows = [[key.removeprefix("config."), *(each.get(key, NONE) for each in flat)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
 

@@ -22,8 +22,12 @@ class ErrorCard(NamedTuple):
     bars: tuple[Bar, ...] = ()
 
 
+# Cells of larger shares have black text on dark screens too; at this share, white and black are as easy to read.
+STRONG = 0.68
+
+
 def confusion_table(counts: Int64[np.ndarray, "C C"], names: Sequence[str]) -> str:
-    """Returns a table with a row for each label and a column for each prediction. Dark cells are large shares."""
+    """Returns a table with a row for each label and a column for each prediction. Strong colours are large shares."""
     sums = counts.sum(axis=1)
     head = "".join(f'<th class="turned"><span>{text(name)}</span></th>' for name in names)
     rows = []
@@ -36,12 +40,12 @@ def confusion_table(counts: Int64[np.ndarray, "C C"], names: Sequence[str]) -> s
                 f"{names[label]} predicted as {names[prediction]}: {count:,}, {percent(float(share))} of "
                 f"{sums[label]:,}"
             )
-            dark = " dark" if share > 0.5 else ""
+            strong = " strong" if share > STRONG else ""
             shown = f"{count:,}" if count else ""
-            cells.append(f'<td class="{kind}{dark}" style="--share:{share:.3f}" title="{text(title)}">{shown}</td>')
+            cells.append(f'<td class="{kind}{strong}" style="--share:{share:.3f}" title="{text(title)}">{shown}</td>')
         rows.append(f"<tr><th>{text(names[label])}</th>{''.join(cells)}</tr>")
     return (
-        '<div class="scroll"><table class="matrix"><thead><tr><th class="corner">label \\ prediction</th>'
+        '<div class="scroll" tabindex="0"><table class="matrix"><thead><tr><th class="corner">label \\ prediction</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

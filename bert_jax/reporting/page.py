@@ -43,7 +43,7 @@ def render(document: Document) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(document.title)}</title><style>\n{style}</style></head>\n"
         f"<body><header><h1>{text(document.title)}</h1>{header}</header>\n"
-        + "\n".join([_tiles(document.tiles), *sections, footer if document.program else ""])
+        + "\n".join(["<main>", _tiles(document.tiles), *sections, "</main>", footer if document.program else ""])
         + f"\n<script>\nconst TOP = {plot.TOP}, BASE = {plot.BASE};\n{script}</script></body></html>\n"
     )
 
@@ -81,7 +81,7 @@ def table(header: Sequence[str], *groups: Iterable[Sequence[str]]) -> str:
         return f"<tr><{tag}>{text(first)}</{tag}>{numbers}</tr>"
 
     bodies = "".join(f"<tbody>{''.join(line(row, 'td') for row in rows)}</tbody>" for rows in groups)
-    return f'<div class="scroll"><table><thead>{line(header, "th")}</thead>{bodies}</table></div>'
+    return f'<div class="scroll" tabindex="0"><table><thead>{line(header, "th")}</thead>{bodies}</table></div>'
 
 
 def bar_list(bars: Iterable[Bar]) -> str:

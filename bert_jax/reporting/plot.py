@@ -50,7 +50,7 @@ def figure(chart: Chart) -> str:
     unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
     return (
         f'<figure class="chart"><figcaption><h3>{escape(chart.title)}{unit}</h3>{_legend(chart)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_summary(chart))}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(_summary(chart))}">'
         f"{''.join(marks)}<g class=cursor></g></svg>"
         f'<p class="readout">{escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
     )
@@ -191,10 +191,11 @@ def _summary(chart: Chart) -> str:
 
 
 def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
-    """Returns what the page's script needs of each curve: its name, its places and values as text, and their pixels."""
+    """Returns what the page's script needs of each curve: name and class, places and values as text and in pixels."""
     return [
         {
             "name": series.name,
+            "class": _class(chart, index),
             "places": [chart.place(float(step)) for step in series.steps],
             "shown": [chart.show(float(value)) for value in series.values],
             "x": [round(float(x), 1) for x in _middles(chart, index, x_scale)],
