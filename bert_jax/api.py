@@ -27,13 +27,13 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert_jax.fill_mask import Filled
 from bert_jax.finetune import finetune as run_finetuning
-from bert_jax.interop.hub_models import model_folder
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.pretrain import pretrain as run_pretraining
+from bert_jax.storage.hub_models import model_folder
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tokenizer import Tokenizer
 

@@ -159,7 +159,9 @@ def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.embed", DESCRIPTION)
     parser.add_argument(
-        "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
+        "--checkpoint",
+        required=True,
+        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME",
     )
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts")
     parser.add_argument("--output", required=True, metavar="PATH", help="the file or folder; must not exist yet")

@@ -28,7 +28,7 @@ DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
   python -m bert_jax.evaluate --checkpoint runs/base --data shards      the pretraining metrics on held-out shards
   python -m bert_jax.evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
 
---checkpoint is a workdir, a step in it, an export, or a Hugging Face folder. --data is the output of
+--checkpoint is a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME. --data is the output of
 data_prep.build_examples (its eval/ is evaluated; pass DIR/train to evaluate the training shards), or a file or folder
 of the task that the checkpoint was fine-tuned for.
 

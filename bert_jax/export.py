@@ -38,7 +38,8 @@ sentence_transformers
            length, as SentenceTransformer("exported") opens it. They are those of a checkpoint that was fine-tuned for
            vectors (the recipe embedding) or read from such a folder; of any other, the mean of its tokens.
 
-CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
+CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, a Hugging Face folder, or
+hf:NAME (org/name), a model of the Hugging Face Hub."""
 
 
 def export(

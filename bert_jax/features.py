@@ -165,7 +165,9 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.features", DESCRIPTION)
     parser.add_argument(
-        "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
+        "--checkpoint",
+        required=True,
+        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME",
     )
     parser.add_argument("--config", required=True, help="a tagging recipe, such as tagging:task=conll2003")
     for item in fields(FeatureOptions):

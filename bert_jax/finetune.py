@@ -61,7 +61,8 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, 
   python -m bert_jax.finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \\
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
-CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
+CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, a Hugging Face folder, or hf:NAME
+(hf:bert-base-uncased, hf:ORG/NAME), a model of the Hugging Face Hub.
 Named tasks: {", ".join(registry.TASKS)}.
 Their files are read from --config.task.data_dir, by default $BERT_JAX_DATA. For ewt, bert_jax includes a part of the
 data, which is used unless data_dir is set.

@@ -24,7 +24,7 @@ from bert_jax.tasks.task import Task
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
 SQUAD = "squad"
 FORMATS = ("lines", *BENCHMARKS, SQUAD)
-CHECKPOINT_HELP = "a fine-tuning workdir, a step in it, an export, or a Hugging Face folder with a task head"
+CHECKPOINT_HELP = "a fine-tuning workdir, a step in it, an export, or a Hugging Face folder (hf:NAME) with a task head"
 COMPUTE_DTYPE_HELP = "float32, bfloat16 or auto (default: auto, which is float32 on CPU and bfloat16 elsewhere)"
 DIGITS = 7  # significant digits of a float32
 

@@ -58,7 +58,8 @@ trained to predict the next token.
   batch_size=64                   rows per batch
   batch_schedule=0:256,10000:512  a batch size that changes at the given steps
   compute_dtype=float32           the precision of the computation
-  init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint or a Hugging Face folder
+  init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint, a Hugging Face folder, or
+                                  hf:NAME, a model of the Hugging Face Hub
   branch_from=RUN/checkpoints/STEP
                                   a run that begins there, with its optimizer state: a decay phase
   model.preset=checkpoint         the architecture of that checkpoint

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Integer
 from bert_jax.command import UserError
+from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import read_json
 from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.scripts import begins_unspaced, continues_character
@@ -131,7 +132,8 @@ class Vocabulary:
 def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
     """Loads the vocabulary of a tokenizer.
 
-    `path` is a folder written by `Tokenizer.save`, a Hugging Face folder of a supported kind, or one of their files.
+    `path` is a folder written by `Tokenizer.save`, a Hugging Face folder of a supported kind, one of their files, or
+    hf:NAME, a model of the Hugging Face Hub.
 
     The files are vocab.txt (WordPiece), vocab.json with merges.txt in the same folder (byte-level BPE), a SentencePiece
     .model (with ALBERT's ids if its pieces include [CLS], otherwise with XLM-R's), and tokenizer.json of any kind.
@@ -143,7 +145,7 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
     """
     if not str(path):  # pathlib reads an empty path as the current folder
         raise UserError("the tokenizer path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")
-    path = Path(path)
+    path = Path(named_folder(path))
     return Vocabulary(_read(path, lowercase), path)
 
 

@@ -36,7 +36,7 @@ class BuildOptions:
     input: str | Path = option(
         REQUIRED, "files, for example 'text/*.txt.xz'; commas separate several patterns", metavar="GLOB"
     )
-    tokenizer: str | Path = option(REQUIRED, "a tokenizer folder or a vocab.txt", metavar="DIR_OR_VOCAB")
+    tokenizer: str | Path = option(REQUIRED, "a tokenizer folder, a vocab.txt, or hf:NAME", metavar="DIR_OR_VOCAB")
     output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
     seq_len: int = option(REQUIRED, "tokens in a row, for example 128", metavar="T", valid=between(8, 65535))
     weights: tuple[float, ...] = option(

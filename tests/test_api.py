@@ -261,5 +261,8 @@ def test_models_of_the_hub_are_downloaded_once_and_explained_without_a_network(e
     assert cached == found
     assert "cannot be reached" in unknown and "hf download org/other --local-dir DIR" in unknown
     assert not list(tmp_path.rglob("pytorch_model.bin"))
+    named, wrong = load("hf:org/tiny", "hf:org/tiny/more", HF_HUB_OFFLINE="1")
+    assert named == found.replace("from org/tiny", "from hf:org/tiny")
+    assert wrong.endswith("is not the name of a model on the Hugging Face Hub. Use hf:NAME or hf:ORG/NAME")
     [local] = load(str(folder), HF_ENDPOINT="http://127.0.0.1:9")
     assert local.startswith("Model(2 layers")

@@ -1,5 +1,6 @@
 """Opens any CHECKPOINT that a command accepts."""
 
+import dataclasses
 from pathlib import Path, PurePath
 
 from bert_jax.command import UserError
@@ -7,6 +8,7 @@ from bert_jax.interop import bert_jax_format, huggingface, peft
 from bert_jax.interop.folder_formats import PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
+from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import INCOMPLETE
 from bert_jax.storage.location import Location, absolute, check_access, location, read_json
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
@@ -15,16 +17,21 @@ from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 def open_checkpoint(path: str | PurePath, average: str = "", merged: bool = True) -> LoadedModel:
     """Opens a workdir, a step in it, a folder written by convert or export, a Hugging Face folder, or adapters of peft.
 
+    hf:NAME or hf:ORG/NAME is a model of the Hugging Face Hub, whose files are kept in its cache.
+
     LoRA's adapters are merged, except those of a workdir where `merged` is false.
 
     average selects an average of a workdir's parameters: `ema` or `last:K`
     (checkpoint_average.read_params); the empty string reads the parameters themselves. Raises UserError
     if there is no checkpoint, if it is incomplete or damaged, and whenever `huggingface.read` or `peft.read` does.
     """
+    named = named_folder(path)
+    if named is not path:
+        return dataclasses.replace(open_checkpoint(named, average, merged), origin=str(path))
     path = location(path)
     check_access(path)
     if not path.exists():
-        raise UserError(f"no checkpoint at {path}. Give a workdir, a step in it, or a Hugging Face folder")
+        raise UserError(f"no checkpoint at {path}. Give a workdir, a step in it, a Hugging Face folder, or hf:NAME")
     if isinstance(path, Path):
         refuse_pickle(path)
     if not path.is_dir():

@@ -16,6 +16,8 @@ from bert_jax.interop.name_table import LAYERS, Entry
 from bert_jax.interop.peft import CONFIG_FILE, LORA_A, LORA_B, PREFIX, TASK_FILE, TASK_TYPES, WEIGHTS_FILE
 from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model import lora
+from bert_jax.storage.hub_models import PREFIX as HUB
+from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import atomic_folder, read_json, write_json
 
 Tensors = dict[str, np.ndarray]
@@ -31,7 +33,8 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     config = loaded.model.lora
     if config is None:
         raise UserError(f"{loaded.origin} has no adapters. Train some with --config.lora.rank, or use --format hf")
-    folder = Path(base or str(loaded.training.get("init_from", "")))
+    base = base or str(loaded.training.get("init_from", ""))
+    folder = Path(named_folder(base))
     original = _read_base(folder, loaded)
     family = family_of(loaded)
     architecture = architecture_of(family, loaded.heads)
@@ -42,7 +45,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     values = {
         "peft_type": "LORA",
         "task_type": next((kind for kind, end in TASK_TYPES.items() if architecture.endswith(end)), None),
-        "base_model_name_or_path": str(folder),
+        "base_model_name_or_path": base.removeprefix(HUB),
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,

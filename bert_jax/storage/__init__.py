@@ -8,6 +8,7 @@ holder_record  the process that holds a folder
 remote         folders and files on disk and in object stores behind one interface
 ranges         ranges of bytes of files on disk and in object stores, read by many threads
 hub            the Hugging Face Hub as one of these stores
+hub_models     models of the Hub by their names
 listing        finding files by glob patterns
 compression    the content of .bz2, .gz, .xz and .zst files
 """

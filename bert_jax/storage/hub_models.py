@@ -1,10 +1,11 @@
 """Models of the Hugging Face Hub by their names, such as bert-base-uncased or BAAI/bge-small-en-v1.5."""
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bert_jax.command import UserError
 
+PREFIX = "hf:"  # before the name of a model, where commands take a checkpoint or a tokenizer
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # What a model is opened from; a repository may also hold it in other formats, which are large.
 _FILES = (
@@ -17,12 +18,26 @@ _FILES = (
 def model_folder(source: str | Path) -> str | Path:
     """Returns a path that exists, or an address in a store, as it is; for the name of a model on the Hub, its files.
 
-    They are downloaded to the Hub's cache, unless they are there. Raises UserError where the name is that of no model,
-    and where it cannot be downloaded.
+    The name may have the prefix hf:, and then no path is meant. Raises UserError as `named_folder` does.
     """
     name = str(source)
-    if isinstance(source, Path) or Path(name).exists() or not _NAME.fullmatch(name):
-        return source
+    if name.startswith(PREFIX) or not (isinstance(source, Path) or Path(name).exists() or not _NAME.fullmatch(name)):
+        return Path(named_folder(name if name.startswith(PREFIX) else PREFIX + name))
+    return source
+
+
+def named_folder(address: str | PurePath) -> str | PurePath:
+    """Returns the folder of hf:NAME, a model on the Hub, and everything else as it is.
+
+    The files are downloaded to the Hub's cache, unless they are there. Raises UserError where the name is that of no
+    model, and where it cannot be downloaded.
+    """
+    name = str(address)
+    if not name.startswith(PREFIX) or "://" in name:
+        return address
+    name = name.removeprefix(PREFIX)
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{address} is not the name of a model on the Hugging Face Hub. Use hf:NAME or hf:ORG/NAME")
     from huggingface_hub import errors, snapshot_download
 
     try:
