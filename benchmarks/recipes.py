@@ -1,8 +1,8 @@
-"""Runs the commands of docs/recipes.md on real text, and reports what each takes and writes, one JSON line each.
+"""Runs the commands of docs/preparing_data.md on real text, and reports what each takes and writes, one JSON line each.
 
     python -m benchmarks.recipes                  all commands
     python -m benchmarks.recipes --only roberta   only commands whose output path contains this
-    python -m benchmarks.recipes --markdown       the table of docs/recipes.md instead of JSON
+    python -m benchmarks.recipes --markdown       the table of docs/preparing_data.md instead of JSON
 
 The text is wiki_en_0.txt.xz of BERT_JAX_DATA (48 MB), or --text; other languages come from its folder multilingual.
 This takes about eight minutes on two cores. Run nothing else on the machine.
@@ -101,7 +101,7 @@ def main() -> None:
     add("--languages", type=Path, default=data and data / "multilingual", help="a folder of de.txt.xz and others")
     add("--only", default="", help="run only commands whose --output contains this")
     add("--workers", type=int, default=2, help="cores; default 2")
-    add("--markdown", action="store_true", help="print the table of docs/recipes.md; default: JSON")
+    add("--markdown", action="store_true", help="print the table of docs/preparing_data.md; default: JSON")
     arguments = parser.parse_args()
     if not arguments.text or not arguments.languages:
         parser.exit(0, "skipped: no --text and --languages, and BERT_JAX_DATA is not set\n")

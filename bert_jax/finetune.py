@@ -67,7 +67,7 @@ Named tasks: {", ".join(registry.TASKS)}.
 Their files are read from --config.task.data_dir, by default $BERT_JAX_DATA. For ewt, bert_jax includes a part of the
 data, which is used unless data_dir is set.
 
-Common configuration keys (docs/recipes.md describes all):
+Common configuration keys (see also docs/finetuning.md):
   --config.epochs=3  --config.batch_size=32  --config.optimizer.learning_rate=3e-5  --config.task.max_length=128
   --config.seeds=5            train with seeds 0 to 4, each in WORKDIR/seed-K; the best by the dev metric is also
                               written to WORKDIR itself. Several numbers (0,7,9) are the seeds themselves.
@@ -96,7 +96,7 @@ PADDED_TABLE = 128
 
 UNTRAINED_CLS = (
     "the checkpoint was pretrained without next sentences, so [CLS] does not represent a text yet; "
-    "--config.task.pooling=mean often scores much higher (docs/recipes.md, section 7)"
+    "--config.task.pooling=mean often scores much higher (docs/finetuning.md)"
 )
 
 

@@ -83,8 +83,8 @@ trained to predict the next token.
   optimizer.schedule=NAME         linear, cosine, wsd, constant or inverse_sqrt
   optimizer.ema_decay=0.999       a moving average of the parameters
 
-Section 6 of docs/recipes.md describes the optimizers. After an interruption, run the same command
-again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a
+docs/pretraining.md describes objectives, optimizers and phases. After an interruption, run the same
+command again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a
 workdir; a second one is refused. To view the result, run: python -m bert_jax.report WORKDIR
 """
 

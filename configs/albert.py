@@ -4,8 +4,8 @@
 
 or albert:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout. SHARDS are
 made by `build_examples --objective sop --mask_unit ngram --seq_len 512` with a SentencePiece vocabulary of 30,000
-pieces; docs/recipes.md has the commands. Other ways of sharing: --config.model.shared_layers=attention, feed_forward
-or none.
+pieces; docs/preparing_data.md has the commands. Other ways of sharing: --config.model.shared_layers=attention,
+feed_forward or none.
 
 Hardware  published: 64 to 512 TPU v3; not run here
 Hours     published: 32 for 125,000 steps of xxlarge

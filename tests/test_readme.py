@@ -70,7 +70,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
 LINES = [
     pytest.param(line, id=f"{document.name}-{line[:60]}")
-    for document in [*DOCUMENTS, ROOT / "benchmarks" / "results" / "README.md"]
+    for document in [*DOCUMENTS, *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
     for line in commands(document.read_text(encoding="utf-8"))
     if MODULE.search(line)
 ]
