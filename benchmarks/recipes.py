@@ -1,8 +1,8 @@
-"""Runs the commands of docs/preparing_data.md on real text, and reports what each takes and writes, one JSON line each.
+"""Runs the commands of docs/data.md on real text, and reports what each takes and writes, one JSON line each.
 
     python -m benchmarks.recipes                  all commands
     python -m benchmarks.recipes --only roberta   only commands whose output path contains this
-    python -m benchmarks.recipes --markdown       the table of docs/preparing_data.md instead of JSON
+    python -m benchmarks.recipes --markdown       the table of benchmarks/results/recipes.md instead of JSON
 
 The text is wiki_en_0.txt.xz of BERT_JAX_DATA (48 MB), or --text; other languages come from its folder multilingual.
 This takes about eight minutes on two cores. Run nothing else on the machine.
@@ -24,7 +24,7 @@ from bert_jax.data.shards import read_manifest
 from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import readers
 
-RECIPES = REPOSITORY / "docs" / "recipes.md"
+PAGE = REPOSITORY / "docs" / "data.md"
 MB = 1e6
 HEADER = """\
 | command | seconds | CPU seconds | memory, MB | tokens, M | rows | MB on disk | bytes a token |
@@ -33,7 +33,8 @@ HEADER = """\
 
 def commands() -> list[list[str]]:
     """The command lines of the page that train a vocabulary or build rows, as words after `python -m`."""
-    lines = re.findall(r"^python -m (data_prep\.(?:train_tokenizer|build_examples) .+)$", RECIPES.read_text(), re.M)
+    text = PAGE.read_text(encoding="utf-8")
+    lines = re.findall(r"^python -m (data_prep\.(?:train_tokenizer|build_examples) .+)$", text, re.M)
     return [shlex.split(line) for line in lines]
 
 
@@ -101,7 +102,7 @@ def main() -> None:
     add("--languages", type=Path, default=data and data / "multilingual", help="a folder of de.txt.xz and others")
     add("--only", default="", help="run only commands whose --output contains this")
     add("--workers", type=int, default=2, help="cores; default 2")
-    add("--markdown", action="store_true", help="print the table of docs/preparing_data.md; default: JSON")
+    add("--markdown", action="store_true", help="print the table of benchmarks/results/recipes.md; default: JSON")
     arguments = parser.parse_args()
     if not arguments.text or not arguments.languages:
         parser.exit(0, "skipped: no --text and --languages, and BERT_JAX_DATA is not set\n")

@@ -4,7 +4,7 @@
 
 or albert:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout. SHARDS are
 made by `build_examples --objective sop --mask_unit ngram --seq_len 512` with a SentencePiece vocabulary of 30,000
-pieces; docs/preparing_data.md has the commands. Other ways of sharing: --config.model.shared_layers=attention,
+pieces; docs/data.md has the commands. Other ways of sharing: --config.model.shared_layers=attention,
 feed_forward or none.
 
 Hardware  published: 64 to 512 TPU v3; not run here

@@ -3,7 +3,7 @@
     python -m bert_jax.pretrain --config roberta:base --workdir runs/roberta --config.data.train=SHARDS
 
 or roberta:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
-byte-level BPE vocabulary; docs/preparing_data.md has the commands.
+byte-level BPE vocabulary; docs/data.md has the commands.
 
 Hardware  published, large: 1,024 V100; not run here
 Hours     published, large: about a day for the first 100,000 steps

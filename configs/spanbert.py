@@ -3,7 +3,7 @@
     python -m bert_jax.pretrain --config spanbert:large --workdir runs/spanbert --config.data.train=SHARDS
 
 or spanbert:base. SHARDS are made by `build_examples --objective single --mask_unit span --seq_len 512` with
-a cased WordPiece vocabulary; docs/preparing_data.md has the commands.
+a cased WordPiece vocabulary; docs/data.md has the commands.
 
 Hardware  published, large: 32 V100; not run here
 Hours     published, large: 15 days

@@ -51,7 +51,7 @@ def location(address: str | PurePath) -> Location:
     if scheme[0] != SCHEME:
         raise UserError(
             f"{text}: runs are kept on disks and in {SCHEME}, not in {scheme[0]}. Use a local folder, or "
-            f"{SCHEME}BUCKET/NAME (docs/scaling.md)"
+            f"{SCHEME}BUCKET/NAME (docs/resuming.md)"
         )
     bucket, _, name = text.removeprefix(SCHEME).rstrip("/").partition("/")
     if not bucket or not name:
