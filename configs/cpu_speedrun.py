@@ -17,7 +17,7 @@ Expected  56 M tokens in 13,700 steps; held-out masked-token loss 3.22 nats, acc
           of the 1,024 rows of `eval`, and 3.3 after 91 minutes). Five seeds on dev: SST-2 80.1, MRPC 75.8, CoLA 20.5,
           STS-B 55.5, RTE 55.7, POS of EWT 93.3, CoNLL-2003 74.7
 Source    layers: Warner et al. 2024, section 2.1; optimizer: Jordan 2024, Liu et al. 2025, section 2.2. The layers, the
-          optimizer and the rate are compared in the short runs of docs/speedrun.md, which says what is not tested
+          optimizer and the rate are compared in benchmarks/results/speedrun_recipe.md, with what is not tested
 """
 
 import ml_collections
