@@ -212,9 +212,16 @@ class ModelOptions:
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     scan_group: int = 1  # layers in a step of the scan: more compile slower and run faster
-    attention: str = "auto"  # see bert_jax/model/ops/attention_kernels.py
-    remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
-    logits_at_once: int = 0  # tokens of the vocabulary whose logits exist at the same time in training; 0: all
+    # The kernel: einsum, banded (layers with a window), cudnn and tokamax (NVIDIA), splash and flash (TPU). cudnn,
+    # tokamax and splash need attention_dropout=0. auto never takes tokamax or flash, which have not run on devices yet.
+    attention: str = "auto"
+    # What the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all but
+    # the weight matmuls of a layer), layer (all but its input).
+    remat: str = "none"
+    # Tokens of the vocabulary whose logits exist at the same time in training; their whole array is the largest of a
+    # causal or diffusion step. 0: all, but 8,192 on NVIDIA GPUs, and 4,096 with remat of matmuls or layer. Not with
+    # mesh.tensor, nor in ELECTRA's generator.
+    logits_at_once: int = 0
 
     if typing.TYPE_CHECKING:  # the type checker does not see the added fields
 

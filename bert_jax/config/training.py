@@ -85,7 +85,9 @@ class MeshConfig:
     tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
     overlap: bool = True  # sets XLA options, of which some overlap gradient all-reduces (train/compiler.py)
     shard_optimizer: bool = False  # shards the optimizer state and the update over data, too
-    reduce_dtype: str = "auto"  # float32 or bfloat16: of gradients summed over devices; auto: docs/scaling.md
+    # float32 or bfloat16, of gradients while devices sum them; bfloat16 halves the bytes and rounds each sum to 8 bits.
+    # auto: float32, or with one microbatch on a mesh of data alone the compute dtype.
+    reduce_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,9 @@ class TaskConfig:
     layer_mix: bool = False  # classes, scores and tags from a learned mix of all layers, instead of the last one
     max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
     span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary
-    span_vectors: str = "endpoints"  # spans: the vector of a span is made of its endpoints, boundary or content
+    # spans: the vector of a span. endpoints: the hidden states of its first and last word and the mean of all;
+    # boundary: a dense layer for each end instead of its state; content: these, and attention instead of the mean.
+    span_vectors: str = "endpoints"
     span_overlap: str = "any"  # spans: predicted spans that overlap: any, nested (not in part), flat (none)
     threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
     relation_threshold: float = 0.0  # span_pairs: minimum probability of a relation; 0: that of no relation
