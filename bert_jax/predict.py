@@ -47,11 +47,14 @@ Output: the fields of each object depend on the kind of task:
   regression         score
   multilabel         labels, label_scores (their probabilities)
   choice             label (the index of the choice, from 0), choice, score
-  tagging            words, tags, tag_scores; for entity tags also entities (type, text, score, start, end)
+  tagging            words, tags, tag_scores; for entity tags also entities (type, text, score, the mean over its words,
+                     words, start, end)
   token_regression   words, numbers (one for each word)
   question           answer, score, start, end; no_answer_probability and null_odds, where there may be no answer
-  spans, span_pairs  words, spans; for span_pairs also relations
-start and end are character positions in the input text; end is exclusive. If an input object has an id, its output
+  spans, span_pairs  words, spans (type, text, score, words, start, end); for span_pairs also relations (type, head and
+                     tail, which are indices of spans, and score)
+start and end are character positions in the input text, which an input of tokens does not have; end is exclusive. The
+words of a span are the index of its first word and the index after its last. If an input object has an id, its output
 object has the same id.
 
 For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
