@@ -43,8 +43,13 @@ PEAK_FLOPS = {
 def training_flops(model: ModelConfig, rows: int, length: int, predictions: int) -> float:
     """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
 
-    All positions count, padding included, since the chip does that work; embedding look-ups count nothing
-    (Chowdhery et al. 2022, appendix B, for what MFU counts). A layer with a window counts only what it attends to.
+    For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
+
+        3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
+
+    A gated feed-forward has 6 B T D F, and a layer with a window counts only what it attends to. All positions count,
+    padding included, since the chip does that work; look-ups, norms, softmax, dropout, the optimizer and recomputation
+    count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
     predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
                   compute all
     """
