@@ -1,9 +1,12 @@
 """The flash kernels for TPUs, interpreted: values, gradients and dropped probabilities are those of einsum."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 
 from bert_jax.command import UserError
@@ -14,8 +17,10 @@ from bert_jax.model.ops.attention_flash import Grid, flash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.planning import flops
 from bert_jax.train.mesh_placement import OnMesh
-from bert_jax.train.partitioning import make_mesh
+from bert_jax.train.partitioning import ROWS, make_mesh
+from bert_jax.train.shard_placement import InShard
 
+ON_MESH = OnMesh()
 OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}
 
 
@@ -67,15 +72,29 @@ def test_the_shards_of_a_mesh_drop_what_one_device_drops():
     heads = [jnp.tile(jnp.concatenate([part, part[:, :, :1]], axis=2), (4, 1, 1, 1)) for part in heads]
     sequence_ids = jnp.tile(sequence_ids, (4, 1))
     seeds = row_seeds(jax.random.key(5), (), 8)
-    options = {"window": 0, "causal": False, "dropout_rate": 0.1} | OPTIONS | {"placement": OnMesh()}
+    options = {"window": 0, "causal": False, "dropout_rate": 0.1} | OPTIONS
 
-    def loss(heads, sequence_ids, seeds):
-        return jnp.sin(flash_attention(*heads, sequence_ids, seeds=seeds, **options)).sum()
+    def loss(heads, sequence_ids, seeds, placement=ON_MESH):
+        found = flash_attention(*heads, sequence_ids, seeds=seeds, **options | {"placement": placement})
+        return jnp.sin(found).sum()
 
     alone = jax.jit(jax.value_and_grad(loss))(heads, sequence_ids, seeds)
-    for sizes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
+    cube = {"data": 2, "fsdp": 2, "tensor": 2}
+
+    def sum_of_shards(*arguments):
+        own = functools.partial(loss, placement=InShard())
+        summed = jax.shard_map(
+            lambda *own_rows: jax.lax.psum(own(*own_rows), ROWS),
+            in_specs=PartitionSpec(ROWS),
+            out_specs=PartitionSpec(),
+            axis_names=set(ROWS),
+            check_vma=False,
+        )
+        return summed(*arguments)
+
+    for function, sizes in ((loss, {}), (loss, cube), (sum_of_shards, cube)):
         with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
-            sharded = jax.jit(jax.value_and_grad(loss))(heads, sequence_ids, seeds)
+            sharded = jax.jit(jax.value_and_grad(function))(heads, sequence_ids, seeds)
         np.testing.assert_allclose(sharded[0], alone[0], atol=1e-4)  # a sum of 5,120 numbers
         for ours, theirs in zip(sharded[1], alone[1], strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-6)

@@ -112,8 +112,10 @@ def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_t
 
 
 @pytest.mark.slow
-def test_more_microbatches_move_no_more_bytes(tiny_config, params):
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+@pytest.mark.parametrize("sizes", [(2, 4, 1), (2, 2, 2)])
+def test_more_microbatches_move_no_more_bytes(tiny_config, params, sizes):
+    """With tensor, sums of activations are among the bytes; they are as large for any number of microbatches, too."""
+    mesh = partitioning.make_mesh(MeshConfig(*sizes))
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, tiny_config.vocab_size)
         programs = [accumulate.lower(plan_on_mesh(tiny_config, parts), *arguments).compile() for parts in (1, 2, 4)]
@@ -122,6 +124,10 @@ def test_more_microbatches_move_no_more_bytes(tiny_config, params):
     assert {kind: size for kind, size in one.items() if "gather" not in kind[0]} == {
         kind: size for kind, size in four.items() if "gather" not in kind[0]
     }
+    # Each device gathers and reduces its part over tensor alone.
+    laid = [(4 * leaf.size, leaf.sharding.spec) for leaf in jax.tree.leaves(arguments[0])]
+    own = [size // (2 if "tensor" in str(spec) else 1) for size, spec in laid if "fsdp" in str(spec)]
+    assert four["all-gather", sizes[1]] == four["reduce-scatter", sizes[1]] == sum(own)
 
 
 @pytest.mark.slow
@@ -146,7 +152,7 @@ def test_a_layer_is_gathered_again_in_its_backward_pass(tiny_config):
 
 @pytest.mark.slow
 def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves():
-    state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, reduction=ZERO_1))
+    state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, reduction=ZERO_1, ema_decay=0.9))
     mesh = partitioning.make_mesh(MeshConfig())
     everything = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
     shardings = partitioning.shardings(mesh, state, shard_optimizer=True).optimizer_state
@@ -159,8 +165,9 @@ def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves(
         if not sharding.is_fully_replicated
     )
     assert whole > 0.9 * everything
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(moments))
-    assert held == everything - whole + whole / 8
+    for tree in (moments, state.average):
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+        assert held == everything - whole + whole / 8
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
     moved = bytes_by_kind(program)
     assert moved["reduce-scatter", 8] == moved["all-gather", 8] == whole

@@ -44,10 +44,11 @@ def rows(shards_dir, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_pretraining_resumes_on_another_mesh_and_every_command_reads_its_checkpoint(rows, shards_dir, tmp_path, capfd):
-    pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE, SHARDED)
+    averaged = "--config.optimizer.ema_decay=0.9"
+    pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE, SHARDED, averaged)
     told = capfd.readouterr().err
     assert "'fsdp': 2, 'tensor': 2" in told and "largest replicated tensor" in told
-    cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8")
+    cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8", averaged)
     lines = [metrics.read_metrics(workdir) for workdir in (rows, tmp_path / "cube")]
     np.testing.assert_allclose(*([line["loss"] for line in part] for part in lines), rtol=1e-6)
     wanted = json.loads((rows / "result.json").read_text())["eval_loss"]

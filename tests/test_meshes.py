@@ -60,6 +60,8 @@ CASES = [
     ("diffusion", "2x2x2", {}),
     ("diffusion", "8x1x1", {"microbatches": 2}),
     ("causal phase", "2x2x2", {"microbatches": 2}),
+    ("albert", "2x2x2", {"microbatches": 2}),
+    ("buckets", "2x1x4", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
     ("bert", "2x4x1", {"microbatches": 2}),
@@ -75,6 +77,7 @@ CASES = [
     ("bert", "8x1x1", {"reduction": ZERO_1, "name": "muon"}),
     ("bert", "2x4x1", {"reduction": ZERO_1, "name": "lamb"}),
     ("bert", "2x2x2", {"reduction": ZERO_1}),
+    ("bert", "2x2x2", {"reduction": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
 ]
 
 

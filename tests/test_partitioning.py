@@ -51,7 +51,6 @@ def test_one_axis_takes_what_the_others_leave(config, shape):
         (MeshConfig(tensor=-2), r"mesh\.tensor is -2"),
         (MeshConfig(fsdp=-1), r"several axes.*mesh\.data=-1$"),
         (MeshConfig(reduce_dtype="float16"), r"unknown mesh\.reduce_dtype 'float16'; choose from auto, float32,"),
-        (MeshConfig(tensor=2, reduce_dtype="bfloat16"), r"no effect with mesh\.tensor=2.*reduce_dtype=auto, or"),
     ],
 )
 def test_a_mesh_that_does_not_come_to_the_devices_is_refused(config, told):
@@ -165,7 +164,7 @@ def test_an_optimizer_lies_where_its_parameters_lie_and_odd_shapes_are_whole(cub
     assert len(others) == 3 and all(sharding.is_fully_replicated for sharding in others)
 
 
-def test_shard_optimizer_shards_moments_alone_and_over_data_too(mesh, cube):
+def test_shard_optimizer_shards_moments_and_the_average_over_data_too(mesh, cube):
     kernel, bias = "encoder/layers/feed_forward/output/kernel", "encoder/layers/feed_forward/output/bias"
     odd = "pooler/dense/kernel"  # fsdp divides it, fsdp and data do not
     params = paths.unflatten(
@@ -178,11 +177,12 @@ def test_shard_optimizer_shards_moments_alone_and_over_data_too(mesh, cube):
     for each, whole, update in ((mesh, None, ("data",)), (cube, ("fsdp",), ("fsdp", "data"))):
         tensor = None if each is mesh else ("tensor",)
         found = partitioning.shardings(each, state, shard_optimizer=True)
-        moments = {path: sharding.spec for path, sharding in paths.flatten(found.optimizer_state["mu"]).items()}
+        assert found.optimizer_state["mu"] == found.average
+        moments = {path: sharding.spec for path, sharding in paths.flatten(found.average).items()}
         assert moments[kernel] == PartitionSpec(None, tensor, update)
         assert moments[bias] == PartitionSpec()
         assert moments[odd] == PartitionSpec(whole, None)
-        assert found.params == found.average == partitioning.shardings(each, state).params
+        assert found.params == partitioning.shardings(each, state).params == partitioning.shardings(each, state).average
         assert paths.flatten(found.params)[kernel].spec == PartitionSpec(None, tensor, whole)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax import plan
 from bert_jax.command import UserError
-from bert_jax.config import ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig, PretrainDataConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
@@ -77,6 +77,16 @@ def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(s
     # The last layer is computed only at the predicted positions; position and segment look-ups are matmuls.
     assert 0.6 * wanted < count_flops(step.traced().jaxpr).total < 1.2 * wanted
     assert asked == [step.mesh]
+
+
+def test_a_step_under_shard_map_has_the_work_of_one_without(step):
+    """Whether all axes are mapped, or data and fsdp alone, while the compiler partitions over tensor."""
+    compiled, *mapped = (
+        AbstractStep.of(dataclasses.replace(CONFIG, mesh=mesh), step.topology, step.rows)
+        for mesh in (MeshConfig(), MeshConfig(fsdp=4), MeshConfig(data=2, fsdp=2, tensor=2))
+    )
+    wanted = count_flops(compiled.traced().jaxpr).total
+    assert [count_flops(each.traced().jaxpr).total for each in mapped] == [wanted, wanted]
 
 
 def test_bytes_per_device_count_its_shards(step):

@@ -55,7 +55,7 @@ def _of_equation(equation: Any, in_kernel: bool) -> Flops:
         return sum(branches, Flops()) * (1 / len(branches))
     times = float(parameters["length"]) if name == "scan" else 1.0
     if name == "shard_map":  # shapes inside are those of one device
-        times = float(math.prod(parameters["mesh"].shape.values()))
+        times = float(math.prod(parameters["mesh"].shape[name] for name in parameters["newly_manual_axes"]))
     return sum((count_flops(inner, in_kernel) for inner in _inner(parameters)), Flops()) * times
 
 

@@ -12,7 +12,17 @@ from jax.typing import DTypeLike
 from bert_jax.model import paths
 from bert_jax.model.placement import Placement
 from bert_jax.train import rules
-from bert_jax.train.partitioning import FSDP, PARAMETER_RULES, ROWS, TENSOR, Axes, parameter_spec, spec, update_spec
+from bert_jax.train.partitioning import (
+    FSDP,
+    PARAMETER_RULES,
+    ROWS,
+    TENSOR,
+    Axes,
+    parameter_spec,
+    restricted,
+    spec,
+    update_spec,
+)
 
 # By the names of model/placement.py.
 ACTIVATION_RULES: dict[str, Axes] = {
@@ -84,8 +94,8 @@ def constrain_update(tree: Any) -> Any:
 
 
 def gather_update(params: Any) -> Any:
-    """Traced parameters, computed with the sharding of constrain_update and then gathered to that of parameters."""
-    return _constrained(constrain_update(params), parameter_spec)
+    """Traced parameters with the sharding of constrain_update, gathered to that of parameters."""
+    return _constrained(params, parameter_spec)
 
 
 def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax.Array:
@@ -107,9 +117,11 @@ def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax
 
 def constrain_params(tree: Any) -> Any:
     """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
-    mesh that is set; the tree itself under shard_map, where arrays are those of one device."""
+    mesh that is set. Under shard_map, the compiler shards only over the axes that are left to it, if any."""
     mesh = jax.sharding.get_abstract_mesh()
-    return _constrained(tree, parameter_spec) if _shards_parameters(mesh) and not mesh.are_all_axes_manual else tree
+    if not _shards_parameters(mesh) or mesh.are_all_axes_manual:
+        return tree
+    return _constrained(tree, lambda *of_leaf: restricted(parameter_spec(*of_leaf), mesh.auto_axes))
 
 
 def _constrained(tree: Any, spec_of: Callable[..., PartitionSpec]) -> Any:

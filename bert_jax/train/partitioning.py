@@ -2,15 +2,15 @@
 
 Only this file, train/mesh_placement.py (activations) and train/gradient_sums.py (gradients) name the axes of the mesh:
 
-data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state and update are sharded
-         (ZeRO stage 1, Rajbhandari et al. 2020)
+data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state, update and moving
+         average are sharded (ZeRO stage 1, Rajbhandari et al. 2020)
 fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
 tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -62,11 +62,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: st
 
     The network between TPU slices, or between GPU machines, is slower than within one: `data` is the outermost axis
     and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, where the number
-    of slices does not divide mesh.data, or for a mesh.reduce_dtype that is unknown or has no effect.
+    of slices does not divide mesh.data, or for an unknown mesh.reduce_dtype.
     """
     devices = jax.devices() if devices is None else devices
     sizes = axis_sizes(config, len(devices), flag)
-    check_reduce_dtype(config.reduce_dtype, sizes[AXES.index(TENSOR)], flag)
+    check_reduce_dtype(config.reduce_dtype)
     return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -81,15 +81,10 @@ def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLA
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
-def check_reduce_dtype(dtype: str, tensor: int, flag: str = FLAG) -> None:
-    """Raises UserError, which names `flag`, for an unknown mesh.reduce_dtype, or one that mesh.tensor rules out."""
+def check_reduce_dtype(dtype: str) -> None:
+    """Raises UserError for an unknown mesh.reduce_dtype."""
     if dtype not in REDUCE_DTYPES:
         raise UserError(f"unknown mesh.reduce_dtype {dtype!r}; choose from {', '.join(REDUCE_DTYPES)}")
-    if dtype != REDUCE_DTYPES[0] and tensor > 1:
-        raise UserError(
-            f"mesh.reduce_dtype={dtype} has no effect with mesh.tensor={tensor}, where the compiler sums gradients; "
-            f"use {flag}.reduce_dtype={REDUCE_DTYPES[0]}, or {flag}.tensor=1"
-        )
 
 
 def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
@@ -185,13 +180,13 @@ def shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
     """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
 
     The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding; with
-    shard_optimizer, the moment is sharded over data as well. An axis that does not divide a small parameter does not
-    shard it; check_model has refused the others.
+    shard_optimizer, the moment and the moving average are sharded over data as well. An axis that does not divide a
+    small parameter does not shard it; check_model has refused the others.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        of_optimizer = _name(path).split(paths.SEPARATOR)[0] == "optimizer_state"
-        found = update_spec if shard_optimizer and of_optimizer else parameter_spec
+        of_update = _name(path).split(paths.SEPARATOR)[0] in ("optimizer_state", "average")
+        found = update_spec if shard_optimizer and of_update else parameter_spec
         return NamedSharding(mesh, found(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
@@ -243,6 +238,12 @@ def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     return PartitionSpec(*found)
 
 
+def restricted(whole: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """A spec without the axes of the mesh that are not among `axes`."""
+    several = ((names,) if isinstance(names, str) else names or () for names in whole)
+    return PartitionSpec(*(tuple(name for name in names if name in axes) or None for names in several))
+
+
 def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
     """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding (shardings)."""
     return jax.tree.map(
@@ -255,6 +256,12 @@ def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> A
 def put(tree: Any, mesh: Mesh) -> Any:
     """A tree of numpy arrays, the same in every process, as arrays sharded by the rules for their paths."""
     return jax.tree.map(put_as, tree, shardings(mesh, tree))
+
+
+def put_like(tree: Any, other: Any) -> Any:
+    """Arrays with the shardings of another tree of arrays; the tree itself where it has them."""
+    found, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
+    return tree if found == wanted else jax.jit(lambda arrays: arrays, out_shardings=wanted)(tree)
 
 
 def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -48,6 +48,8 @@ class HeldOutEvaluation:
         if self._step == step:
             return
         metrics: dict[str, float] = {}
+        if average is not None and self._evaluators:
+            average = partitioning.put_like(average, params)  # mesh.shard_optimizer shards it further than params
         for evaluator in self._evaluators:
             metrics |= evaluator(params, step)
             if average is not None:

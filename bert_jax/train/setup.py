@@ -233,7 +233,7 @@ def restore_or_initialize(
         step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
         average = restored.average
         if average is None:  # the checkpoint was written by a run that kept no average; it begins here
-            average = first_average(run.config.optimizer.ema_decay, restored.params)
+            average = begin_average(run, restored.params, shardings.average)
         skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
         return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
 
@@ -252,7 +252,15 @@ def restore_or_initialize(
         if path in run.initial_params:
             params[path] = partitioning.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
     initial = paths.unflatten(params)
-    return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
+    return state._replace(params=initial, average=begin_average(run, initial, shardings.average)), {}
+
+
+def begin_average(run: Run, params: dict[str, Any], shardings: Any) -> dict[str, Any] | None:
+    """Returns the moving average at its first step, with its shardings; None where the run keeps none."""
+    if shardings is None:
+        return None
+    begin = functools.partial(first_average, run.config.optimizer.ema_decay)
+    return jax.jit(begin, out_shardings=shardings)(params)
 
 
 def training_key(run: Run, mesh: Mesh) -> jax.Array:

@@ -147,12 +147,14 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
     factors = None if plan.factors is None else plan.part(plan.factors)
     part = optim.apply_updates(part, direction, rate, factors)
     if plan.reduction.shard_optimizer:
-        part = mesh_placement.gather_update(part)
+        part = mesh_placement.constrain_update(part)
     step = state.step + 1
     average = state.average
     if average is not None:  # the average of a frozen parameter is the parameter
         of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
         average = plan.with_part(average, of_part)
+    if plan.reduction.shard_optimizer:  # the average needs only the shards
+        part = mesh_placement.gather_update(part)
     return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
 
 
