@@ -215,6 +215,9 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
         ("cudnn", {"head_width": 12}, "multiple of 8"),
         ("cudnn", {"needs_scores": True}, "relative positions"),
         ("tokamax", {"platform": "rocm"}, "needs an NVIDIA GPU"),
+        ("triton", {"platform": "tpu"}, "triton needs an NVIDIA GPU, and this runs on tpu"),
+        ("triton", {"head_width": 24}, "triton needs a head width of 16, 32, 64 or 128, got 24"),
+        ("triton", {"shardable": False}, r"jax\.set_mesh"),
     ],
 )
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, reason):
@@ -231,6 +234,12 @@ def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
         choose("tokamax", **GPU)
 
 
+def test_triton_is_opt_in_and_has_dropout():
+    dropped = GPU | {"dropout_rate": 0.1}
+    assert choose("triton", **dropped) == "triton" and choose("auto", **dropped) == "einsum"
+    assert choose("triton", **dropped | {"some_queries": True}) == "einsum"
+
+
 def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
     modern = FAMILIES["modernbert"]  # layer 0 sees all, layer 1 a window
     assert kernels(modern, Runtime(attention="banded"), 10) == ["einsum", "banded"]
@@ -244,7 +253,7 @@ def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(
         UserError,
         match=r"unknown config\.model\.attention 'ring'; "
-        r"choose from auto, splash, banded, cudnn, tokamax, flash, einsum",
+        r"choose from auto, splash, banded, cudnn, tokamax, flash, triton, einsum",
     ):
         choose("ring", **GPU)
 

@@ -34,7 +34,14 @@ SMALL = {"layers": 2, "width": 128, "heads": 2, "feed_forward": 512, "max_positi
 
 @functools.cache
 def compiled(
-    topology: str, *, preset: str = "tiny", pack: int = 1, microbatches: int = 1, fsdp: int = 1, **model: object
+    topology: str,
+    *,
+    preset: str = "tiny",
+    pack: int = 1,
+    microbatches: int = 1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    **model: object,
 ) -> tuple[AbstractStep, hlo.Program]:
     """A step of 16 rows of 256 positions, and its program."""
     config = PretrainConfig(
@@ -42,7 +49,7 @@ def compiled(
         batch_size=ROWS,
         microbatches=microbatches,
         next_sentence=False,
-        mesh=MeshConfig(fsdp=fsdp),
+        mesh=MeshConfig(fsdp=fsdp, tensor=tensor),
     )
     rows = RowSpec(LENGTH, pack, predictions=40, vocab_size=VOCABULARY, labelled=False)
     step = AbstractStep.of(config, open_topology(topology), rows)
@@ -71,10 +78,13 @@ def has_logits(program: hlo.Program) -> bool:
     return any(VOCABULARY in sizes and math.prod(sizes) >= logits for sizes in arrays(program))
 
 
-@needs_libtpu
-def test_flash_attention_on_tpus_stores_no_scores():
+@pytest.mark.parametrize(
+    ("topology", "kernel"),
+    [pytest.param("v5e:2x2", "flash", marks=needs_libtpu), pytest.param("h100:4", "triton", marks=needs_cuda)],
+)
+def test_the_kernels_with_dropout_store_no_scores(topology, kernel):
     """With the dropout of the preset; einsum is the default with it."""
-    found = [has_square(compiled("v5e:2x2", **kernel)[1]) for kernel in ({}, {"attention": "flash"})]
+    found = [has_square(compiled(topology, **chosen)[1]) for chosen in ({}, {"attention": kernel})]
     assert found == [True, False]
 
 
@@ -106,6 +116,13 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
     # Those of matmuls may be reduced in bfloat16, and the two parts of the token table's gradient apart.
     whole, table = bytes_per_device(params), bytes_per_device(params["embeddings"]["token"]["table"])
     assert 0.5 * whole < reduced <= whole + table + 1000
+
+
+@pytest.mark.parametrize("topology", [TPU, GPU])
+def test_with_tensor_microbatches_add_no_gather_and_no_scatter(topology):
+    _, program = compiled(topology, fsdp=2, tensor=2, microbatches=4)
+    moves = [(one.opcode, times) for one, times in program.runs() if re.match("all-gather|reduce-scatter", one.opcode)]
+    assert moves and {times for _, times in moves} == {1}
 
 
 @needs_cuda

@@ -119,7 +119,7 @@ class SelfAttention(nnx.Module):
             None if queries is None else queries[0],
             self.qkv.kernel[...],
             None if self.qkv.bias is None else self.qkv.bias[...],
-            separate=kernel == "cudnn",
+            separate=attention_kernels.KERNELS[kernel].separate,
         )
         query = adapted(self, "query", query, hidden if queries is None else queries[0], seeds)
         key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)

@@ -8,10 +8,11 @@
     tokamax  the kernels of the package tokamax on Hopper and Blackwell, bfloat16, without attention dropout, for packed
              rows and windows without a mask (attention_tokamax.py)
     flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash.py)
+    triton   the same on NVIDIA GPUs (attention_triton.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
-`auto` takes the first of these that can run. It takes banded only where that saves work, and never tokamax or flash:
-they are compiled for their devices, but nobody has run them there.
+`auto` takes the first of these that can run. It takes banded only where that saves work, and never tokamax, flash
+or triton: they are compiled for their devices, but nobody has run them there.
 """
 
 import functools
@@ -24,13 +25,14 @@ import jax
 from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError
-from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax
+from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax, attention_triton
 from bert_jax.model.ops.attention_banded import banded_attention
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_flash import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.ops.attention_tokamax import tokamax_attention
+from bert_jax.model.ops.attention_triton import triton_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import NVIDIA
@@ -103,12 +105,14 @@ class Kernel:
     obstacles   why it cannot run in a model; a request is refused with the first that holds
     exceptions  why a layer uses einsum instead, though the kernel may run in other layers of the model
     automatic   whether `auto` takes it where it can run
+    separate    whether it reads queries, keys and values as three arrays of the layout [B, T, N, H]
     """
 
     attend: Callable[[Attention], Context]
     obstacles: Callable[[Situation], Reasons]
     exceptions: Callable[[Situation], Reasons] = lambda _: []
     automatic: Callable[[Situation], bool] = lambda _: True
+    separate: bool = False
 
     def reason_against(self, situation: Situation) -> str:
         """Returns why the kernel does not run in this layer; empty if it can."""
@@ -183,11 +187,19 @@ def _needs_tpu(s: Situation) -> Reasons:
     return [(f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")]
 
 
+def _needs_nvidia(s: Situation) -> Reasons:
+    return [(f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA)]
+
+
+def _needs_mesh(s: Situation) -> Reasons:
+    return [("on several devices needs a mesh (jax.set_mesh)", not s.shardable)]
+
+
 def _pallas(s: Situation) -> Reasons:
     multiple = attention_splash.HEAD_MULTIPLE
     return [
         (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
-        ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
+        *_needs_mesh(s),
     ]
 
 
@@ -229,7 +241,7 @@ def _cudnn_obstacles(s: Situation) -> Reasons:
     multiple, most = attention_cudnn.HEAD_MULTIPLE, attention_cudnn.LARGEST_HEAD
     odd = s.head_width % multiple or s.head_width > most
     return [
-        (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA),
+        *_needs_nvidia(s),
         *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple} up to {most}, got {s.head_width}", odd),
     ]
@@ -255,17 +267,33 @@ def _cudnn(a: Attention) -> Context:
 def _tokamax_obstacles(s: Situation) -> Reasons:
     multiple = attention_tokamax.HEAD_MULTIPLE
     return [
-        (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA),
+        *_needs_nvidia(s),
         ("needs the package tokamax: pip install '.[tokamax]'", not attention_tokamax.is_installed()),
         *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
-        ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
+        *_needs_mesh(s),
     ]
 
 
 def _tokamax(a: Attention) -> Context:
     start, end = key_ranges(a.queries, a.keys, window=a.window, causal=a.causal)
     return tokamax_attention(*a.heads, start, end, placement=a.placement), None
+
+
+def _triton_obstacles(s: Situation) -> Reasons:
+    widths = attention_triton.HEAD_WIDTHS
+    known = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]}"
+    return [
+        *_needs_nvidia(s),
+        *_half_precision(s),
+        *_needs_scores(s),
+        (f"needs a head width of {known}, got {s.head_width}", s.head_width not in widths),
+        *_needs_mesh(s),
+    ]
+
+
+def _triton(a: Attention) -> Context:
+    return triton_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
 
 
 def _einsum(a: Attention) -> Context:
@@ -280,9 +308,10 @@ def _einsum(a: Attention) -> Context:
 KERNELS = {
     "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
     "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=lambda s: s.narrow),
-    "cudnn": Kernel(_cudnn, _cudnn_obstacles),
+    "cudnn": Kernel(_cudnn, _cudnn_obstacles, separate=True),
     "tokamax": Kernel(_tokamax, _tokamax_obstacles, automatic=lambda _: False),
     "flash": Kernel(_flash, _flash_obstacles, _whole_rows, automatic=lambda s: False),
+    "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=lambda _: False, separate=True),
     "einsum": Kernel(_einsum, lambda _: []),
 }
 CHOICES = ("auto", *KERNELS)
