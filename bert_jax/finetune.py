@@ -23,6 +23,7 @@ from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.data.batch_schedule import check_batch_size
+from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -31,6 +32,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.tasks import (
+    distillation,
     kept_head,
     key_sweep,
     measurement,
@@ -82,6 +84,8 @@ Common configuration keys (see also docs/finetuning.md):
   --config.early_stop=2       stop after this many evaluations without improvement
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
+  --config.distill.teacher=CHECKPOINT --config.init_layers=1,3,5
+                              learn from a larger model, too, beginning with some of its layers (docs/distillation.md)
   --config.reinit_layers=2    begin with random parameters in the last 2 layers and the pooler
   --config.task.pooling=cls|mean|max|last|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
@@ -288,8 +292,8 @@ def _print(line: str) -> None:
 
 
 def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
-    if config.init_from:
-        loaded = open_checkpoint(config.init_from, config.init_average)
+    loaded = open_initial(config)
+    if loaded is not None:
         given = sizes.given_fields(config.model)
         for name, value in given.items():
             if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):
@@ -327,7 +331,9 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
 
 def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
-    rows, objective = data.rows["train"], data.task.objective()
+    rows = data.rows["train"]
+    distilled = distillation.distilled_task(config, start.model, data.task, start.tokenizer)
+    objective = data.task.objective() if distilled is None else distilled.objective
     reinitialized.check(config, start.model)
     initial = start.initial_params(objective.heads, data.task)
     evaluators = []
@@ -375,7 +381,9 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
             evaluators=evaluators,
             measured=measured,
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
+            notes=() if distilled is None else (distilled.note,),
             initial_params=params[trial.seed],
+            constants={} if distilled is None else distilled.constants,
             train_layers="head" if config.lora.rank else config.train_layers,
             unfreeze_every=sweep.unfreeze_every(config, rows.count),
             early_stop=config.early_stop,

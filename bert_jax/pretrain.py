@@ -27,9 +27,10 @@ from bert_jax.data.masking import mask_rates
 from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader, source_key
 from bert_jax.data.shards import Dataset
+from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.teacher import distilled_pretraining
 from bert_jax.model import sizes
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.train import distributed, partitioning, trainer
@@ -60,6 +61,8 @@ trained to predict the next token.
   compute_dtype=float32           the precision of the computation
   init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint, a Hugging Face folder, or
                                   hf:NAME, a model of the Hugging Face Hub
+  init_layers=0,2,4,7,9,11        ... of these of its layers only
+  distill.teacher=CHECKPOINT      also learn from this model (docs/distillation.md, the recipe distilbert)
   branch_from=RUN/checkpoints/STEP
                                   a run that begins there, with its optimizer state: a decay phase
   model.preset=checkpoint         the architecture of that checkpoint
@@ -120,6 +123,8 @@ def pretrain(
             f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
+    distilled = distilled_pretraining(config, model, objective, vocabulary, datasets)
+    objective = objective if distilled is None else distilled.objective
     batches = batch_schedule(config.batch_schedule, config.batch_size)
     rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
     train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
@@ -142,7 +147,7 @@ def pretrain(
         kind="pretraining",
         description=f"pretraining {config.model.preset}",
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
-        measured=_measured(objective.metric_names, loaders),
+        measured=_measured(objective.evaluated.metric_names, loaders),
         branch_from=config.branch_from,
         verbose=verbose,
         length=length,
@@ -153,7 +158,11 @@ def pretrain(
         },
         shares=train.shares,
         epochs_before=train.epochs_before,
-        notes=tuple(train.describe_mixtures(config.steps if length is None else length.steps)),
+        notes=(
+            *train.describe_mixtures(config.steps if length is None else length.steps),
+            *([] if distilled is None else [distilled.note]),
+        ),
+        constants={} if distilled is None else distilled.constants,
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
     with held_workdir(run.workdir), contextlib.closing(train):
@@ -185,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:
     """Returns the architecture, and the checkpoint of init_from with the architecture it is checked against."""
-    loaded = open_checkpoint(config.init_from, config.init_average) if config.init_from else None
+    loaded = open_initial(config)
     model = _architecture(config, vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
         context = {name: getattr(model, name) for name in CONTEXT_FIELDS}

@@ -47,6 +47,7 @@ PRETRAINING = {
     "bert_tiny": "tiny",
     "cpu_speedrun": "modernbert_base",
     "diffusion": "base",
+    "distilbert": "base",
     "electra:base": "electra_base",
     "electra:large": "electra_large",
     "electra:small": "electra_small",

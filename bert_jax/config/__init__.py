@@ -4,6 +4,7 @@ A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so t
 converts it to a dataclass once, at the border; the library itself uses only these classes.
 """
 
+from bert_jax.config.distill import DistillConfig
 from bert_jax.config.loading import load, read_flags, recipe, to_dict
 from bert_jax.config.model import MODEL_CHOICES, ModelConfig, ModelOptions
 from bert_jax.config.shipped import recipe_module
@@ -24,6 +25,7 @@ __all__ = [
     "MODEL_CHOICES",
     "CheckpointConfig",
     "DataConfig",
+    "DistillConfig",
     "EvalConfig",
     "FinetuneConfig",
     "MeshConfig",

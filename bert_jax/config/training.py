@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from bert_jax.command import UserError
+from bert_jax.config.distill import DistillConfig
 from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import ModelOptions
 
@@ -129,7 +130,9 @@ class TrainConfig:
     log_every: int = 50
     profile: str = ""  # steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: train from scratch
+    init_layers: tuple[int, ...] = ()  # the layers of init_from to begin with, from 0, such as (0,2,4); empty: all
     init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: no average
+    distill: DistillConfig = field(default_factory=DistillConfig)  # a teacher to learn from (docs/distillation.md)
     # Keys that may differ from those of the checkpoint that is resumed: optimizer.learning_rate,seed; or all.
     allow_changes: str = ""
 

@@ -1,5 +1,6 @@
 """Reads models in bert_jax format, which is a workdir."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.model import lora, paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.model.heads.hidden_projection import NAME as HIDDEN_PROJECTION
 from bert_jax.storage.location import Location, local_folder
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.run import RESULT_FILE
@@ -24,7 +26,8 @@ def read(workdir: Location, step: int | None = None, average: str = "", merged: 
     """Reads the model of a workdir at a step, or an average of its parameters (checkpoint_average.read_params).
 
     Without a step it reads the newest checkpoint, or the best one of a run that stopped early. LoRA's adapters are
-    merged into the matrices that they adapt, unless `merged` is false. Raises
+    merged into the matrices that they adapt, unless `merged` is false; a projection to a teacher's width is left out.
+    Raises
     UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
     """
     config = read_config(workdir)
@@ -33,12 +36,14 @@ def read(workdir: Location, step: int | None = None, average: str = "", merged: 
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
     words = load_vocabulary(local_folder(workdir / TOKENIZER), config.model)
+    heads = dataclasses.replace(config.heads, hidden_projection=0)  # only training has a teacher
+    params = {path: value for path, value in params.items() if path.split(paths.SEPARATOR)[0] != HIDDEN_PROJECTION}
     model = config.model
     if merged:
         model, params = lora.merge(model, params)
     return LoadedModel(
         model,
-        config.heads,
+        heads,
         params,
         words,
         config.task,

@@ -1,6 +1,7 @@
 """A model: an encoder and its heads, as a nested dict of parameters and as a module bound to them under jit."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ class Bert(nnx.Module):
         self.config = config
         self.head_config = heads
         self.runtime = runtime
+        self._observe: Callable[[Any, Encoded], None] | None = None
 
     def head(self, name: str) -> Any:
         """Returns the head of that name. Raises UserError where the model lacks it."""
@@ -67,6 +69,13 @@ class Bert(nnx.Module):
         """The token embeddings, which are also the output matrix where model.tied_output is set."""
         return self.embeddings.token.table[...]
 
+    def watch(self, observe: Callable[[Any, Encoded], None]) -> None:
+        """Has every later `encode` compute all layers, and pass its batch and its result to a function.
+
+        A loss on hidden states reads them this way from an objective that encodes for itself (distillation).
+        """
+        self._observe = observe
+
     def encode(
         self,
         batch: Any,
@@ -78,8 +87,12 @@ class Bert(nnx.Module):
         """Returns the hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        options = {"unpacked": is_unpacked(batch), "all_layers": all_layers, "attention_maps": attention_maps}
-        return self.encoder(embedded, batch.sequence_ids, batch.positions, key, **options)
+        every = all_layers or self._observe is not None
+        options = {"unpacked": is_unpacked(batch), "all_layers": every, "attention_maps": attention_maps}
+        encoded = self.encoder(embedded, batch.sequence_ids, batch.positions, key, **options)
+        if self._observe is not None:
+            self._observe(batch, encoded)
+        return encoded
 
     def encode_at(
         self, batch: Any, positions: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None

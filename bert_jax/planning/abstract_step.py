@@ -86,6 +86,11 @@ class AbstractStep:
                 f"rows have {rows.seq_len} positions, but the model has only {model.max_positions}; set "
                 f"--config.model.max_positions={rows.seq_len}"
             )
+        if config.distill.teacher:
+            raise UserError(
+                "config.distill.teacher is set, but a plan does not count the work of a teacher. Leave it out "
+                "to plan the student alone"
+            )
         objective = pretraining_objective(config, model, [_traits(config, rows)])
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
         # Devices without a machine do not all report their slice.

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from bert_jax.model.bert import Bert
 from bert_jax.model.task_outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.example import TaskBatch
+from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Counts, Objective, Terms
 
 
@@ -35,6 +36,16 @@ class TaskObjective(Objective):
         """The arrays [B, ...] from which the host decodes each row's answer, as small as possible; by default the
         outputs."""
         return outputs
+
+    @property
+    def has_soft_targets(self) -> bool:
+        """Whether a student can learn from the outputs of a teacher (soft_sum)."""
+        return False
+
+    def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
+        """The difference of both models' outputs, summed with the label weights, at a temperature where they are
+        distributions (bert_jax/train/soft_losses.py). Only where has_soft_targets."""
+        raise NotImplementedError(f"{type(self).__name__} has no soft targets")
 
     def counts(self, batch: TaskBatch) -> Counts:
         return {"task": batch.label_weights.sum()}

@@ -43,6 +43,11 @@ class Trained:
         return cls(found)
 
     @classmethod
+    def everything(cls, params: dict[str, Any]) -> "Trained":
+        """Returns all of a tree of (abstract) parameters, as the part of a larger tree that trains."""
+        return cls(dict.fromkeys(paths.flatten(params)))
+
+    @classmethod
     def by_factors(cls, factors: dict[str, Any] | None) -> "Trained | None":
         """Returns the part whose learning-rate factors are not zero; None where that is everything."""
         if factors is None or all(np.all(factor) for factor in jax.tree.leaves(factors)):

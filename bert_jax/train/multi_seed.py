@@ -44,6 +44,8 @@ def refusal(config: TrainConfig) -> str:
         return "each device holds its optimizer states whole, so mesh.shard_optimizer must be False"
     if getattr(config, "train_layers", "").startswith("gradual"):
         return "with gradual unfreezing (train_layers), the optimizer state of a run depends on its step"
+    if config.distill.teacher:
+        return "runs with a teacher (distill.teacher) are trained one after the other"
     if config.prng != "threefry2x32":
         return f"prng={config.prng} gives other numbers for several keys at once than for one; use threefry2x32"
     return ""

@@ -251,6 +251,7 @@ class RunRecorder:
             self._opened.checkpoints.write_best()
         if selected != step:
             params = partitioning.put(paths.unflatten(read_params(self.run.workdir, selected)), mesh)
+        params = self.run.objective.evaluated_params(params)
         return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected, stop_requested)
 
 

@@ -62,6 +62,8 @@ class Run:
     epochs_before: Callable[[int], Mapping[str, float]] | None = None
     notes: tuple[str, ...] = ()  # lines about the data that are printed when the run starts
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
+    # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/branch.py)
     length: TokenLength | None = None  # of a run that ends by tokens; None: by steps or minutes
     train_layers: str = "all"

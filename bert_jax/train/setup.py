@@ -6,6 +6,7 @@ parameters initialized from the seed.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def make_plan(run: Run) -> Plan:
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
     trained, unfreezing = Trained.by_factors(factors), None
+    if run.constants and trained is None:
+        trained = Trained.everything(abstract)
     if rules.gradual_epochs(run.train_layers) is not None:
         unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
     plan = Plan(
@@ -113,7 +116,13 @@ def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
     """
     for step in run.source.changes:
         attention.kernels(plan.model, plan.runtime, batch_length(run.source, step))
-    evaluators = [make(plan, mesh) for make in run.evaluators]
+    objective = run.objective
+    held_out = dataclasses.replace(plan, objective=objective.evaluated)
+
+    def of_its_params(evaluator: Evaluator) -> Evaluator:
+        return lambda params, steps_done: evaluator(objective.evaluated_params(params), steps_done)
+
+    evaluators = [of_its_params(make(held_out, mesh)) for make in run.evaluators]
     check_best(run.config, bool(evaluators), run.measured)
     return evaluators
 
@@ -261,6 +270,11 @@ def begin_average(run: Run, params: dict[str, Any], shardings: Any) -> dict[str,
         return None
     begin = functools.partial(first_average, run.config.optimizer.ema_decay)
     return jax.jit(begin, out_shardings=shardings)(params)
+
+
+def place_constants(run: Run, mesh: Mesh) -> dict[str, Any]:
+    """Returns the constants of a run, sharded like parameters. They are an argument of the step, and never donated."""
+    return partitioning.put(paths.unflatten(run.constants), mesh)
 
 
 def training_key(run: Run, mesh: Mesh) -> jax.Array:

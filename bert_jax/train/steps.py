@@ -98,18 +98,20 @@ def train_step(
     fraction: Float[Array, ""],
     key: PRNGKeyArray,
     peak: Float[Array, ""] | None = None,
+    constants: dict[str, Any] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """One update on a global batch: the next state, and the metrics of the step.
 
     fraction is the part of the run that is done before this step, key is the run's, and peak replaces
-    optimizer.learning_rate. Dropout is a function of (key, step, microbatch), so the same arguments give the same
-    result bit for bit. Where the loss or the gradient is not finite, the step counts (`finite` is 0 among the metrics
-    and `skipped` grows by one), but parameters, optimizer state and average stay as they were.
+    optimizer.learning_rate. constants are trees that the objective binds next to the parameters, under names of their
+    own; they need plan.trained, which does not have them. Dropout is a function of (key, step, microbatch), so the same
+    arguments give the same result bit for bit. Where the loss or the gradient is not finite, the step counts (`finite`
+    is 0 among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay as they were.
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
     corrupted = plan.objective.corrupt(batch, dropout_key)
-    gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key)
+    gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key, constants)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
     metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
@@ -164,7 +166,12 @@ def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> Tr
 
 
 def accumulate(
-    plan: Plan, params: dict[str, Any], batch: Any, counts: Counts, dropout_key: Array
+    plan: Plan,
+    params: dict[str, Any],
+    batch: Any,
+    counts: Counts,
+    dropout_key: Array,
+    constants: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Terms]:
     """Gradient of the global loss by the part that trains, and the sums, over the microbatches of a batch.
 
@@ -209,4 +216,4 @@ def accumulate(
 
     sums = gradient if plan.microbatches == 1 else over_parts
     over_devices = gradient_sums.over_devices(sums, plan.runtime, plan.microbatches, plan.reduction, plan.part)
-    return over_devices(params, batch, counts, dropout_key)
+    return over_devices(params | (constants or {}), batch, counts, dropout_key)

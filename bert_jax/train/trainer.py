@@ -50,10 +50,11 @@ def fit(run: Run) -> Result:
         evaluation, logger, saver = recorder.evaluation, recorder.logger, recorder.saver
         stack.callback(profiler.close, progress.report)
         _report_start(run, plan, mesh, state, meta, opened, progress)
-        train_step, key = steps.jitted(plan, mesh, state), setup.training_key(run, mesh)
+        train_step = steps.jitted(plan, mesh, state)
+        arguments = (setup.training_key(run, mesh), None, setup.place_constants(run, mesh))
         end = config.steps if run.length is None else run.length.steps
         later = later_batch_shapes(source, first, end, mesh, run.shapes_at)
-        ahead = stack.enter_context(CompilingAhead(train_step, state, later, (key,), mesh, progress.report))
+        ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 
         for step in itertools.count(first):
@@ -83,7 +84,7 @@ def fit(run: Run) -> Result:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
             ahead.wait_for(batch)
             with profiler.step(step), compiling(progress) if step == first else contextlib.nullcontext():
-                state, metrics = train_step(state, batch, np.float32(fraction), key)
+                state, metrics = train_step(state, batch, np.float32(fraction), *arguments)
             if step == first:
                 clock.start_estimate()
             recorder.accumulator.add(step + 1, batch, metrics)

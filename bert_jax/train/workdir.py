@@ -61,6 +61,7 @@ PATHS = (
     "init_from",
     "init_average",
     "branch_from",
+    "distill.teacher",
     "task.data_dir",
     "task.train",
     "task.dev",
@@ -175,6 +176,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "compute_dtype": runtime_of(run.config).compute_dtype,  # not auto, whose meaning depends on the device
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
+        **({"distill.teacher": _fingerprint(run.constants)} if run.constants else {}),
         **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
         **{f"{key}.share": share for key, share in run.shares.items()},
         **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),

@@ -7,6 +7,7 @@ classification  dense layers to logits: classes, scores, tags, both ends of an a
 language_model  logits of tokens: masked ones, next ones, those inside a span from its boundaries
 replaced_tokens whether a token was replaced, and the generator of replacements
 layer_mix       a learned mix of all layers, which other heads read
+hidden_projection  hidden states in the width of a teacher
 crf             a linear-chain conditional random field over tags
 spans           vectors of all spans up to a length, their classes, and relations between them
 """

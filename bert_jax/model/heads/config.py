@@ -10,7 +10,7 @@ BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
 
 
-LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "named")
+LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "hidden_projection", "named")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Heads:
     | replaced_tokens | says of each token whether it was replaced (Clark et al. 2020) |
     | generator | the width of a smaller encoder that predicts masked tokens from the same embeddings, to replace them |
     | layer_mix | makes classes and tags read a learned mix of all layers instead of the last one (Peters et al. 2018) |
+    | hidden_projection | the width of a teacher, to which training projects hidden states (HiddenProjection) |
     | named | further heads by their names in heads.HEADS, which an extension may add to |
 
     Raises UserError for an unknown choice, and for a head without the head that it builds on.
@@ -78,6 +79,7 @@ class Heads:
     replaced_tokens: bool = False
     generator: int = 0
     layer_mix: bool = False
+    hidden_projection: int = 0
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

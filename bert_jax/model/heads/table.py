@@ -14,6 +14,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.crf import CRF
+from bert_jax.model.heads.hidden_projection import NAME as HIDDEN_PROJECTION
+from bert_jax.model.heads.hidden_projection import HiddenProjection
 from bert_jax.model.heads.language_model import LanguageModel, MaskedLanguageModel, SpanBoundary
 from bert_jax.model.heads.layer_mix import LayerMix
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler
@@ -55,6 +57,9 @@ HEADS: dict[str, Head] = {
     "generator": Head(Generator, lambda heads, _: (heads.generator,) if heads.generator else None),
     "next_sentence_head": Head(Classifier, lambda heads, _: (NEXT_SENTENCE_CLASSES,) if heads.next_sentence else None),
     "layer_mix": Head(_layer_mix, lambda heads, _: () if heads.layer_mix else None),
+    HIDDEN_PROJECTION: Head(
+        HiddenProjection, lambda heads, _: (heads.hidden_projection,) if heads.hidden_projection else None
+    ),
     "classifier": Head(Classifier, lambda heads, _: (heads.classes or 1,) if heads.classes or heads.choices else None),
     "tagger": Head(Classifier, lambda heads, _: (heads.tags,) if heads.tags else None),
     "crf": Head(CRF, lambda heads, _: (heads.tags,) if heads.crf else None),

@@ -32,7 +32,9 @@ from bert_jax.tasks.side_by_side import SideBySideRows, separated
 from bert_jax.tasks.task import PooledTask
 from bert_jax.tasks.task_losses import IMPOSSIBLE, choice_sums
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
+from bert_jax.train.soft_losses import soft_class_sum
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,15 @@ class ChoiceObjective(TaskObjective):
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return True
+
+    def soft_sum(
+        self, outputs: Float[Array, "B S"], teacher: Float[Array, "B S"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -36,8 +36,9 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import PooledTask, Task
 from bert_jax.tasks.task_losses import squared_error_sum
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
+from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
+from bert_jax.train.soft_losses import soft_class_sum, squared_difference_sum
 
 
 @dataclass(frozen=True)
@@ -281,6 +282,17 @@ class ClassObjective(TaskObjective):
             return {"task": Term(squared_error_sum(outputs[:, 0], targets, batch.label_weights), {})}
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return True
+
+    def soft_sum(
+        self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        if self.regression:
+            return squared_difference_sum(outputs[:, 0], teacher[:, 0], batch.label_weights)
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Float[Array, "B C"]:
         """Logits of classes, or the score in the units of the files."""

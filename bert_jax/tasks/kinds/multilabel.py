@@ -23,8 +23,9 @@ from bert_jax.tasks.metric_functions import MULTILABEL_METRICS, best_threshold, 
 from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
-from bert_jax.train.losses import binary_sums
+from bert_jax.train.losses import Scalar, binary_sums
 from bert_jax.train.objectives import Term, Terms
+from bert_jax.train.soft_losses import soft_binary_sum
 
 UNCALIBRATED = 0.5
 THRESHOLD = "threshold/"  # the prefix of the metrics that are the thresholds found on dev
@@ -186,3 +187,13 @@ class MultiLabelObjective(TaskObjective):
         weights = jnp.broadcast_to(batch.label_weights[:, None], outputs.shape) / self.classes
         loss, correct = binary_sums(outputs, batch.labels, weights)
         return {"task": Term(loss, {"accuracy": correct})}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return True
+
+    def soft_sum(
+        self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        weights = jnp.broadcast_to(batch.label_weights[:, None], outputs.shape) / self.classes
+        return soft_binary_sum(outputs, teacher, weights, temperature)

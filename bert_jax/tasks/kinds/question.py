@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.command import UserError
@@ -27,9 +28,11 @@ from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns, kind_of_file
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_losses import answer_sums
+from bert_jax.tasks.task_losses import IMPOSSIBLE, answer_sums
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
+from bert_jax.train.soft_losses import soft_class_sum
 
 # Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
@@ -188,6 +191,19 @@ class QuestionObjective(TaskObjective):
         places = batch.labels
         loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
         return {"task": Term(loss, {"accuracy": correct})}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return True
+
+    def soft_sum(
+        self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        """The mean of the sums of both ends, over the positions of the sequence (as answer_sums)."""
+        possible = (batch.sequence_ids > 0)[:, None]
+        ours, theirs = (jnp.where(possible, each.swapaxes(1, 2), IMPOSSIBLE) for each in (outputs, teacher))
+        weights = jnp.broadcast_to(batch.label_weights[:, None] / 2, (len(outputs), 2))
+        return soft_class_sum(ours, theirs, weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
         """The n_best spans of each row."""

@@ -15,8 +15,9 @@ from bert_jax.model.task_outputs import encode_for_task, tag_logits
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.task_losses import chain_sums
-from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
+from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
+from bert_jax.train.soft_losses import soft_class_sum
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -69,6 +70,15 @@ class TagObjective(TaskObjective):
 
     def counts(self, batch: TaskBatch) -> Counts:
         return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return not self.crf
+
+    def soft_sum(
+        self, outputs: Float[Array, "B T C"], teacher: Float[Array, "B T C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """The predicted tag and its probability at each position, [B, T]."""

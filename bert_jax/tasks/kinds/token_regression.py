@@ -25,7 +25,9 @@ from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_losses import squared_error_sum
 from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
+from bert_jax.train.soft_losses import squared_difference_sum
 
 # Values of a word without a number; its weight is 0. The readers turn a null of JSON into an empty text.
 MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
@@ -121,6 +123,15 @@ class NumberObjective(TaskObjective):
         mean, deviation = self.scale
         targets = (batch.labels - mean) / deviation
         return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return True
+
+    def soft_sum(
+        self, outputs: Float[Array, "B T"], teacher: Float[Array, "B T"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return squared_difference_sum(outputs, teacher, batch.label_weights)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Float[Array, "B T"]:
         """The number at each position, in the units of the files."""

@@ -6,6 +6,7 @@
   bidirectional_lm  next tokens and previous ones, by two language models
   diffusion   masked tokens at random rates, weighted to a bound on the likelihood
   replaced_tokens  which tokens a generator replaced
+  distilled   any of these or of the tasks, with a teacher
   phased      next tokens in some phases of a run, masked tokens in others
   pretraining the table of pretraining objectives, and the one that a configuration and its shards ask for
 
@@ -15,6 +16,7 @@ The objectives of fine-tuning are in bert_jax/tasks.
 from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
+from bert_jax.train.objectives.distilled import DistilledMaskedLM, DistilledObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
 from bert_jax.train.objectives.objective import (
     Counts,
@@ -36,6 +38,8 @@ __all__ = [
     "CausalLMObjective",
     "Counts",
     "DiffusionObjective",
+    "DistilledMaskedLM",
+    "DistilledObjective",
     "Likelihood",
     "MaskedLMObjective",
     "Objective",

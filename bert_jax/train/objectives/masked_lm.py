@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Batch
@@ -73,11 +73,17 @@ class MaskedLMObjective(Objective):
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         # The last layer is computed only at the positions that a head reads.
-        positions = [batch.masked_positions, batch.cls_positions]
-        if self.span_boundary:
-            positions += [batch.span_left, batch.span_right]
-        vectors = model.encode_at(batch, jnp.concatenate(positions, axis=1), dropout_key)
-        ends = np.cumsum([part.shape[1] for part in positions])[:-1]
+        vectors = model.encode_at(batch, jnp.concatenate(self.positions(batch), axis=1), dropout_key)
+        return self.terms_of(model, vectors, batch)
+
+    def positions(self, batch: Batch) -> list[Int[Array, "B _"]]:
+        """The positions of each row that the heads read: the masked ones, those of [CLS], those around spans."""
+        around = [batch.span_left, batch.span_right] if self.span_boundary else []
+        return [batch.masked_positions, batch.cls_positions, *around]
+
+    def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
+        """The terms of the loss from the last layer's vectors at `positions`, one group after another."""
+        ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
         sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
         none = Term(jnp.zeros(()), {"accuracy": jnp.zeros(())})

@@ -110,6 +110,15 @@ class Objective(abc.ABC):
         """The steps at which `batch_at` changes what it returns, so that another program is compiled."""
         return ()
 
+    @property
+    def evaluated(self) -> "Objective":
+        """The objective whose terms are measured on held-out rows: this one, unless it needs more than the model."""
+        return self
+
+    def evaluated_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters that `evaluated` has, of those of this objective."""
+        return params
+
     def predictions(self, batch: Any) -> int:
         """The number of positions of each row whose logits over the vocabulary are computed."""
         if self.predicts_all:

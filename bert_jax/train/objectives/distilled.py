@@ -1,0 +1,221 @@
+"""Objectives of a student that also learns from a teacher: its outputs (soft targets) and its hidden states.
+
+The parameters of the teacher are constants of the run: they are bound next to those of the student, sharded by the same
+rules, and neither trained nor saved. The teacher has no dropout. Held-out rows are measured by the objective without
+the teacher.
+"""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from bert_jax.config import DistillConfig, ModelConfig
+from bert_jax.config.distill import Pairs
+from bert_jax.model import bert
+from bert_jax.model.bert import Bert, Encoded
+from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.heads import Heads
+from bert_jax.model.heads.crf import IMPOSSIBLE
+from bert_jax.model.heads.hidden_projection import NAME as HIDDEN_PROJECTION
+from bert_jax.model.layer import gather_positions
+from bert_jax.model.runtime import Runtime
+from bert_jax.shapes import padded_vocabulary
+from bert_jax.train.losses import Scalar
+from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+from bert_jax.train.soft_losses import hidden_sum, soft_class_sum
+
+TEACHER = "teacher"  # the first component of the paths of the teacher's parameters
+SOFT, HIDDEN = "soft", "hidden"  # the terms of the loss
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The architecture of a teacher, and the heads whose outputs are soft targets."""
+
+    model: ModelConfig
+    heads: Heads
+
+
+class Pair(NamedTuple):
+    """Both models, bound to their parameters."""
+
+    student: Bert
+    teacher: Bert
+
+
+@dataclass(frozen=True)
+class DistilledObjective(Objective):
+    """An objective, times hard_weight, and what its student learns from a teacher (DistillConfig).
+
+    soft     T^2 KL(teacher || student) of the distributions that the subclass compares, at temperature T
+    hidden   the distance of hidden states, summed over `pairs` of layers, at all tokens. Where the widths differ, a
+             projection of the student's is trained, too (heads.hidden_projection)
+
+    Each term is a mean: soft over what is compared, hidden over tokens. A subclass computes the terms of the objective
+    and the soft sum with one forward pass of each model (`compare`).
+    """
+
+    base: Any  # the objective without a teacher
+    teacher: Teacher
+    config: DistillConfig
+    pairs: Pairs = ()
+    projection: int = 0  # the width of the teacher, where hidden states are projected to it
+
+    @abc.abstractmethod
+    def compare(self, models: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
+        """The terms of the base objective, and the soft sum, which is not read where soft_weight is 0."""
+
+    @abc.abstractmethod
+    def soft_count(self, batch: Any) -> Float[Array, ""]:
+        """The denominator of the soft term."""
+
+    @property
+    def heads(self) -> Heads:
+        return replace(self.base.heads, hidden_projection=self.projection)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {**self.base.term_metrics, **dict.fromkeys(self._weights, ())}
+
+    @property
+    def _weights(self) -> dict[str, float]:
+        """The weights of the terms that the teacher adds."""
+        weights = {SOFT: self.config.soft_weight, HIDDEN: self.config.hidden_weight}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        given = self.base.term_weights
+        hard = {name: self.config.hard_weight * given.get(name, 1.0) for name in self.base.term_metrics}
+        return hard | self._weights
+
+    @property
+    def evaluated(self) -> Objective:
+        return self.base
+
+    def evaluated_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in params.items() if name != HIDDEN_PROJECTION}
+
+    @property
+    def predicts_all(self) -> bool:
+        return self.base.predicts_all
+
+    @property
+    def compares_rows(self) -> bool:
+        return self.base.compares_rows
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return self.base.batch_fields
+
+    def extend_batch(self, batch: Any) -> Any:
+        return self.base.extend_batch(batch)
+
+    def corrupt(self, batch: Any, key: PRNGKeyArray) -> Any:
+        return self.base.corrupt(batch, key)
+
+    def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> Pair:
+        own = {name: part for name, part in params.items() if name != TEACHER}
+        # What saves memory in a backward pass, and a kernel chosen for the student, are not for the teacher.
+        forward_only = replace(runtime, frozen_layers=0, remat="none", attention="auto", logits_at_once=0)
+        return Pair(
+            bert.bind(config, self.heads, own, runtime),
+            bert.bind(self.teacher.model, self.teacher.heads, params[TEACHER], forward_only),
+        )
+
+    def counts(self, batch: Any) -> Counts:
+        found = dict(self.base.counts(batch))
+        if SOFT in self._weights:
+            found[SOFT] = self.soft_count(batch)
+        if HIDDEN in self._weights:
+            found[HIDDEN] = (batch.sequence_ids > 0).sum().astype(jnp.float32)
+        return found
+
+    def apply(self, model: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
+        encoded: dict[str, tuple[Any, Encoded]] = {}
+        if self.pairs:
+            model.student.watch(lambda *seen: encoded.update(student=seen))
+            model.teacher.watch(lambda *seen: encoded.update(teacher=seen))
+        terms, soft = self.compare(model, batch, dropout_key)
+        if SOFT in self._weights:
+            terms = terms | {SOFT: Term(soft, {})}
+        if HIDDEN in self._weights:
+            read, ours = encoded["student"]  # the rows of the batch, or their parts, such as single choices
+            if "teacher" not in encoded:
+                model.teacher.encode(read)
+            terms = terms | {HIDDEN: Term(self._hidden(model.student, read, ours, encoded["teacher"][1]), {})}
+        return terms
+
+    def _hidden(self, student: Bert, batch: Any, ours: Encoded, theirs: Encoded) -> Scalar:
+        real = (batch.sequence_ids > 0).astype(jnp.float32)
+        total = jnp.zeros(())
+        for own_layer, layer in self.pairs:
+            states = _states(ours, own_layer)
+            if self.projection:
+                states = student.head(HIDDEN_PROJECTION)(states)
+            total += hidden_sum(self.config.hidden_loss, states, _states(theirs, layer), real)
+        return total
+
+
+@dataclass(frozen=True)
+class DistilledMaskedLM(DistilledObjective):
+    """Masked language modeling with a teacher (DistilBERT; Sanh et al. 2019, section 3).
+
+    The soft term is of the tokens of the vocabulary, at masked positions or at all (config.positions), as in
+    distiller.py of huggingface/transformers, whose restrict_ce_to_mask is the former.
+
+    words: the size of the vocabulary; either model may have further rows in its table
+    """
+
+    base: MaskedLMObjective
+    words: int = 0
+
+    @property
+    def predicts_all(self) -> bool:
+        return SOFT in self._weights and self.config.positions == "all"
+
+    def soft_count(self, batch: Any) -> Float[Array, ""]:
+        return self._soft_weights(batch).sum()
+
+    def compare(self, models: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> tuple[Terms, Scalar]:
+        wanted = self.base.positions(batch)
+        groups = jnp.concatenate(wanted, axis=1)
+        student, teacher = models
+        if not self.pairs and not self.predicts_all:  # the last layers are computed at the predicted positions only
+            vectors = student.encode_at(batch, groups, dropout_key)
+            masked = vectors[:, : wanted[0].shape[1]]
+            theirs = teacher.encode_at(batch, batch.masked_positions)
+        else:
+            hidden = student.encode(batch, dropout_key).last
+            vectors, masked = gather_positions(hidden, groups), hidden
+            theirs = teacher.encode(batch).last
+            if not self.predicts_all:
+                masked, theirs = (gather_positions(each, batch.masked_positions) for each in (hidden, theirs))
+        terms = self.base.terms_of(student, vectors, batch)
+        if SOFT not in self._weights:
+            return terms, jnp.zeros(())
+        logits, targets = self._logits(student, masked), self._logits(teacher, theirs)
+        return terms, soft_class_sum(logits, targets, self._soft_weights(batch), self.config.temperature)
+
+    def _soft_weights(self, batch: Any) -> Float[Array, "B M"]:
+        if self.predicts_all:
+            return (batch.sequence_ids > 0).astype(jnp.float32)
+        return (batch.masked_weights > 0).astype(jnp.float32)
+
+    def _logits(self, model: Bert, states: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
+        """Finite logits, as many of both models; rows of a table beyond the vocabulary have no probability."""
+        logits = vocabulary_logits(model, states)[..., : padded_vocabulary(self.words)]
+        return jnp.where(jnp.arange(logits.shape[-1]) < self.words, logits, IMPOSSIBLE)
+
+
+def _states(encoded: Encoded, layer: int) -> Float[Array, "B T D"]:
+    """The hidden states after a layer, counted from 1; 0: the embeddings."""
+    if layer == 0:
+        return encoded.embeddings
+    assert encoded.layers is not None, "Bert.watch asks for all layers"
+    return encoded.layers[layer - 1]
