@@ -3,8 +3,8 @@
     BERT_JAX_DATA=DATA python -m benchmarks.distillation --model FOLDER --runs RUNS
     BERT_JAX_DATA=DATA python -m benchmarks.distillation --model FOLDER --runs RUNS --seeds 1 --steps 20 (a short trial)
 
-FOLDER is any checkpoint; the target is stated for all-MiniLM-L6-v2 (benchmarks/scores.py says where to get it). For each
-task, in RUNS:
+FOLDER is any checkpoint; the target is stated for all-MiniLM-L6-v2 (benchmarks/scores.py says where to get it). RUNS
+gets, for each task:
 
     TASK-teacher   FOLDER, fine-tuned with one seed
     TASK-student   every second layer of the teacher, distilled from it, with each seed
