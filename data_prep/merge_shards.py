@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax import command
 from bert_jax.array_types import Int64
 from bert_jax.command import Parser, UserError
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts, treats_scripts
 from bert_jax.data.shards import check_sizes, read_shard
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.listing import find_files
@@ -93,8 +93,7 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
 
 def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
     first, place = found[0]
-    # An output without this rule whose manifest has the counts of the same version has no word to which it applies.
-    free = all(_words(manifest) or "one_sentence" in manifest["counts"] for manifest, _ in found)
+    free = all(treats_scripts(manifest) for manifest, _ in found)
     if first["imported"] or first["format"] != "arrow":
         raise UserError(f"{place} holds no arrow shards that build_examples made. Merge those, and convert the result")
     for manifest, folder in found[1:]:

@@ -16,7 +16,7 @@ from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.mixture import Mixture
+from bert_jax.data.mixture import Mixture, check_sources
 from bert_jax.data.mixture_spec import parse_mixture
 from bert_jax.data.opening import open_phases
 from bert_jax.data.phases import PhasedLoader
@@ -205,6 +205,20 @@ def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders,
         pretrain.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folders, tmp_path):
+    marked = edited(folders["large"], tmp_path / "marked", masking={"unit": "word", "words": "scripts"})
+    plain = edited(folders["small"], tmp_path / "plain", masking={"unit": "word"})
+    check_sources(["marked", "plain"], [open_dataset(one, "train") for one in (marked, plain)], "data.mixture")
+    # An output of before the rule may have such text, with words by the rule of then.
+    early = json.loads((plain / "manifest.json").read_text())
+    del early["counts"]["one_sentence"]
+    (plain / "manifest.json").write_text(json.dumps(early))
+    with pytest.raises(UserError, match=r"plain .* has the masking rule .*words spaces, but marked .*words scripts"):
+        check_sources(["marked", "plain"], [open_dataset(one, "train") for one in (marked, plain)], "data.mixture")
+    same = [edited(one, tmp_path / one.name.upper(), masking={"unit": "token"}) for one in (marked, plain)]
+    check_sources(["marked", "plain"], [open_dataset(one, "train") for one in same], "data.mixture")
 
 
 @pytest.mark.parametrize(

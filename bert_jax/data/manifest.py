@@ -103,6 +103,14 @@ _LAYOUT = {
 }
 
 
+def treats_scripts(manifest: Mapping[str, Any]) -> bool:
+    """Whether masks treat scripts without spaces between words by today's rule, or the text has none of them.
+
+    Outputs of before there was this rule have neither it nor the count of documents of one sentence.
+    """
+    return "words" in manifest["masking"] or "one_sentence" in manifest["counts"]
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a finished build_examples output. Raises UserError if there is no valid one."""
     path = directory / MANIFEST

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
+from bert_jax.data.manifest import treats_scripts
 from bert_jax.data.mixture_spec import MixtureSpec
 from bert_jax.data.row_shares import RowShares
 from bert_jax.data.shards import Dataset
@@ -90,7 +91,12 @@ def check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) -
 def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
     """What the rows of one batch share: in words, the option of build_examples, and the value."""
     manifest, masking = dataset.manifest, dataset.manifest["masking"]
-    rule = ", ".join(f"{name} {value}" for name, value in dataset.masking.to_manifest().items())
+    values = dataset.masking.to_manifest()
+    if dataset.masking.unit == "token":
+        values.pop("words", None)  # words play no part
+    else:
+        values["words"] = "scripts" if treats_scripts(manifest) else "spaces"
+    rule = ", ".join(f"{name} {value}" for name, value in values.items())
     return (
         ("the tokenizer", "--tokenizer", dataset.tokenizer_hash[:12]),
         ("--seq_len", "--seq_len", dataset.seq_len),
