@@ -8,11 +8,12 @@ VENV ?= .venv
 ENGINES ?= .venv-engines
 COMPILERS ?= .venv-compilers
 STORES ?= .venv-stores
+DOCS ?= .venv-docs
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow engines compilers stores clean
+.PHONY: quickstart test lint slow engines compilers stores docs clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -38,13 +39,19 @@ compilers: $(COMPILERS)/installed
 stores: $(STORES)/installed
 	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_stores.py
 
+# The documentation site, in build/site. The reference pages are made by the program; MkDocs is in an environment of its own.
+docs: $(VENV)/installed $(DOCS)/installed
+	$(BIN)/python -m website.reference --output build/docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
+	@echo "The site is in build/site/index.html"
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -67,6 +74,11 @@ $(STORES)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(STORES)/bin/python || $(PYTHON) -m venv $(STORES)
 	$(STORES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(STORES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,stores]'
+	touch $@
+
+$(DOCS)/installed: website/requirements.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement website/requirements.txt
 	touch $@
 
 $(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml

@@ -1,8 +1,12 @@
-"""Every path and every command that the README and the docs name exists as written."""
+"""Every path and every command that the README and the docs name exists as written, and marked blocks run.
+
+`<!-- run -->` directly above a code block lets a slow test run it (website/code_blocks.py).
+"""
 
 import argparse
 import importlib
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -10,23 +14,37 @@ import sys
 from pathlib import Path
 
 import pytest
+from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import config
 from bert_jax.command import UserError
+from bert_jax.commands import MODULES
+from bert_jax.export import export_loaded
 from data_prep import build_examples
 from data_prep.build_options import BuildOptions
+from website.code_blocks import COMMAND, code_blocks
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULE = re.compile(r"python -m ((?:bert_jax|data_prep|benchmarks)\.\w+)")
+SHORT = re.compile(r"\bbert-jax ([a-z][\w-]*)")
 PATH = re.compile(r"(?<![\w/.-])((?:configs|data_prep|bert_jax|benchmarks|docs|tests)/[\w./-]*\w)")
 
 
 def commands(text: str) -> list[str]:
-    """Command lines in code blocks, continuations joined, and those within a sentence that have flags."""
+    """Command lines in code blocks, continuations joined, and those within a sentence that have flags.
+
+    A command is `python -m MODULE` or `bert-jax NAME`; all are returned in the first form.
+    """
     text = text.replace("\\\n", " ")
-    blocks = [line.strip() for line in text.splitlines() if re.match(r"\s*(\$ )?(\.venv/bin/)?python -m ", line)]
-    return blocks + [line for line in re.findall(r"`(python -m [^`]+)`", text) if " --" in line]
+    found = [line.strip() for line in text.splitlines() if COMMAND.match(line)]
+    found += [line for line in re.findall(r"`((?:python -m|bert-jax) [^`]+)`", text) if " --" in line]
+    return [SHORT.sub(module_form, line) for line in found if not re.search(r" --(help|version)\b| \.\.\.", line)]
+
+
+def module_form(found: re.Match[str]) -> str:
+    assert found[1] in MODULES, f"bert-jax has no command {found[1]}"
+    return f"python -m {MODULES[found[1]]}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -57,7 +75,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
     def stop(self: argparse.ArgumentParser, arguments: list[str] | None = None, namespace: object = None) -> None:
         raise Parsed(*whole(self, arguments, namespace))
 
-    words = shlex.split(line, comments=True)
+    words = shlex.split(re.split(r" [>|&]", line)[0], comments=True)
     start = words.index("-m") + 1
     module = importlib.import_module(words[start])
     with monkeypatch.context() as patched, pytest.raises(Parsed) as found:
@@ -98,3 +116,35 @@ def test_lines_are_found() -> None:
     modules = {MODULE.search(line.values[0])[1] for line in LINES}  # type: ignore[index]
     assert {"data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"} <= modules
     assert len(LINES) > 15
+
+
+MARKED = [
+    pytest.param(document, id=document.name)
+    for document in DOCUMENTS
+    if any(block.mark == "run" for block in code_blocks(document.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", MARKED)
+def test_the_marked_blocks_of_a_document_run_one_after_the_other(document: Path, tmp_path: Path) -> None:
+    """In one folder, which has the `encoder` that documents begin with; here it is tiny and random."""
+    loaded = random_checkpoint(tmp_path / "words", odd_config(layers=2, max_positions=128))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    export_loaded(loaded, folder / "encoder")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in (("bert-jax", "-m bert_jax"), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    for block in code_blocks(document.read_text(encoding="utf-8")):
+        if block.mark != "run":
+            continue
+        program = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}.get(block.language)
+        assert program, f"{document.name}, line {block.start + 1}: a block that runs begins with ```bash or ```python"
+        ended = subprocess.run(
+            [*program, block.code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, f"{document.name}, line {block.start + 1}: {ended.stderr[-2000:]}"

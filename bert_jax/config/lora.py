@@ -21,11 +21,11 @@ class LoraConfig:
     values out of range, and for targets that match no matrix.
     """
 
-    rank: int = 0  # 0: no adapters
-    alpha: float = 16.0
+    rank: int = 0  # columns of A; 0: no adapters
+    alpha: float = 16.0  # the scale of the adapters times their rank
     dropout: float = 0.0  # of the adapters' inputs
-    targets: str = "attention/(query|value)$"  # a regex over the paths of matrices (MATRICES)
-    rank_stabilized: bool = False
+    targets: str = "attention/(query|value)$"  # a regex over the paths of matrices (docs/adapting.md)
+    rank_stabilized: bool = False  # the scale is alpha / sqrt(rank)
 
     def __post_init__(self) -> None:
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]

@@ -66,18 +66,18 @@ class ModelConfig:
     """
 
     vocab_size: int  # that of the tokenizer; the table is padded (bert_jax/shapes.py)
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
+    layers: int  # of the encoder
+    width: int  # of the hidden states
+    heads: int  # of attention, in each layer
+    feed_forward: int  # the width between the two projections of a layer
     embedding_width: int = 0  # of the embeddings, projected to the layers' width (Lan et al. 2020); 0: that width
     shared_layers: str = "none"  # what all layers share: none, all, attention, feed_forward (Lan et al. 2020)
     max_positions: int = 512  # the maximum sequence length
     segment_types: int = 2  # 0: no segment embeddings; 1: all tokens have the same type, as in RoBERTa
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    layer_norm_epsilon: float = 1e-12
-    initializer_range: float = 0.02
+    dropout: float = 0.1  # of embeddings and of the outputs of sublayers
+    attention_dropout: float = 0.1  # of attention weights; it follows dropout unless it is set
+    layer_norm_epsilon: float = 1e-12  # added to the variance
+    initializer_range: float = 0.02  # the standard deviation of initial matrices
     norm: str = "post"  # post (BERT), pre (GPT-2), pre_but_first (ModernBERT: no norm before the first attention)
     embedding_norm: bool = True  # LayerNorm over the summed embeddings
     bias: bool = True  # False: no biases, except in the layers that give logits

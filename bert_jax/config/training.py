@@ -16,7 +16,7 @@ SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seed
 @dataclass(frozen=True)
 class DataConfig:
     train: str = ""  # the output of data_prep.build_examples, or its train/
-    eval: str = ""  # likewise, or its eval/; empty: the same output as train
+    eval: str = ""  # the output of data_prep.build_examples, or its eval/; empty: the same output as train
     prefetch: int = 4  # batches prepared ahead in a thread
 
 
@@ -56,18 +56,18 @@ class OptimizerConfig:
 
     name: str = "adamw"  # adamw, lamb, muon (hidden matrices; adamw for the rest), stable_adamw
     learning_rate: float = 1e-4  # the peak
-    warmup_steps: int = 10_000
+    warmup_steps: int = 10_000  # in which the rate grows from 0 to its peak; -1 (fine-tuning): a tenth of the run
     warmup_share: float = 0.0  # share of the run, instead of warmup_steps; the schedule covers the rest
     schedule: str = "linear"  # linear, cosine, wsd (constant, then a decay as 1 - sqrt), constant, inverse_sqrt
     decay_share: float = 0.1  # share of the run: the decay of wsd
     warmup_tokens: float = 0.0  # instead of warmup_steps and warmup_share, where config.tokens is the run's length
-    decay_tokens: float = 0.0  # instead of decay_share, likewise
+    decay_tokens: float = 0.0  # instead of decay_share, where config.tokens is the run's length
     final_share: float = 0.0  # share of the peak rate at the end of the schedule
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-6
+    beta1: float = 0.9  # the decay of the mean of gradients
+    beta2: float = 0.999  # the decay of the mean of their squares
+    epsilon: float = 1e-6  # added to the root of that mean
     bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
-    momentum: float = 0.95  # of muon
+    momentum: float = 0.95  # of muon: the decay of the mean of gradients
     muon_dtype: str = "float32"  # in which muon orthogonalizes matrices: float32; bfloat16 is faster on accelerators
     weight_decay: float = 0.01  # multiplied by the learning rate; not applied to biases and norms
     decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
@@ -93,8 +93,8 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: int = 0  # 0: not by step
-    every_minutes: float = 10.0  # 0: not by time
+    every_steps: int = 0  # steps between checkpoints; 0: not by step
+    every_minutes: float = 10.0  # minutes between checkpoints; 0: not by time
     keep: int = 2  # the number of newest checkpoints to keep; 0: all
     keep_every: int = 0  # also keep the checkpoints of steps that this divides; 0: none
     best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
@@ -102,9 +102,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    every_steps: int = 0  # 0: only at the end
-    batch_size: int = 0  # 0: that of training; with a batch_schedule its smallest
-    max_rows: int = 0  # 0: all
+    every_steps: int = 0  # steps between held-out evaluations; 0: only at the end
+    batch_size: int = 0  # rows of a held-out batch; 0: that of training; with a batch_schedule its smallest
+    max_rows: int = 0  # the first held-out rows to evaluate; 0: all
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     batch_size: int = 256  # global, in rows
     microbatches: int = 1  # gradient accumulation: each step processes the batch in this many parts
-    steps: int = 0
+    steps: int = 0  # the length of the run; 0: by budget_minutes, tokens or epochs
     budget_minutes: float = 0.0  # wall-clock limit; if steps is set too, whichever ends first
     budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions replace the clock
-    seed: int = 0
+    seed: int = 0  # of initial parameters, the order of rows, masks and dropout
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: float32 on CPU, else bfloat16
     prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh
     on_nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the update of that step
     skip_at_most: int = 10  # updates that a run may skip before it stops
-    log_every: int = 50
+    log_every: int = 50  # steps between lines of metrics.jsonl and of the log
     profile: str = ""  # steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: train from scratch
     init_layers: tuple[int, ...] = ()  # the layers of init_from to begin with, from 0, such as (0,2,4); empty: all
@@ -155,7 +155,7 @@ class TrainConfig:
 class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
-    steps: int = 1_000_000
+    steps: int = 1_000_000  # the length of the run; 0: by budget_minutes or tokens
     # The length of the run in tokens, such as 5e8, with steps=0. Steps count as many as their rows have on average.
     tokens: float = 0.0
     # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
@@ -193,14 +193,14 @@ class PretrainConfig(TrainConfig):
 class TaskConfig:
     """A named task (bert_jax/tasks/named), or the user's own files and columns."""
 
-    name: str = ""
+    name: str = ""  # a task that bert_jax knows, such as sst2 (bert-jax finetune --help); empty: files of yours
     data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
-    train: str = ""
-    dev: str = ""
-    test: str = ""
+    train: str = ""  # the file to train on; `bert-jax recipes own` describes the formats
+    dev: str = ""  # the file that chooses steps, seeds and rates; empty: none
+    test: str = ""  # a file that is never trained on, for task.submission; empty: none
     text: str = ""  # a column, by its header name or its number from 0
-    text_pair: str = ""
-    label: str = ""
+    text_pair: str = ""  # the column of the second text of a pair; empty: single texts
+    label: str = ""  # the column of the label; for tags a column or a field of the words
     # For a question about one word in each text: the columns of the start and end of the word in characters: a,b,...
     marks: str = ""
     choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
@@ -210,7 +210,7 @@ class TaskConfig:
     labels: str = ""  # names, separated by commas, in the order of the classes; empty: those of the training file
     label_map: str = ""  # what labels of the files mean: LABEL_OF_THE_FILE:LABEL,..., such as 0:NEGATIVE,1:POSITIVE
     positive: str = ""  # classification: the label that f1, precision and recall are of; empty: the second label
-    max_length: int = 128
+    max_length: int = 128  # in tokens, special ones included; longer texts are truncated
     # Pooling for a class, a score or a vector: cls, mean, max, last, and, except for vectors, attention_dot and
     # attention_additive; empty: that of init_from.
     pooling: str = ""
@@ -233,21 +233,20 @@ class TaskConfig:
     threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
     relation_threshold: float = 0.0  # span_pairs: minimum probability of a relation; 0: that of no relation
     relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
-    # embedding (bert_jax/tasks/kinds/embedding.py): prompts are put before texts, and negatives names columns.
-    normalize: bool = True
-    prompt: str = ""
-    query_prompt: str = ""
-    document_prompt: str = ""
-    negatives: str = ""
-    loss: str = ""  # contrastive, cosent; empty: cosent if the training file has scores (label)
-    scale: float = 20.0  # of cosines; the inverse of the temperature
-    symmetric: bool = False
-    dimensions: tuple[int, ...] = ()  # Matryoshka: (384,128,64); empty: whole vectors
+    normalize: bool = True  # embedding: vectors have length 1
+    prompt: str = ""  # embedding: put before single texts, and before both texts of pairs with a score
+    query_prompt: str = ""  # embedding: put before text, of pairs without a score
+    document_prompt: str = ""  # embedding: put before text_pair and negatives, of pairs without a score
+    negatives: str = ""  # embedding: the columns of hard negatives, separated by commas
+    loss: str = ""  # embedding: contrastive, cosent; empty: cosent if the training file has scores (label)
+    scale: float = 20.0  # embedding: of cosines; the inverse of the temperature
+    symmetric: bool = False  # embedding: also finds text by text_pair
+    dimensions: tuple[int, ...] = ()  # embedding: Matryoshka, such as (384,128,64); empty: whole vectors
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
-    max_query_length: int = 64  # questions are truncated to this many pieces
-    doc_stride: int = 128  # pieces between the starts of successive windows of a long context
-    n_best: int = 20  # answers kept for each question
-    max_answer_length: int = 30  # in pieces
+    max_query_length: int = 64  # question: questions are truncated to this many pieces
+    doc_stride: int = 128  # question: pieces between the starts of successive windows of a long context
+    n_best: int = 20  # question: answers kept for each question
+    max_answer_length: int = 30  # question: in pieces
     # For questions that may have no answer: predict none above this probability of none; unset: the best on dev.
     null_threshold: float | None = None
 
@@ -263,12 +262,12 @@ class FinetuneConfig(TrainConfig):
     learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
     run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory
     early_stop: int = 0  # stop after this many evaluations without a better first dev metric; 0: off
-    epochs: float = 3.0
+    epochs: float = 3.0  # the length of the run, if steps and budget_minutes are 0
     # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.
     train_layers: str = "all"
     lora: LoraConfig = field(default_factory=LoraConfig)  # trains adapters and the head alone (docs/adapting.md)
     reinit_layers: int = 0  # the last layers, and the pooler, that begin with random parameters instead of init_from's
-    batch_size: int = 32
+    batch_size: int = 32  # global, in rows
     length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
     # Batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time on the whole.
     padded_lengths: int = 0

@@ -1,0 +1,189 @@
+"""The documentation site: its generated pages say what the program has, and every page has its place."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bert_jax
+from bert_jax import command
+from bert_jax.config import FinetuneConfig, PretrainConfig, to_dict
+from website import code_blocks, config_keys, figure, links, reference
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = """\
+# Title
+
+<!-- run -->
+```bash
+bert-jax recipes
+```
+
+A list:
+
+- item
+
+      not code of the page
+
+Text
+    that continues
+
+    JAX_PLATFORMS=cpu python -m bert_jax.report runs/a
+
+    second line
+
+<!-- not run: it needs a cluster -->
+
+```
+$ srun --kill-on-bad-exit=1 bert-jax pretrain
+"""
+
+
+def flat(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested values by their dotted keys."""
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config_class", "own"),
+    [(PretrainConfig, config_keys.pretraining_keys), (FinetuneConfig, config_keys.finetuning_keys)],
+)
+def test_the_page_of_keys_has_every_key_with_its_default(config_class, own):
+    """Against the values that a run would write to its config.json."""
+    stated = {key.name: key.default for key in [*config_keys.shared_keys(), *config_keys.model_keys(), *own()]}
+    values = flat(to_dict(config_class()))
+    assert set(values) == set(stated)
+    for name, value in values.items():
+        if name.startswith("model."):  # None: the value of the preset
+            continue
+        shown = stated[name].replace("_", "") if stated[name].replace("_", "").isdigit() else stated[name]
+        assert shown == ("" if value in ("", ()) else str(value)), name
+
+
+def test_every_key_has_a_meaning_and_none_twice():
+    keys = [*config_keys.shared_keys(), *config_keys.model_keys()]
+    assert len(keys) == len({key.name for key in keys})
+    keys += config_keys.finetuning_keys()
+    for key in [*keys, *config_keys.pretraining_keys()]:
+        assert key.meaning, f"config.{key.name} has no comment in bert_jax/config: write one after it or above it"
+
+
+def test_comments_of_several_lines_belong_to_the_key_below_them():
+    [scale] = [key for key in config_keys.finetuning_keys() if key.name == "task.scale_targets"]
+    source = (ROOT / "bert_jax" / "config" / "training.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source) if text.strip().startswith("scale_targets:"))
+    first, second = (text.strip("# ") for text in source[line - 2 : line])
+    assert scale == config_keys.Key("task.scale_targets", "str", "auto", f"{first} {second}")
+
+
+def test_the_page_of_exit_codes_has_every_code_of_the_program():
+    codes = {value for name, value in vars(command).items() if name.startswith("EXIT_")}
+    assert set(reference.exit_codes()) == codes | {0}
+    assert all(len(meaning.split()) >= 1 for meaning in reference.exit_codes().values())
+
+
+def test_the_help_of_a_command_is_what_it_prints():
+    shown = subprocess.run(
+        [sys.executable, "-m", "bert_jax", "recipes", "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"},
+    ).stdout  # fmt: skip
+    assert reference.help_text("bert_jax.recipes") == shown
+
+
+def test_the_python_reference_has_every_public_name_with_its_docstring():
+    page = reference.api_page()
+    assert re.findall(r"^## bert_jax\.(\w+)$", page, re.MULTILINE) == list(bert_jax.__all__)
+    source = ast.parse((ROOT / "bert_jax" / "api.py").read_text())
+    documented = 0
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            documented += 1
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            assert first and first in page, node.name
+    assert documented >= len(bert_jax.__all__)
+
+
+def test_code_blocks_are_found_with_their_marks():
+    run, indented, cluster = code_blocks.code_blocks(DOCUMENT)
+    assert (run.language, run.code, run.mark) == ("bash", "bert-jax recipes\n", "run")
+    assert (indented.code.splitlines()[-1], indented.mark, indented.has_command) == ("second line", "", True)
+    assert (cluster.mark, cluster.reason, cluster.has_command) == ("not run", "it needs a cluster", True)
+    for block in (run, indented, cluster):
+        lines = DOCUMENT.splitlines()[block.start : block.end]
+        assert block.code.splitlines()[0] in "\n".join(lines)
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    nav = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(nav) == len(set(nav))
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name in nav, f"docs/{page.name} is in no section of the site: add it to nav in mkdocs.yml"
+    generated = {f"reference/{name}.md" for name in reference.PAGES}
+    assert generated == {page for page in nav if page.startswith("reference/")}
+
+
+@pytest.mark.parametrize(
+    ("page", "target", "found"),
+    [
+        ("index.md", "docs/install.md", "install.md"),
+        ("index.md", "docs/decisions", "decisions/index.md"),
+        ("index.md", "benchmarks/results/README.md#x", "results.md#x"),
+        ("recipes.md", "../CHANGELOG.md", "changelog.md"),
+        ("recipes.md", "scaling.md#speed", "scaling.md#speed"),
+        ("decisions/a.md", "../../README.md", "../index.md"),
+        ("decisions/index.md", "a.md", "a.md"),
+        ("reference/commands.md", "../recipes.md", "../recipes.md"),
+        ("results.md", "../../docs/speedrun.md", "speedrun.md"),
+        ("recipes.md", "../bert_jax/config", None),  # a file of the repository that the site does not have
+        ("recipes.md", "nonesuch.md", "nonesuch.md"),  # which MkDocs reports
+        ("recipes.md", "https://example.org/a.md", "https://example.org/a.md"),
+        ("recipes.md", "#here", "#here"),
+    ],
+)
+def test_links_of_the_repository_lead_to_the_same_pages_of_the_site(page, target, found):
+    assert links.site_target(target, page) == found
+
+
+def test_links_to_files_that_the_site_lacks_become_text():
+    line = "See [`own.py`](../configs/own.py), [the log](../CHANGELOG.md) and ![a](pipeline.svg)."
+    assert links.site_line(line, "recipes.md") == "See `own.py`, [the log](changelog.md) and ![a](pipeline.svg)."
+
+
+def test_no_line_of_the_drawing_is_behind_a_box():
+    drawing = (ROOT / "docs" / "pipeline.svg").read_text()
+    boxes = [
+        [float(number) for number in found]
+        for found in re.findall(
+            r'<rect class="box" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', drawing
+        )
+    ]
+    segments = []
+    for path in re.findall(r'class="line"[^>]* d="([^"]+)"', drawing):
+        place = [0.0, 0.0]
+        for letter, numbers in re.findall(r"([MHV])([\d. ]+)", path):
+            start = list(place)
+            given = [float(number) for number in numbers.split()]
+            place = given if letter == "M" else [given[0], place[1]] if letter == "H" else [place[0], given[0]]
+            segments += [(*start, *place)] if letter != "M" else []
+    assert len(boxes) == 12 and len(segments) > len(boxes)
+    for x, y, width, height in boxes:
+        for from_x, from_y, to_x, to_y in segments:
+            beside = max(from_x, to_x) <= x or min(from_x, to_x) >= x + width
+            above_or_below = max(from_y, to_y) <= y or min(from_y, to_y) >= y + height
+            assert beside or above_or_below, f"the line {from_x, from_y, to_x, to_y} crosses the box at {x, y}"
+
+
+def test_the_figure_of_the_speedrun_shows_the_published_log():
+    shown = (ROOT / "docs" / "speedrun.svg").read_text()
+    assert shown == figure.published(), "docs/speedrun.svg is older than its log: run python -m website.figure"
+    log = [json.loads(line) for line in figure.LOG.read_text().splitlines()]
+    [held_out] = re.findall(r'<polyline class="held" points="([^"]+)"', shown)
+    assert len(held_out.split()) == sum("eval_mlm_loss" in line for line in log)

@@ -1,0 +1,84 @@
+"""Hooks of MkDocs (mkdocs.yml): pages from outside docs/, links between them, and what the tests check of commands."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+from website.code_blocks import CodeBlock, code_blocks
+from website.links import PAGES, ROOT, SOURCES, site_line
+
+GENERATED = ROOT / "build" / "docs"
+_log = logging.getLogger("mkdocs.hooks.website")
+
+
+def on_config(config: Any) -> Any:
+    """Leaves out entries of the navigation whose page does not exist, and says so."""
+    if not (GENERATED / "reference").is_dir():
+        raise PluginError(f"{GENERATED} does not exist. Run: make docs")
+    config["nav"] = _existing(config["nav"])
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that are not in docs/."""
+    for source, page in PAGES.items():
+        if (ROOT / source).exists():
+            files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for path in sorted(GENERATED.rglob("*.md")):
+        name = path.relative_to(GENERATED).as_posix()
+        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    files.append(File.generated(config, "decisions/index.md", content=_decisions_page(decisions)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Changes the links of a page and adds to each command block whether a test runs it."""
+    uri = page.file.src_uri
+    blocks = code_blocks(markdown)
+    inside = {number for block in blocks for number in range(block.start, block.end)}
+    lines = [line if number in inside else site_line(line, uri) for number, line in enumerate(markdown.splitlines())]
+    for block in reversed(blocks):
+        if caption := checked(block):
+            lines[block.end : block.end] = ["", f'<p class="checked" markdown="span">{caption}</p>', ""]
+    return "\n".join(lines) + "\n"
+
+
+def checked(block: CodeBlock) -> str:
+    """What the tests check of a block, for the reader; empty for a block without a command or a mark."""
+    if block.mark == "run":
+        return "A test runs this block."
+    if block.mark == "not run":
+        return f"Not run by a test: {block.reason}."
+    return "Not run by a test, which checks its flags and keys only." if block.has_command else ""
+
+
+def _existing(entries: list[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for entry in entries:
+        [(title, value)] = entry.items()
+        if isinstance(value, list):
+            kept.append({title: _existing(value)})
+        elif _exists(value):
+            kept.append(entry)
+        else:
+            _log.info("mkdocs.yml names %s, which does not exist", value)
+    return kept
+
+
+def _exists(page: str) -> bool:
+    if page in SOURCES:
+        return (ROOT / SOURCES[page]).exists()
+    return page == "decisions/index.md" or any((folder / page).exists() for folder in (ROOT / "docs", GENERATED))
+
+
+def _decisions_page(notes: list[Path]) -> str:
+    rows = []
+    for note in reversed(notes):
+        title = note.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        rows.append(f"- {note.stem.partition('_')[0]}: [{title}]({note.name})")
+    introduction = "Dated notes: what was decided, why, and what the alternatives were."
+    return "\n".join(["# Decisions", "", introduction, "", *rows, ""])

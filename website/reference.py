@@ -1,0 +1,201 @@
+"""Writes the generated pages of the documentation site: commands, recipes, configuration keys, Python, exit codes.
+
+    python -m website.reference --output build/docs
+
+Each page comes from the program itself: the help text of each command, the docstrings of recipes and of
+`bert_jax.__all__`, and the sources of the configuration. The pages are made by `make docs` and are not in the
+repository.
+"""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import bert_jax
+from bert_jax import command, commands
+from bert_jax.config.shipped import shipped_recipes
+from website import config_keys
+from website.config_keys import Key
+
+# Where a type of a signature is defined, which its reader does not need.
+_PLACES = re.compile(
+    r"\b(?:pathlib\._local|pathlib|collections\.abc|typing|jaxtyping|ml_collections[.\w]*|bert_jax[.\w]*)\.(?=[A-Z])"
+)
+_MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes all pages below a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", required=True, help="the folder, whose reference/ is written")
+    folder = Path(parser.parse_args(arguments).output) / "reference"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (folder / f"{name}.md").write_text(page(), encoding="utf-8")
+
+
+def commands_page() -> str:
+    """The help text of every command, by job."""
+    introduction = "`bert-jax NAME` runs a command, and so does `python -m MODULE`. All have the same exit codes"
+    parts = ["# Commands", f"{introduction} ([list](exit_codes.md))."]
+    for job, listed in commands.JOBS.items():
+        parts.append(f"## {job}")
+        for module, purpose in listed.items():
+            name = command.short_name(module)
+            parts.append(f"### {name}\n\n`python -m {module}`: {purpose}.\n\n{_fenced(help_text(module))}")
+    return _joined(parts)
+
+
+def recipes_page() -> str:
+    """The docstring of every recipe, which has its command, hardware, expected result and source."""
+    parts = [
+        "# Recipes by name",
+        "`--config NAME` runs a recipe, `bert-jax recipes NAME` shows it, and `--copy FILE` copies it. "
+        "[Recipes](../recipes.md) explains them by purpose.",
+    ]
+    for name, file in shipped_recipes().items():
+        found = importlib.util.spec_from_file_location(name, file)
+        assert found is not None and found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        parts.append(f"## {name}\n\n{_fenced(inspect.getdoc(module) or '')}")
+    return _joined(parts)
+
+
+def config_page() -> str:
+    """All configuration keys with types, defaults and meanings."""
+    return _joined(
+        [
+            "# Configuration keys",
+            "`--config.KEY=VALUE` sets a key of a recipe on the command line, and `overrides={KEY: VALUE}` in Python. "
+            "Recipes have other defaults for some keys. A key that does not exist is refused, with the nearest one "
+            "that does.",
+            f"## Pretraining and fine-tuning\n\n{_table(config_keys.shared_keys())}",
+            f"## Pretraining only\n\n{_table(config_keys.pretraining_keys())}",
+            f"## Fine-tuning only\n\nDefaults of keys above that differ are listed here, too.\n\n"
+            f"{_table(config_keys.finetuning_keys())}",
+            "## Model\n\n`model.preset` names an architecture, whose values the other keys change. Defaults of the "
+            f"architecture are BERT's.\n\n{_table(config_keys.model_keys())}",
+        ]
+    )
+
+
+def api_page() -> str:
+    """Signature and docstring of every public name of `import bert_jax`, and of the methods of Model."""
+    parts = [
+        "# Python reference",
+        "The docstrings of the public names. [From Python](../python.md) shows them in use. A mistake raises "
+        "`bert_jax.command.UserError`.",
+    ]
+    for name in bert_jax.__all__:
+        value = getattr(bert_jax, name)
+        if inspect.ismodule(value):  # bert_jax.finetune and bert_jax.pretrain are functions and modules in one
+            value = getattr(importlib.import_module("bert_jax.api"), name)
+        parts.append(_documented(f"## bert_jax.{name}", name, value))
+        if inspect.isclass(value):
+            for member, found in vars(value).items():
+                if not member.startswith("_") and (callable(found) or isinstance(found, property)):
+                    parts.append(_documented(f"### {name}.{member}", member, found))
+    return _joined(parts)
+
+
+def exit_codes_page() -> str:
+    """The exit codes of all commands, from the contract that bert_jax.command states."""
+    rows = "\n".join(f"| {code} | {meaning} |" for code, meaning in exit_codes().items())
+    return _joined(
+        [
+            "# Exit codes",
+            "All commands end with one of these. Errors are one line on stderr.",
+            f"| code | meaning |\n|---|---|\n{rows}",
+            "A traceback, with exit code 1, is a bug. A scheduler may restart a run after 75 and 143: the same command "
+            "resumes it.",
+        ]
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands": commands_page,
+    "recipes_by_name": recipes_page,
+    "config_keys": config_page,
+    "python_reference": api_page,
+    "exit_codes": exit_codes_page,
+}
+
+
+def help_text(module: str) -> str:
+    """What `bert-jax NAME --help` prints in a terminal of 100 columns."""
+    main_function = importlib.import_module(module).main
+    printed = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "100"}),
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        main_function(["--help"])
+    return _MODULE.sub(lambda found: f"bert-jax {command.short_name(found[1])}", printed.getvalue())
+
+
+def exit_codes() -> dict[int, str]:
+    """The meaning of each exit code, which the docstring of bert_jax.command states as a list `CODE meaning; ...`."""
+    text = " ".join((command.__doc__ or "").split())
+    listed = text.partition("Exit codes are a contract: ")[2].partition(". ")[0]
+    pairs = (entry.partition(" ") for entry in listed.split("; "))
+    return {int(code): meaning for code, _, meaning in pairs}
+
+
+def _documented(heading: str, name: str, value: Any) -> str:
+    text = inspect.getdoc(value) or ""
+    if isinstance(value, property):
+        returned = inspect.signature(value.fget).return_annotation if value.fget else ""
+        declaration = f"{name}: {_annotation(returned)}"
+    else:
+        kind = "class " if inspect.isclass(value) else ""
+        declaration = f"{kind}{name}{_signature(value)}"
+    return f"{heading}\n\n```python\n{declaration}\n```\n\n{_fenced(text)}"
+
+
+def _signature(value: Any) -> str:
+    """The signature, a parameter a line where it is long, with annotations as the source has them."""
+    found = inspect.signature(value)
+    shown = _PLACES.sub("", str(found).replace("'", '"'))
+    if len(shown) <= 90:
+        return shown
+    inner, _, returned = shown[1:].rpartition(") -> ")
+    parts = re.split(r", (?=\*|\w+(?::|=|$))", inner)
+    return "(\n" + "".join(f"    {part},\n" for part in parts) + f") -> {returned}"
+
+
+def _annotation(value: Any) -> str:
+    return _PLACES.sub("", str(value)) if getattr(value, "__args__", ()) else value.__name__
+
+
+def _table(keys: Sequence[Key]) -> str:
+    rows = [
+        f"| `{key.name}` | {_cell(key.type)} | {_cell(key.default)} | {key.meaning.replace('|', chr(92) + '|')} |"
+        for key in keys
+    ]
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text.strip()}\n```" if text else ""
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main()
