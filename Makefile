@@ -42,8 +42,8 @@ stores: $(STORES)/installed
 # The documentation site, in build/site. The reference pages are made by the program; MkDocs is in an environment of its own.
 docs: $(VENV)/installed $(DOCS)/installed
 	$(BIN)/python -m website.reference --output build/docs
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --quiet
-	@echo "The site is in build/site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
+	@echo "The site is in build/site. To read it: $(DOCS)/bin/python -m http.server --directory build/site"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

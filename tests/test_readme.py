@@ -75,6 +75,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
     def stop(self: argparse.ArgumentParser, arguments: list[str] | None = None, namespace: object = None) -> None:
         raise Parsed(*whole(self, arguments, namespace))
 
+    line = re.sub(r"\$SLURM_\w+", "0", line)  # a number that Slurm sets
     words = shlex.split(re.split(r" [>|&]", line)[0], comments=True)
     start = words.index("-m") + 1
     module = importlib.import_module(words[start])

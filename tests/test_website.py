@@ -187,3 +187,17 @@ def test_the_figure_of_the_speedrun_shows_the_published_log():
     log = [json.loads(line) for line in figure.LOG.read_text().splitlines()]
     [held_out] = re.findall(r'<polyline class="held" points="([^"]+)"', shown)
     assert len(held_out.split()) == sum("eval_mlm_loss" in line for line in log)
+
+
+def test_every_error_of_the_list_is_one_that_the_program_raises():
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for package in ("bert_jax", "data_prep")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    texts = re.findall(r"^### `(.+?)`", (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(texts) > 10
+    for text in texts:
+        parts = [part.strip(" :,.") for part in text.split("…")]
+        for part in (part for part in parts if len(part) > 2):
+            assert part in sources, f"docs/faq.md lists an error with {part!r}, which no source has"

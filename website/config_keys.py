@@ -9,7 +9,6 @@ import tokenize
 from dataclasses import dataclass
 
 from bert_jax.config import MODEL_CHOICES, FinetuneConfig, ModelConfig, ModelOptions, PretrainConfig, TrainConfig
-from bert_jax.config.lora import LoraConfig
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,3 @@ def _shown(value: object) -> str:
     if value in ("", ()):
         return ""
     return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
-
-
-LORA_DOCUMENT = inspect.getdoc(LoraConfig) or ""

@@ -1,6 +1,7 @@
 """Hooks of MkDocs (mkdocs.yml): pages from outside docs/, links between them, and what the tests check of commands."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from website.code_blocks import CodeBlock, code_blocks
 from website.links import PAGES, ROOT, SOURCES, site_line
 
 GENERATED = ROOT / "build" / "docs"
+_COMMENT = re.compile(r"^<!--.*-->$")  # Markdown takes the next line as HTML, too, unless it is empty
 _log = logging.getLogger("mkdocs.hooks.website")
 
 
