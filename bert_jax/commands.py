@@ -33,6 +33,7 @@ JOBS: dict[str, dict[str, str]] = {
     "Train": {
         "bert_jax.plan": "estimate memory and time of a training step on TPUs or GPUs, without any",
         "bert_jax.pretrain": "pretrain an encoder on shards",
+        "bert_jax.resize_vocabulary": "add words to the vocabulary of a checkpoint, or drop unused tokens",
         "bert_jax.finetune": "fine-tune a checkpoint on a task or your own file",
     },
     "Measure": {

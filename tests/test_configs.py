@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from bert_jax import config
+from bert_jax import config, pretrain
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.model import bert, sizes
@@ -76,6 +76,9 @@ PRETRAINING = {
     "xlmr:large": "xlmr_large",
 }
 
+# Recipes whose architecture is that of a checkpoint.
+CONTINUING = ("continued",)
+
 
 def named(recipe: str) -> str:
     """The flag's value for a recipe of PRETRAINING."""
@@ -84,7 +87,8 @@ def named(recipe: str) -> str:
 
 
 def test_every_recipe_and_every_preset_exists():
-    assert {name.partition(":")[0] for name in (*PRETRAINING, *FINETUNING)} == {path.stem for path in RECIPES}
+    names = (*PRETRAINING, *FINETUNING, *CONTINUING)
+    assert {name.partition(":")[0] for name in names} == {path.stem for path in RECIPES}
     assert set(PRETRAINING.values()) == set(sizes.PRESETS)
 
 
@@ -101,6 +105,13 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     state = jax.eval_shape(optim.build(recipe.optimizer, params).init, params)
     placed = partitioning.with_shardings(mesh, (params, state))
     assert all(leaf.sharding.mesh.size == 8 for leaf in jax.tree.leaves(placed))
+
+
+@pytest.mark.parametrize("name", CONTINUING)
+def test_a_recipe_for_checkpoints_needs_one(name, shards_dir, tmp_path):
+    recipe = config.load(PretrainConfig, config.read_flags(named(name), [f"--config.data.train={shards_dir}"]))
+    with pytest.raises(UserError, match=r"set --config\.init_from=CHECKPOINT"):
+        pretrain.pretrain(recipe, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", FINETUNING)

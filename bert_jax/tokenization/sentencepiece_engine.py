@@ -116,6 +116,10 @@ class SentencePieceEngine(Engine):
             text += "" if index is None else self._tokens[index]
         return text
 
+    def normalize(self, text: str) -> str:
+        """The text in which pieces are looked up, with U+2581 for spaces."""
+        return str(self._model.normalize(self._prepared([text])[0]))
+
     def to_json(self) -> str:
         return str(library_tokenizer(self._spec).to_str(pretty=True))
 

@@ -1,0 +1,143 @@
+"""Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax import command, export
+from bert_jax.command import UserError
+from bert_jax.interop import checkpoint_average, huggingface_export, sentence_transformers
+from bert_jax.interop.discriminator import part_of
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.progress import Reporter
+from bert_jax.resizing.change import VocabularyChange
+from bert_jax.resizing.growth import grow
+from bert_jax.resizing.rows import with_vocabulary
+from bert_jax.resizing.trimming import Usage
+from bert_jax.storage.local import refuse_existing
+from bert_jax.tasks.reading import numbered_lines
+from bert_jax.tokenizer import Tokenizer
+
+LINES_AT_ONCE = 10_000
+
+DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use.
+
+  python -m bert_jax.resize_vocabulary --checkpoint CHECKPOINT --output grown --add_tokens words.txt
+  python -m bert_jax.resize_vocabulary --checkpoint CHECKPOINT --output small --trim 'text/*.txt.xz'
+
+CHECKPOINT is a workdir, a step in it, an export, or a Hugging Face folder. The output is a Hugging Face folder, which
+the other commands take as a checkpoint and as --tokenizer, and which transformers opens.
+
+--add_tokens  a file with one word on each line, in the form that the tokenizer looks up (lower-cased, without accents,
+              if the vocabulary is). Each word becomes one token, whose rows in the token table and in the output are
+              the means of those of the tokens that it had before. All other rows stay. In byte-level BPE a word has two
+              tokens, with and without the space before it. For WordPiece, byte-level BPE and SentencePiece Unigram.
+--trim        the text whose tokens to keep: files in any format of build_examples. Each line of it keeps its tokens,
+              under new ids. Special and added tokens, bytes and single characters always stay, so other text can be
+              encoded, too, though perhaps in more tokens.
+
+After words were added, train the model further: docs/continued_pretraining.md. Shards belong to one vocabulary, so
+build them again with --tokenizer OUTPUT."""
+
+
+class Resized(NamedTuple):
+    """A model with its new vocabulary, and how large it was.
+
+    tokens_before   tokens of the old vocabulary
+    bytes_before    of the weights' files in the checkpoint; None if it is not a Hugging Face folder
+    bytes_after     of those in the output
+    """
+
+    loaded: LoadedModel
+    tokens_before: int
+    bytes_before: int | None
+    bytes_after: int
+
+
+def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, average: str = "") -> Resized:
+    """Adds the words of a file to a model's vocabulary, and writes it as a Hugging Face folder.
+
+    average is as in open_checkpoint. The output appears complete or not at all. Raises UserError, with the name of the
+    file, for whatever `grow` refuses, for an output that exists, and whenever open_checkpoint and export do.
+    """
+    file = Path(words)
+    found = [word for _, line in numbered_lines(file) if (word := line.strip(" "))]
+
+    def change(tokenizer: Tokenizer) -> VocabularyChange:
+        try:
+            return grow(tokenizer, found)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+
+    return _resize(checkpoint, output, average, change)
+
+
+def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "", quiet: bool = False) -> Resized:
+    """Drops the tokens that a text does not use, and writes the model as a Hugging Face folder.
+
+    text is a pattern of files, as --input of build_examples; each line is one text. average is as in open_checkpoint.
+    The output appears complete or not at all. Raises UserError for files without text, for an output that exists, and
+    whenever open_checkpoint and export do.
+    """
+    from data_prep.readers import Corpus, find_sources
+
+    def change(tokenizer: Tokenizer) -> VocabularyChange:
+        usage = Usage(tokenizer)
+        try:
+            corpus = Corpus(find_sources(text))
+            with Reporter("reading text", corpus.total_bytes, ("MB",), quiet) as progress:
+                lines = (line for document in corpus.documents() for line in document.split("\n"))
+                while block := list(itertools.islice(lines, LINES_AT_ONCE)):
+                    usage.add(block)
+                    progress.update(corpus.bytes_read, corpus.bytes_read / 1e6)
+        except UserError as error:  # of the readers, for the commands that have --input and --on_error
+            raise UserError(str(error).partition(", or use --on_error")[0].replace("--input", "--trim")) from None
+        return usage.trim()
+
+    return _resize(checkpoint, output, average, change)
+
+
+def _resize(
+    checkpoint: str | Path, output: str | Path, average: str, change: Callable[[Tokenizer], VocabularyChange]
+) -> Resized:
+    refuse_existing(Path(output))
+    loaded = open_checkpoint(checkpoint, average)
+    if loaded.heads.generator:
+        loaded = part_of(loaded, "discriminator")
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    resized = with_vocabulary(loaded, change(tokenizer))
+    embeds = (loaded.task or {}).get("kind") == sentence_transformers.KIND
+    export.export_loaded(resized, output, "sentence_transformers" if embeds else "hf")
+    return Resized(resized, tokenizer.vocab_size, _weight_bytes(checkpoint) or None, _weight_bytes(output))
+
+
+def _weight_bytes(folder: str | Path) -> int:
+    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.resize_vocabulary", DESCRIPTION)
+    parser.add_argument("--checkpoint", required=True, help="the model whose vocabulary to change")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    job = parser.add_mutually_exclusive_group(required=True)
+    job.add_argument("--add_tokens", metavar="FILE", help="words to add, one on each line")
+    job.add_argument("--trim", metavar="GLOB", help="the text whose tokens to keep")
+    checkpoint_average.add_argument(parser)
+    options = parser.parse_args(arguments)
+    if options.add_tokens is not None:
+        done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)
+    else:
+        done = trim(options.checkpoint, options.trim, options.output, options.average)
+    weights = f"{done.bytes_after / 1e6:.1f} MB of weights"
+    if done.bytes_before is not None:
+        weights = f"{done.bytes_before / 1e6:.1f} -> {weights}"
+    print(
+        f"{options.output}: {done.tokens_before:,} -> {done.loaded.model.vocab_size:,} tokens, {weights}; "
+        f"{huggingface_export.describe(done.loaded)}"
+    )
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,62 @@
+"""A trimmed vocabulary gives the text that it was trimmed for the same tokens, and any other text some tokens."""
+
+import pytest
+import tokenizers
+from tokenizer_kinds import make, random_texts
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.resizing.trimming import Usage
+from bert_jax.tokenizer import Tokenizer
+
+KINDS = ("wordpiece_uncased", "bpe", "bpe_nfc", "unigram_bytes", "unigram_albert", "sentencepiece_bpe")
+
+
+def trimmed(old: Tokenizer, texts: list[str]) -> Tokenizer:
+    usage = Usage(old)
+    usage.add(texts)
+    return Tokenizer(usage.trim().spec)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_text_has_the_same_tokens_as_before(kind, sample_text, tmp_path):
+    lines = sample_text.read_text(encoding="utf-8").split("\n")[:400]
+    library = make(kind, lines, tmp_path / "old")
+    old = tokenizer.load(tmp_path / "old")
+    texts = lines[:40] + random_texts(5, 60)
+    usage = Usage(old)
+    usage.add(texts[:30])
+    usage.add(texts[30:])
+    change = usage.trim()
+    Tokenizer(change.spec).save(tmp_path / "new")
+    new = tokenizer.load(tmp_path / "new")
+    assert new.content_hash == Tokenizer(change.spec).content_hash
+    assert new.vocab_size < 0.8 * old.vocab_size
+    for text, ids in zip(texts, library(texts), strict=True):
+        assert new.tokens(new.encode(text)) == old.tokens(ids), text
+    assert [old.tokens(source) for source in change.sources] == [[token] for token in change.spec.all_tokens()]
+    assert new.roles == old.roles and new.pair_separators == old.pair_separators
+    if not kind.startswith("unigram"):  # whose library sums scores in another precision
+        theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "new" / "tokenizer.json"))
+        theirs.encode_special_tokens = True
+        for text in lines[:40]:
+            assert theirs.encode(text, add_special_tokens=False).ids == new.encode(text).tolist()
+    for text in lines[200:260]:
+        assert new.unk_id not in new.encode(text) or old.unk_id in old.encode(text)
+
+
+def test_an_unknown_word_does_not_become_known_by_a_shorter_match(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "ab", "abx", "##xc", "##b", "other", "##unused"]
+    (tmp_path / "vocab.txt").write_text("".join(token + "\n" for token in tokens))
+    old = tokenizer.load(tmp_path)
+    assert old.tokens(old.encode("abxc ab")) == ["[UNK]", "ab"]
+    new = trimmed(old, ["abxc ab"])
+    assert new.tokens(new.encode("abxc ab")) == ["[UNK]", "ab"]
+    assert new.id_of("abx") is not None and new.id_of("other") is None
+    assert trimmed(old, ["ab"]).id_of("abx") is None
+
+
+def test_a_text_without_tokens_is_refused(tmp_path):
+    make("wordpiece_uncased", ["a few words", "and more words"], tmp_path)
+    with pytest.raises(UserError, match="it has no text"):
+        trimmed(tokenizer.load(tmp_path), ["", "  "])
