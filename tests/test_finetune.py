@@ -320,7 +320,7 @@ def test_a_tokenizer_much_smaller_than_the_embedding_table_gives_a_warning(
     for more, said in ((100, False), (1000, True)):
         model = dataclasses.replace(loaded.model, vocab_size=loaded.vocabulary.vocab_size + more)
         other = dataclasses.replace(loaded, model=model)
-        monkeypatch.setattr(finetune_lib, "open_checkpoint", lambda *_, other=other: other)
+        monkeypatch.setattr(finetune_lib, "open_initial", lambda _, other=other: other)
         finetune_lib.open_start(config_of(start, TaskConfig()), None)
         assert ("Check that it belongs to this model" in capsys.readouterr().err) == said
 

@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax import plan
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, PretrainConfig, PretrainDataConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
@@ -176,6 +176,12 @@ def test_mistakes_are_reported_before_anything_is_compiled(arguments, message):
 def test_a_fine_tuning_recipe_is_refused():
     with pytest.raises(UserError, match="is a fine-tuning recipe"):
         plan.main(["--config", str(ROOT / "configs/own.py"), "--topology", "v5e:2x2"])
+
+
+def test_a_recipe_with_a_teacher_is_refused(step):
+    config = dataclasses.replace(CONFIG, distill=DistillConfig(teacher="runs/teacher"))
+    with pytest.raises(UserError, match="a plan does not count the work of a teacher"):
+        AbstractStep.of(config, step.topology, step.rows)
 
 
 def test_rows_longer_than_the_model_are_refused(step):

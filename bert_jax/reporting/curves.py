@@ -35,6 +35,8 @@ TITLES = {
     "mdm_loss": "Masked diffusion: bound",
     "nsp_accuracy": "Next sentence: accuracy",
     "nsp_loss": "Next sentence: loss",
+    "soft_loss": "Predictions of the teacher: difference",
+    "hidden_loss": "Hidden states of the teacher: difference",
     "task_accuracy": "Task: accuracy",
     "task_loss": "Task: loss",
     "test_task_loss": "Test: loss",
