@@ -21,6 +21,7 @@ from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_flash import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
+from bert_jax.model.ops.attention_triton import triton_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
@@ -233,13 +234,17 @@ KERNELS = {
     "banded": {},
     "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
     "flash": {"flash_attention": functools.partial(flash_attention, interpret=True)},
+    "triton": {"triton_attention": functools.partial(triton_attention, interpret=True)},
     "cudnn": {
         function.__name__: functools.partial(function, implementation="xla")
         for function in (cudnn_attention, cudnn_attention_by_length)
     },
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
-CASES = [("banded", "modernbert", True), ("flash", "bert", True), ("flash", "modernbert", True)] + [
+CASES = [("banded", "modernbert", True)] + [
+    (kernel, family, True) for kernel in ("flash", "triton") for family in ("bert", "modernbert")
+]
+CASES += [
     (kernel, family, packed)
     for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()

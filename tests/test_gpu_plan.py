@@ -101,6 +101,35 @@ def test_each_kernel_costs_what_its_bytes_and_flops_take(program):
         assert kernel.times == RUNS.get(name, 1)
 
 
+def test_a_matmul_fused_with_a_slice_of_its_operand_costs_what_it_costs_alone(program):
+    """As in the scans of jax 0.12. XLA estimates such a fusion as if the call were arithmetic on single elements."""
+    (narrow,) = (one for one, _ in program.runs() if one.name == "narrow")
+    call = next(line for line in PROGRAM.splitlines() if "%narrow = " in line).replace("(%x, %w)", "(%rows, %own)")
+    fused = hlo.parse(f"""HloModule fused
+%slice_and_call (stack: bf16[9,1024,3072], rows: bf16[4096,1024], number: s32[]) -> {narrow.shape} {{
+  %stack = bf16[9,1024,3072]{{2,1,0}} parameter(0)
+  %rows = bf16[4096,1024]{{1,0}} parameter(1)
+  %number = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %one = bf16[1,1024,3072]{{2,1,0}} dynamic-slice(%stack, %number, %zero, %zero), dynamic_slice_sizes={{1,1024,3072}}
+  %own = bf16[1024,3072]{{1,0}} bitcast(%one)
+  ROOT {call.strip()}
+}}
+
+ENTRY %main (a: bf16[9,1024,3072], b: bf16[4096,1024], c: s32[]) -> {narrow.shape} {{
+  %a = bf16[9,1024,3072]{{2,1,0}} parameter(0)
+  %b = bf16[4096,1024]{{1,0}} parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %sliced = {narrow.shape} fusion(%a, %b, %c), kind=kCustom, calls=%slice_and_call
+}}
+""")
+    (kernel,) = filter(None, (kernel_of(fused, one, H100) for one, _ in fused.runs()))
+    kind, moved, flops, seconds, bound = COSTS["narrow"]
+    assert (kernel.kind, kernel.flops, kernel.bound) == (kind, flops, bound)
+    assert kernel.bytes - moved in (0, 4)  # the number of the slice
+    assert kernel.seconds == pytest.approx(seconds)
+
+
 def test_the_step_sums_its_kernels_and_launches(program):
     time, least = step_time(program, H100, pallas_flops=0.0, least_pallas_flops=0.0, exposed_collectives=5e-6)
     wanted = {name: RUNS.get(name, 1) * seconds for name, (_, _, _, seconds, _) in COSTS.items()}

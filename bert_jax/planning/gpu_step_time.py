@@ -63,6 +63,8 @@ def kernel_of(program: Program, instruction: Instruction, gpu: Gpu, times: float
         return None
     kind, flops, speed = _work(program, instruction, gpu)
     moved = _library_bytes(instruction) if opcode == "custom-call" else bytes_moved(program, instruction)
+    if opcode == "fusion" and kind == MATMULS:
+        moved -= _workspace_bytes(instruction)
     cost = compiler_cost(instruction)
     arithmetic = flops / speed if flops else 0.0
     if kind == ELEMENTWISE and cost is not None:
@@ -200,8 +202,8 @@ def _matmul_speed(instruction: Instruction, gpu: Gpu) -> float:
 
 
 def _dots(program: Program, instruction: Instruction) -> list[Instruction]:
-    """Returns the matmuls that an instruction is or fuses."""
-    if instruction.opcode == "dot":
+    """Returns the matmuls that an instruction is or fuses. XLA also fuses calls of cuBLAS with slices of operands."""
+    if instruction.opcode == "dot" or _target(instruction).startswith("__cublas$"):
         return [instruction]
     called = instruction.called if instruction.opcode == "fusion" else ()
     return [dot for name in called for one in program.computations.get(name, ()) for dot in _dots(program, one)]
@@ -209,5 +211,12 @@ def _dots(program: Program, instruction: Instruction) -> list[Instruction]:
 
 def _library_bytes(instruction: Instruction) -> int:
     """Returns the bytes of the operands and results of a library call, without its workspace."""
-    results = _WORKSPACE.sub("", instruction.shape) if instruction.shape.startswith("(") else instruction.shape
-    return shape_bytes(results) + sum(shape_bytes(one.shape) for one in instruction.operands)
+    whole = shape_bytes(instruction.shape) + sum(shape_bytes(one.shape) for one in instruction.operands)
+    return whole - _workspace_bytes(instruction)
+
+
+def _workspace_bytes(instruction: Instruction) -> int:
+    """Returns the bytes of the workspace among the results of a library call, or of a fusion that has such a call."""
+    if not instruction.shape.startswith("("):
+        return 0
+    return shape_bytes(instruction.shape) - shape_bytes(_WORKSPACE.sub("", instruction.shape))
