@@ -23,10 +23,10 @@ class DistillConfig:
 
     teacher: str = ""  # any checkpoint; empty: no distillation
     temperature: float = 2.0  # of both softmaxes of the soft term
-    soft_weight: float = 1.0
-    hard_weight: float = 1.0
-    hidden_weight: float = 0.0
-    hidden_loss: str = "cosine"  # cosine (DistilBERT), mse (TinyBERT)
+    soft_weight: float = 1.0  # of the term that compares outputs with the teacher's
+    hard_weight: float = 1.0  # of the loss without a teacher
+    hidden_weight: float = 0.0  # of the term that compares hidden states; 0: they are not compared
+    hidden_loss: str = "cosine"  # of hidden states: cosine (DistilBERT), mse (TinyBERT)
     # The hidden states that are compared: last; uniform, the embeddings and each layer of the student with every Nth of
     # the teacher; or STUDENT:TEACHER,... such as 1:2,2:4,3:6, counted from 1, where 0 are the embeddings.
     layers: str = LAST
