@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow engines compilers stores docs clean
+.PHONY: quickstart test lint slow engines compilers stores docs notebooks clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -44,6 +44,10 @@ docs: $(VENV)/installed $(DOCS)/installed
 	$(BIN)/python -m website.reference --output build/docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 	@echo "The site is in build/site. To read it: $(DOCS)/bin/python -m http.server --directory build/site"
+
+# Runs the notebooks, and saves them with what they print.
+notebooks: $(VENV)/installed-dev
+	$(BIN)/python docs/notebooks/run.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -145,7 +145,7 @@ def pretrain(
         workdir=location(workdir),
         tokenizer=vocabulary,
         kind="pretraining",
-        description=f"pretraining {config.model.preset}",
+        description=_description(config.model.preset),
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=_measured(objective.evaluated.metric_names, loaders),
         branch_from=config.branch_from,
@@ -190,6 +190,10 @@ def main(arguments: Sequence[str]) -> None:
         result = pretrain(config, known.workdir, verbose=known.verbose)
         if distributed.is_primary():
             print(json.dumps(result))
+
+
+def _description(preset: str) -> str:
+    return "pretraining" if preset == sizes.FROM_CHECKPOINT else f"pretraining {preset}"
 
 
 def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:

@@ -15,6 +15,11 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/results/README.md": "results.md",
+    "benchmarks/results/finetuning.md": "results_finetuning.md",
+    "benchmarks/results/meshes.md": "results_meshes.md",
+    "benchmarks/results/recipes.md": "results_recipes.md",
+    "benchmarks/results/references.md": "results_references.md",
+    "benchmarks/results/speedrun_recipe.md": "results_speedrun_recipe.md",
     "data_prep/sample/README.md": "sample_text.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}

@@ -196,6 +196,8 @@ class ProgressLine:
 
     def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:
         console = Console(stderr=True, soft_wrap=True)
+        if console.is_jupyter:  # plain lines: rich would make a block of HTML of each, and a bar there is never erased
+            console = Console(stderr=True, soft_wrap=True, force_jupyter=False, force_terminal=False)
         self._console = console if jax.process_index() == 0 else None
         self._between = seconds_between_lines
         self._last = -math.inf
