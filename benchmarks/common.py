@@ -211,3 +211,20 @@ def _git(*arguments: str) -> str:
     return subprocess.run(
         ["git", *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def glue_command(task: str, workdir: Path, options: Sequence[str]) -> list[str]:
+    """The arguments of Python that fine-tune on a GLUE task; options are configuration keys with values."""
+    recipe = f"--config={REPOSITORY / 'configs' / 'glue.py'}:task={task}"
+    given = (f"--config.{option}" for option in options)
+    return ["-m", "bert_jax.finetune", recipe, f"--workdir={workdir.absolute()}", *given]  # run in the repository
+
+
+def points(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """The metric of each method's result.json, in points (hundredths): mean, standard deviation, number of seeds."""
+    found: dict[str, Any] = {"metric": metric}
+    for method, result in results.items():
+        values = result["metrics"][metric]
+        spread = None if values["std"] is None else round(100 * values["std"], 2)
+        found[method] = {"mean": round(100 * values["mean"], 2), "std": spread, "seeds": len(result["seeds"])}
+    return found

@@ -52,22 +52,12 @@ def arguments_of(
         options += [f"init_layers=({chosen},)", f"seeds={seeds}"]
     if method == STUDENT:
         options += [f"distill.{one}" for one in (f"teacher={teacher}", *DISTILLATION)]
-    return [
-        "-m",
-        "bert_jax.finetune",
-        f"--config={common.REPOSITORY / 'configs' / 'glue.py'}:task={task}",
-        f"--workdir={runs.absolute() / f'{task}-{method}'}",  # commands run in the repository
-        *(f"--config.{option}" for option in options),
-    ]
+    return common.glue_command(task, runs / f"{task}-{method}", options)
 
 
 def compare(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """The figures of one task, in points (hundredths), from the result.json of each method."""
-    found: dict[str, Any] = {"metric": metric}
-    for method, result in results.items():
-        values = result["metrics"][metric]
-        spread = None if values["std"] is None else round(100 * values["std"], 2)
-        found[method] = {"mean": round(100 * values["mean"], 2), "std": spread, "seeds": len(result["seeds"])}
+    found = common.points(results, metric)
     for method in (STUDENT, ALONE):
         found[f"{method}_keeps"] = round(100 * found[method]["mean"] / found[TEACHER]["mean"], 1)
     found["reaches_target"] = found["student_keeps"] >= TARGET

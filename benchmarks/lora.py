@@ -32,22 +32,12 @@ def arguments_of(task: str, method: str, model: str, runs: Path, seeds: int, ste
     """The command line of one method on one task. steps is 0 for `epochs` epochs."""
     length = f"steps={steps}" if steps else f"epochs={epochs:g}"
     options = (*METHODS[method], f"seeds={seeds}", length, f"init_from={Path(model).absolute()}")
-    return [
-        "-m",
-        "bert_jax.finetune",
-        f"--config={common.REPOSITORY / 'configs' / 'glue.py'}:task={task}",
-        f"--workdir={runs.absolute() / f'{task}-{method}'}",  # commands run in the repository
-        *(f"--config.{option}" for option in options),
-    ]
+    return common.glue_command(task, runs / f"{task}-{method}", options)
 
 
 def compare(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """The figures of one task, in points (hundredths), from the result.json of each method."""
-    found: dict[str, Any] = {"metric": metric}
-    for method, result in results.items():
-        values = result["metrics"][metric]
-        spread = None if values["std"] is None else round(100 * values["std"], 2)
-        found[method] = {"mean": round(100 * values["mean"], 2), "std": spread, "seeds": len(result["seeds"])}
+    found = common.points(results, metric)
     found["lost"] = round(found["full"]["mean"] - found["lora"]["mean"], 2)
     found["within_target"] = found["lost"] <= TARGET
     return found

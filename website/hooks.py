@@ -17,7 +17,7 @@ _log = logging.getLogger("mkdocs.hooks.website")
 
 
 def on_config(config: Any) -> Any:
-    """Leaves out entries of the navigation whose page does not exist, and says so."""
+    """Leaves out entries of the navigation whose page does not exist, and logs each."""
     if not (GENERATED / "reference").is_dir():
         raise PluginError(f"{GENERATED} does not exist. Run: make docs")
     config["nav"] = _existing(config["nav"])
