@@ -18,6 +18,9 @@ def test_float32_multiplies_at_the_highest_precision():
 def test_auto_unrolls_shallow_models_only():
     assert Runtime(layer_loop="auto").unrolled(4)
     assert not Runtime(layer_loop="auto").unrolled(24)
+    assert Runtime(layer_loop="auto", platform="gpu").unrolled(24)
+    assert not Runtime(layer_loop="auto", platform="gpu").unrolled(25)
+    assert not Runtime(layer_loop="auto", platform="rocm").unrolled(24)
     assert Runtime(layer_loop="unrolled").unrolled(12)
     assert not Runtime(layer_loop="scan").unrolled(4)
 

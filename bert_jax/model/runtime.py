@@ -20,8 +20,10 @@ REMATS = ("none", "attention", "matmuls", "layer")
 # The platforms of Runtime.device_platform that are NVIDIA GPUs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
 
-# An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers.
-UNROLLED_AT_MOST = 12
+# An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On NVIDIA GPUs a
+# scan also copies what the backward pass reads into stacks: by its plan for an H100, a step of BERT-Large takes 178 ms
+# scanned and 132 unrolled (docs/gpu_plan.md).
+UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_NVIDIA = 12, 24
 
 RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed
 
@@ -41,7 +43,8 @@ def platform_of(backend: Any) -> str:
 class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
-    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_kernels.py.
+    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on NVIDIA GPUs 24). attention: see
+    attention_kernels.py.
 
     scan_group: the layers of a step of the scan; where layers differ, the least multiple of it after which they repeat.
 
@@ -118,7 +121,7 @@ class Runtime:
 
     @property
     def on_nvidia(self) -> bool:
-        """Whether programs are compiled for NVIDIA GPUs. Only bert_jax.model.ops asks this."""
+        """Whether programs are compiled for NVIDIA GPUs. Only this class and bert_jax.model.ops ask this."""
         return self.device_platform in NVIDIA
 
     @property
@@ -128,4 +131,5 @@ class Runtime:
 
     def unrolled(self, layers: int) -> bool:
         """Returns whether a stack of that many layers is unrolled rather than scanned."""
-        return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)
+        most = UNROLLED_AT_MOST_ON_NVIDIA if self.on_nvidia else UNROLLED_AT_MOST
+        return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= most)

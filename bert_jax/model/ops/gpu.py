@@ -1,4 +1,4 @@
-"""The operations of a layer in the form for NVIDIA GPUs; docs/gpu_plan.md has what each form gains."""
+"""The operations of a layer in the form for NVIDIA GPUs; docs/decisions/2026-11-23_gpu_step.md has what each gains."""
 
 import jax
 from jaxtyping import Array, Float, Int, PyTree
