@@ -1,10 +1,9 @@
-"""Plans of BERT-Base and BERT-Large on every kind of TPU, and the page that shows them, docs/tpu_plan.md.
+"""Plans of BERT-Base and BERT-Large on slices of TPUs, and the page that shows them, docs/tpu_plan.md.
 
     python -m benchmarks.tpu_plans --plans benchmarks/results/tpu_plans [--only v5e] [--page docs/tpu_plan.md]
 
-Each plan comes from `python -m bert_jax.plan` with the arguments that the page shows, and is stored as JSON in the
-folder of --plans; existing plans are not recomputed. Needs libtpu (pip install 'bert_jax[tpu]') but no TPU; a plan
-takes a minute or more.
+Each plan is stored as JSON in the folder of --plans; existing plans are not recomputed. Without --page, the table is
+printed with the command of each plan. Needs libtpu (pip install 'bert_jax[tpu]') but no TPU; a plan takes minutes.
 """
 
 import json
@@ -19,31 +18,21 @@ from typing import Any
 from benchmarks import common
 from bert_jax import command
 
+DEVICES = 16
 SLICES = {
-    "v4": "v4:2x2x4",
     "v5e": "v5e:4x4",
+    "v4": "v4:2x2x4",
     "v5p": "v5p:2x2x4",
     "v6e": "v6e:4x4",
     "tpu7x": "tpu7x:2x2x2",
-}  # 16 devices
-DEVICES = 16
-# The smallest available slices: with few or no collectives, they show the speed of a single chip.
-SMALLEST = {"v5e": ("v5e:1x1", 1), "v4": ("v4:2x2x1", 4)}
-
-# Rows per device and microbatch, for kinds that run best with few rows and for those with more memory; by model size
-# and sequence length.
-SMALL, LARGE = {"v4", "v5e"}, {"v5p", "v6e", "tpu7x"}
-ROWS = {
-    ("base", 128): (128, 256),
-    ("base", 512): (32, 64),
-    ("large", 128): (32, 64),
-    ("large", 512): (8, 16),
-}
-# Several microbatches share one gradient all-reduce and one optimizer update. On v4, where the vector units limit the
-# matmuls, the options leave these units as little work as possible.
-PARTS = {"v5e": 4, "v4": 16}
-TANH = "--config.model.activation=gelu_tanh"
-SHORT_ON_V4 = (TANH, "--config.model.attention_dropout=0.0", "--config.model.attention=einsum")
+}  # of 16 devices
+# Rows per device and microbatch, by kind, model size and length; some kinds have more memory.
+SMALL, LARGE = {128: 128, 512: 32}, {128: 256, 512: 64}
+ROWS = {"v5e": {"base": SMALL, "large": {512: 8}}, "v4": {"base": SMALL}}
+ROWS |= {kind: {"base": LARGE} for kind in ("v5p", "v6e", "tpu7x")}
+PARTS = 4  # microbatches, which share one gradient all-reduce and one optimizer update
+FLASH = "--config.model.attention=flash"
+MANY = "--config.mesh.fsdp=16"  # for 256 chips
 
 
 @dataclass(frozen=True)
@@ -60,35 +49,30 @@ class PagePlan:
 
 
 def page_plans() -> list[PagePlan]:
-    """All plans of the page, those of v5e and v4 first."""
+    """All plans of the page."""
     plans = []
-    for kind in sorted(SLICES, key=lambda kind: (kind not in ("v5e", "v4"), kind)):
-        for (size, seq_len), rows in ROWS.items():
-            each = rows[kind in LARGE]
-            plans.append(_plan(f"{kind}_{size}_{seq_len}", SLICES[kind], size, seq_len, each * DEVICES))
-    for kind, (topology, devices) in SMALLEST.items():
-        for seq_len in (128, 512):
-            each = ROWS["base", seq_len][kind in LARGE]
-            plans.append(_plan(f"{kind}_{devices}_base_{seq_len}", topology, "base", seq_len, each * devices))
-    for seq_len in (128, 512):
-        each = ROWS["base", seq_len][0]
-        batch = each * DEVICES * PARTS["v5e"]
-        plans.append(_plan(f"v5e_base_{seq_len}_parts", SLICES["v5e"], "base", seq_len, batch, PARTS["v5e"]))
-    topology, devices = SMALLEST["v4"]
-    for seq_len, each, more in ((128, 64, SHORT_ON_V4), (512, 32, (TANH,))):
-        batch = each * devices * PARTS["v4"]
-        plans.append(_plan(f"v4_4_base_{seq_len}_parts", topology, "base", seq_len, batch, PARTS["v4"], *more))
-    plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, "--config.mesh.fsdp=16"))
+    for kind, sizes in ROWS.items():
+        for size, lengths in sizes.items():
+            for length, rows in lengths.items():
+                plans.append(_plan(f"{kind}_{size}_{length}", SLICES[kind], size, length, rows * DEVICES))
+    for length, rows in ROWS["v5e"]["base"].items():
+        batch = rows * DEVICES * PARTS
+        plans.append(_plan(f"v5e_base_{length}_parts", SLICES["v5e"], "base", length, batch, PARTS))
+        plans.append(_plan(f"v5e_base_{length}_flash", SLICES["v5e"], "base", length, batch, PARTS, FLASH))
+    plans.append(_plan("v6e_base_128_flash", SLICES["v6e"], "base", 128, ROWS["v6e"]["base"][128] * DEVICES, 1, FLASH))
+    plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, MANY))
+    plans.append(_plan("v5e_1024_large_512", "v5e:16x16", "large", 512, 4 * 4096, 1, MANY, "--slices 4"))
     return plans
 
 
 def _plan(name: str, topology: str, size: str, seq_len: int, batch: int, parts: int = 1, *more: str) -> PagePlan:
     arguments = [f"--config configs/bert_{size}.py --topology {topology} --seq_len {seq_len}"]
     arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}"]
-    # The kernel that does not store attention scores has no dropout of them; short rows are fast without it.
-    arguments += ["--config.model.attention_dropout=0.0"] if seq_len > 128 else []
+    # The splash kernel, which does not store attention scores, has no dropout of them; short rows are fast without it.
+    arguments += ["--config.model.attention_dropout=0.0"] if seq_len > 128 and FLASH not in more else []
     title = f"BERT-{size.capitalize()}, T={seq_len}"
     title += f", {parts} microbatches" if parts > 1 else ""
+    title += ", flash" if FLASH in more else ""
     return PagePlan(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 
@@ -100,19 +84,19 @@ def make(plan: PagePlan, folder: Path) -> None:
 
 
 def page_of(plans: Sequence[tuple[PagePlan, dict[str, Any]]]) -> str:
-    """The table of docs/tpu_plan.md, and the command of each plan."""
+    """The table of docs/tpu_plan.md."""
     columns = ["model", "slice", "rows a step", "fits", "a device", "a step", "MFU"]
     columns += ["without Pallas", "at best", "tokens a second"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
-    return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
+    return "\n".join([*rows, ""])
 
 
 def _row(plan: PagePlan, found: dict[str, Any]) -> list[str]:
     memory = found["memory_bytes"]
     cells = [
         plan.title,
-        found["topology"],
+        f"{found['slices']} x {found['topology']}" if found["slices"] > 1 else found["topology"],
         f"{found['batch_size']:,}",
         "yes" if found["fits"] else "no",
     ]
@@ -151,6 +135,7 @@ def main(arguments: Sequence[str]) -> None:
         flags.page.write_text(before + BEGIN + page_of(found) + END + rest.split(END)[1], encoding="utf-8")
     else:
         print(page_of(found))
+        print("\n".join(plan.line for plan in plans))
 
 
 if __name__ == "__main__":

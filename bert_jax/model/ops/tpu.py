@@ -1,4 +1,4 @@
-"""The operations of a layer in the form for TPUs; docs/tpu_plan.md has what each form gains."""
+"""The operations of a layer in the form for TPUs; docs/decisions/2026-11-22_tpu_step.md has what each form gains."""
 
 from jaxtyping import Array, Float
 
