@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from random_checkpoints import assert_same_tensors, random_checkpoint
@@ -115,6 +116,22 @@ def test_a_pretraining_run_resumes_bit_for_bit_and_saves_the_student_alone(shard
         pretrain.main(
             [*arguments(shards_dir, tmp_path / "run", *overrides), f"--config.distill.teacher={tmp_path}/other"]
         )
+
+
+@pytest.mark.slow
+def test_a_run_on_eight_devices_has_the_losses_of_one(shards_dir, teacher, tmp_path, monkeypatch):
+    """Over two steps of two microbatches, with parameters of both models sharded over four devices."""
+    flags = (f"distill.teacher={teacher}", "distill.hidden_weight=1", "distill.positions=all", "microbatches=2")
+    overrides = (*SMALL, *(f"--config.{flag}" for flag in flags), "--config.steps=2", "--config.log_every=1")
+    pretrain.main(arguments(shards_dir, tmp_path / "eight", *overrides, "--config.mesh.fsdp=4"))
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+    pretrain.main(arguments(shards_dir, tmp_path / "one", *overrides))
+    lines = [metrics.read_metrics(tmp_path / name) for name in ("eight", "one")]
+    for name in ("loss", "mlm_loss", "soft_loss", "hidden_loss", "gradient_norm"):
+        eight, one = ([line[name] for line in each] for each in lines)
+        assert len(one) == 2
+        np.testing.assert_allclose(eight, one, rtol=2e-5, err_msg=name)
 
 
 @pytest.mark.slow
