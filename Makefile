@@ -9,11 +9,12 @@ ENGINES ?= .venv-engines
 COMPILERS ?= .venv-compilers
 STORES ?= .venv-stores
 DOCS ?= .venv-docs
+ONNX ?= .venv-onnx
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow engines compilers stores docs notebooks clean
+.PHONY: quickstart test lint slow engines compilers stores docs notebooks onnx clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -49,13 +50,17 @@ docs: $(VENV)/installed $(DOCS)/installed
 notebooks: $(VENV)/installed-dev
 	$(BIN)/python docs/notebooks/run.py
 
+# Exports to ONNX: the converter, onnxruntime, and transformers' tokenizers for the README of an export.
+onnx: $(ONNX)/installed
+	$(ONNX)/bin/python -m pytest -q --durations=5 tests/test_onnx.py
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs .venv-onnx build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -83,6 +88,12 @@ $(STORES)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 $(DOCS)/installed: website/requirements.txt
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement website/requirements.txt
+	touch $@
+
+$(ONNX)/installed: requirements.txt setup.cfg setup.py pyproject.toml
+	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
+	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' transformers
 	touch $@
 
 $(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml

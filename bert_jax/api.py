@@ -109,12 +109,14 @@ class Model:
         found = prediction.predict(self.loaded, several, **options)
         return found[0] if isinstance(inputs, str) else found
 
-    def save(self, folder: str | Path, format: str = "hf") -> None:
-        """Writes the model to a new folder: hf, sentence_transformers, orbax or stablehlo (`bert-jax export --help`).
+    def save(self, folder: str | Path, format: str = "hf", dtype: str = "") -> None:
+        """Writes the model to a new folder: hf, sentence_transformers, orbax, stablehlo or onnx (`export --help`).
+
+        dtype    float32, bfloat16 or int8, by format; see there
 
         Raises UserError for a folder that exists, and for a model that the format cannot hold.
         """
-        export.export_loaded(self.loaded, folder, format)
+        export.export_loaded(self.loaded, folder, format, dtype=dtype)
 
     def __repr__(self) -> str:
         config, loaded = self.config, self.loaded

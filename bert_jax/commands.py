@@ -48,7 +48,7 @@ JOBS: dict[str, dict[str, str]] = {
     },
     "Exchange": {
         "bert_jax.convert": "read a Hugging Face folder or Google's TensorFlow checkpoint",
-        "bert_jax.export": "write a checkpoint for Hugging Face, Orbax or StableHLO",
+        "bert_jax.export": "write a checkpoint for Hugging Face, ONNX, StableHLO or Orbax",
     },
 }
 MODULES = {command.short_name(module): module for listed in JOBS.values() for module in listed}

@@ -1,11 +1,19 @@
-"""Exports a checkpoint in Hugging Face or sentence-transformers format, as an Orbax tree, or as StableHLO programs."""
+"""Exports a checkpoint in the format of other software: Hugging Face, sentence-transformers, ONNX, StableHLO, Orbax."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export, peft_export, stablehlo
+from bert_jax.interop import (
+    bert_jax_export,
+    checkpoint_average,
+    huggingface_export,
+    onnx_export,
+    onnx_program,
+    peft_export,
+    stablehlo,
+)
 from bert_jax.interop.discriminator import PARTS, part_of
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
@@ -13,7 +21,10 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.target_scale import with_target_scale
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
-FORMATS = ("hf", "orbax", "stablehlo", "peft", "sentence_transformers")
+FORMATS = ("hf", "orbax", "stablehlo", "onnx", "peft", "sentence_transformers")
+FLOATS = ("float32", "bfloat16")
+# Those of --dtype by format. The others have no choice.
+DTYPES = {"hf": FLOATS, "sentence_transformers": FLOATS, "stablehlo": FLOATS, "onnx": ("float32", "int8")}
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -22,14 +33,18 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
            from_pretrained("exported"). The padding rows of the vocabulary are removed. An error names whatever no
-           family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf and stablehlo write the
-           discriminator, and with --part generator the generator.
+           family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf, stablehlo and onnx
+           write the discriminator, and with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
 stablehlo  programs for every platform of JAX that run without bert_jax: hidden_states.stablehlo and, if the model has
-           heads, predictions.stablehlo, for any batch size and length, in float32; with their parameters, the
-           tokenizer, programs.json (inputs and outputs) and README.md, which shows how to run one. This is not a
-           checkpoint: keep the workdir.
+           heads, predictions.stablehlo, for any batch size and length; with their parameters, the tokenizer,
+           programs.json (inputs and outputs) and README.md, which shows how to run one. This is not a checkpoint: keep
+           the workdir.
+onnx       a program for onnxruntime, for any batch size and length: model.onnx, with the names of inputs and outputs
+           that transformers uses, config.json, tokenizer files, README.md. For models with a Hugging Face format. It is
+           compared with the model in onnxruntime before it is written. Needs pip install 'bert_jax[onnx]'. This is
+           not a checkpoint: keep the workdir.
 peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
            adapter_model.safetensors. They refer to the Hugging Face folder of the base model, which is init_from, or
            --base DIR. The other formats merge adapters into the matrices that they adapt.
@@ -37,6 +52,12 @@ sentence_transformers
            the Hugging Face format of the encoder alone, with modules.json, pooling, normalization, prompts and maximum
            length, as SentenceTransformer("exported") opens it. They are those of a checkpoint that was fine-tuned for
            vectors (the recipe embedding) or read from such a folder; of any other, the mean of its tokens.
+
+--dtype bfloat16 halves the parameters of hf, sentence_transformers and stablehlo, and the programs of stablehlo then
+also compute their matmuls in bfloat16. bfloat16 has 8 significant bits, so each parameter changes by at most 1 part in
+256. --dtype int8 is for onnx: int8 matrices, and activations that onnxruntime rounds for each batch. README.md of the
+export has its difference from float32. The default is float32, or for hf and sentence_transformers the dtype of the
+file that a model was read from, if its parameters have not changed since.
 
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, a Hugging Face folder, or
 hf:NAME (org/name), a model of the Hugging Face Hub."""
@@ -49,45 +70,57 @@ def export(
     average: str = "",
     part: str = "",
     base: str = "",
+    dtype: str = "",
 ) -> LoadedModel:
     """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
 
     part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
     orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
-    (default: the run's init_from). Raises UserError for an unknown format or part, an output that exists,
-    and a checkpoint that cannot be opened.
+    (default: the run's init_from). dtype is one of DTYPES[format]; empty for the default that `--help` describes.
+    Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
+    opened.
     """
-    _check(output, format)
+    _check(output, format, dtype)
     if base and format != "peft":
         raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
-    return _write(open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, base)
+    return _write(open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, base, dtype)
 
 
-def export_loaded(loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "") -> LoadedModel:
+def export_loaded(
+    loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "", dtype: str = ""
+) -> LoadedModel:
     """Exports a model that has been opened, as `export` does. Raises UserError for peft, which needs a workdir."""
-    _check(output, format)
+    _check(output, format, dtype)
     if format == "peft":
         raise UserError("format is peft, but the model's adapters are merged. Export the workdir of a run with LoRA")
-    return _write(loaded, output, format, part, "")
+    return _write(loaded, output, format, part, "", dtype)
 
 
-def _check(output: str | Path, format: str) -> None:
+def _check(output: str | Path, format: str, dtype: str) -> None:
     if format not in FORMATS:
         raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
+    known = DTYPES.get(format, ())
+    if dtype and dtype not in known:
+        choices = f"choose from {', '.join(known)}" if known else "it has no choice of dtype. Omit --dtype"
+        raise UserError(f"--dtype is {dtype}, which --format {format} does not write; {choices}")
+    if format == "onnx":
+        onnx_program.check_installed()
     refuse_existing(Path(output))
 
 
-def _write(loaded: LoadedModel, output: str | Path, format: str, part: str, base: str) -> LoadedModel:
+def _write(loaded: LoadedModel, output: str | Path, format: str, part: str, base: str, dtype: str) -> LoadedModel:
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format != "orbax":
         loaded = with_target_scale(loaded)
     if format == "hf":
-        huggingface_export.write(loaded, output)
+        huggingface_export.write(loaded.rounded(dtype) if dtype else loaded, output)
     elif format == "sentence_transformers":
-        huggingface_export.write_sentence_transformer(loaded, output)
+        huggingface_export.write_sentence_transformer(loaded.rounded(dtype) if dtype else loaded, output)
     elif format == "stablehlo":
-        stablehlo.write(loaded, output)
+        stablehlo.write(loaded, output, dtype or "float32")
+    elif format == "onnx":
+        onnx_export.write(loaded, output, dtype or "float32")
     elif format == "peft":
         peft_export.write(loaded, output, base)
     else:
@@ -100,6 +133,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.export", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
     parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
+    parser.add_argument("--dtype", default="", help="float32, bfloat16 or int8; see above")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
     parser.add_argument(
         "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
@@ -107,7 +141,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
-    loaded = export(options.checkpoint, options.output, options.format, options.average, options.part, options.base)
+    loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")
 
 

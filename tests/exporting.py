@@ -13,7 +13,12 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import next_sentence_logits, pool_vectors, vocabulary_logits
+from bert_jax.model.head_outputs import (
+    next_sentence_logits,
+    pool_vectors,
+    replaced_token_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import answer_logits, class_logits, sequence_vectors, tag_logits
 from bert_jax.tasks.example import TaskBatch
@@ -46,6 +51,8 @@ def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
         first = jnp.zeros((3, 1), jnp.int32)
         if heads.mlm or heads.lm:
             outputs["vocabulary_logits"] = vocabulary_logits(model, encoded.last)[..., :vocab_size]
+        if heads.replaced_tokens:
+            outputs["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
         if heads.tags:
             outputs["tag_logits"] = tag_logits(model, encoded.last)
         if heads.question:

@@ -16,7 +16,7 @@ from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskCo
 from bert_jax.evaluate import evaluate
 from bert_jax.features import FeatureOptions, features
 from bert_jax.finetune import finetune
-from bert_jax.interop import bert_jax_export, stablehlo
+from bert_jax.interop import bert_jax_export, program_outputs, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -49,7 +49,7 @@ def test_stablehlo_programs_equal_the_model(loaded: LoadedModel, tmp_path: Path,
     parameters = safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors")
     real = (np.arange(9) < np.array([9, 4])[:, None]).astype(np.int32)
     ids = np.random.default_rng(1).integers(5, loaded.model.vocab_size, real.shape).astype(np.int32)
-    batch = stablehlo.Rows(ids, real * 0, real, np.arange(9, dtype=np.int32) * real)
+    batch = program_outputs.Rows(ids, real * 0, real, np.arange(9, dtype=np.int32) * real)
     model = bind(loaded.model, loaded.heads, paths.unflatten(dict(loaded.params)), SCAN)
     last = model.encode(batch).last
     parts, names = [last], ["lm_logits"]

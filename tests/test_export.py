@@ -1,6 +1,10 @@
 """Tests that export writes the same tensors in another format, or nothing."""
 
+import importlib.util
+
+import numpy as np
 import pytest
+import safetensors
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax import export
@@ -9,6 +13,7 @@ from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import read_json
 
 TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
 
@@ -42,10 +47,45 @@ def test_the_model_card_contains_what_is_known(tmp_path, workdir):
     assert "text-classification" in card and 'BertForSequenceClassification.from_pretrained("PATH")' in card
 
 
+@pytest.mark.parametrize("layout", ["hf", "sentence_transformers"])
+def test_bfloat16_rounds_each_parameter_to_the_nearest_and_config_json_names_it(tmp_path, workdir, layout):
+    out = tmp_path / "out"
+    export.main(["--checkpoint", str(workdir), "--format", layout, "--dtype", "bfloat16", "--output", str(out)])
+    with safetensors.safe_open(out / "model.safetensors", "numpy") as file:
+        assert {file.get_slice(name).get_dtype() for name in list(file.keys())} == {"BF16"}
+    assert read_json(out / "config.json")["dtype"] == "bfloat16"
+    before, after = open_checkpoint(workdir), open_checkpoint(out)
+    for path, value in after.params.items():
+        # Half of the last of 8 significant bits.
+        assert (np.abs(value - before.params[path]) <= 2.0**-8 * np.abs(before.params[path])).all(), path
+    assert any((value != before.params[path]).any() for path, value in after.params.items())
+
+
+def test_a_file_of_half_precision_can_be_exported_in_float32(tmp_path, workdir):
+    export.export(workdir, tmp_path / "narrow", dtype="bfloat16")
+    export.export(tmp_path / "narrow", tmp_path / "same")
+    export.export(tmp_path / "narrow", tmp_path / "wide", dtype="float32")
+    narrow, same, wide = (open_checkpoint(tmp_path / name) for name in ("narrow", "same", "wide"))
+    assert (narrow.dtype, same.dtype, wide.dtype) == ("bfloat16", "bfloat16", "float32")
+    assert_same_tensors(wide.params, narrow.params)
+
+
+def test_onnx_without_its_packages_names_the_extra(tmp_path, workdir, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jax2onnx" else find_spec(name))
+    with pytest.raises(UserError, match=r"packages that are not installed \(jax2onnx.*pip install 'bert_jax\[onnx\]'"):
+        export.main(["--checkpoint", str(workdir), "--format", "onnx", "--output", str(tmp_path / "out")])
+
+
 def test_unknown_formats_existing_outputs_and_missing_checkpoints_write_nothing(tmp_path, workdir):
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in (
-        (["--format", "onnx"], "unknown --format onnx; choose from hf, orbax, stablehlo"),
+        (["--format", "tflite"], "unknown --format tflite; choose from hf, orbax, stablehlo, onnx"),
+        (
+            ["--format", "orbax", "--dtype", "bfloat16"],
+            "--dtype is bfloat16, which --format orbax does not write; it has",
+        ),
+        (["--dtype", "float8"], "--dtype is float8, which --format hf does not write; choose from float32, bfloat16"),
         (["--output", str(workdir)], r"workdir exists\. Choose another"),
         (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
     ):

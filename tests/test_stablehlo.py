@@ -14,7 +14,7 @@ from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
-from bert_jax.interop import stablehlo
+from bert_jax.interop import program_outputs, stablehlo
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -87,7 +87,7 @@ def outputs_of_the_model(loaded, inputs):
         return found
 
     return outputs(
-        dict(loaded.params), stablehlo.Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
+        dict(loaded.params), program_outputs.Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
     )
 
 
@@ -157,6 +157,29 @@ def test_the_pooled_vector_is_the_input_of_the_classifier(tmp_path):
             np.testing.assert_allclose(got[output], wanted[output], atol=1e-5, err_msg=output)
 
 
+def test_bfloat16_programs_hold_rounded_parameters_and_have_outputs_near_those_of_float32(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), PRETRAINING)
+    stablehlo.write(loaded, tmp_path / "out", "bfloat16")
+    parameters = safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors")
+    for path, value in loaded.params.items():
+        assert parameters[path].dtype == jax.numpy.bfloat16
+        np.testing.assert_array_equal(parameters[path], value.astype(jax.numpy.bfloat16))
+    described = json.loads((tmp_path / "out" / "programs.json").read_text())
+    assert {tensor["dtype"] for tensor in described["parameters"]} == {"bfloat16"}
+    assert "parameters and matmuls in bfloat16" in (tmp_path / "out" / "README.md").read_text()
+    inputs = rows_of(loaded, [7, 3, 1], 7)
+    wanted = outputs_of_the_model(loaded, inputs)
+    for name, outputs in (("hidden_states", ("last", "pooled")), ("predictions", ("mlm_logits",))):
+        program = jax.export.deserialize((tmp_path / "out" / f"{name}.stablehlo").read_bytes())
+        got = jax.jit(program.call)(parameters, inputs)
+        for output in outputs:
+            ours, theirs = (np.asarray(value) for value in (wanted[output], got[output]))
+            if output != "pooled":
+                ours, theirs = (value[inputs["attention_mask"] == 1] for value in (ours, theirs))
+            error = np.abs(theirs - ours).max() / np.abs(ours).max()
+            assert theirs.dtype == np.float32 and 1e-4 < error < 0.03, (output, error)
+
+
 def test_relations_are_refused(tmp_path):
     heads = Heads(spans=SpanHeads(length=3, relations=2))
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
@@ -185,7 +208,7 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 
     positions = np.arange(9, dtype=np.int32) * inputs["attention_mask"]
     segments = inputs["segment_ids"] * inputs["attention_mask"]
-    rows = stablehlo.Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
+    rows = program_outputs.Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
     theirs = wanted(dict(loaded.params), rows)
     assert set(got) == set(theirs)
     for name, value in theirs.items():

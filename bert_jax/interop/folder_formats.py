@@ -4,6 +4,7 @@ from pathlib import Path
 
 BERT_CONFIG_FILE = "bert_config.json"  # of Google's original BERT checkpoints
 PROGRAMS_FILE = "programs.json"  # of StableHLO programs
+ONNX_FILE = "model.onnx"
 
 
 def is_original_bert(path: Path) -> bool:

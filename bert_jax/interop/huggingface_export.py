@@ -35,6 +35,19 @@ def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> No
 
     A model that was trained for something else has the mean of its tokens. Raises UserError as `write` does.
     """
+    loaded, settings = sentence_encoder(loaded)
+
+    def add_settings(folder: Path) -> None:
+        sentence_transformers.write(settings, loaded.model.width, folder)
+
+    write(loaded, directory, add_settings)
+
+
+def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any]]:
+    """Returns the encoder alone, and the settings of its vectors, with the keys of sentence_transformers.write.
+
+    Raises UserError for a pooling that sentence-transformers lacks.
+    """
     task = loaded.task if loaded.task and loaded.task["kind"] == sentence_transformers.KIND else None
     if task and task["pooling"] not in sentence_transformers.NAMES.values():
         raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
@@ -42,12 +55,7 @@ def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> No
     heads = Heads(pooler=loaded.heads.pooler)
     held = paths.flatten(abstract_params(loaded.model, heads))
     params = {path: value for path, value in loaded.params.items() if path in held}
-    loaded = dataclasses.replace(loaded, heads=heads, params=params)
-
-    def add_settings(folder: Path) -> None:
-        sentence_transformers.write(settings, loaded.model.width, folder)
-
-    write(loaded, directory, add_settings)
+    return dataclasses.replace(loaded, heads=heads, params=params), settings
 
 
 def write(loaded: LoadedModel, directory: str | Path, add_files: Callable[[Path], None] | None = None) -> None:
@@ -57,21 +65,31 @@ def write(loaded: LoadedModel, directory: str | Path, add_files: Callable[[Path]
     field, for a model that no family's format holds.
     """
     family = family_of(loaded)
-    loaded = _without_span_boundary(loaded)
+    loaded = without_span_boundary(loaded)
     architecture = architecture_of(family, loaded.heads)
     bare = name_table.export_tensors(family.table(architecture), loaded.params, loaded.model)
     tensors = {family.full_name(name, architecture): tensor for name, tensor in bare.items()}
     tensors, dtype = _restore_dtype(tensors, loaded.dtype)
     with atomic_folder(directory) as unfinished:
-        values = _write_config(loaded, family, architecture) | {"dtype": dtype}
-        (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _save_tokenizer(loaded.vocabulary, unfinished, types=loaded.model.segment_types > 1)
         parameters = sum(tensor.size for tensor in tensors.values())
-        card = model_card.render(loaded, family, architecture, parameters)
-        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        write_description(loaded, unfinished, dtype, parameters)
         save_tensors(tensors, unfinished / WEIGHTS_FILE)
         if add_files:
             add_files(unfinished)
+
+
+def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters: int, loading: str = "") -> None:
+    """Writes all files of a folder but its weights: config.json, the tokenizer's, and README.md, the model card.
+
+    loading is the card's section on how to load the model; empty for that of transformers. Raises UserError as `write`.
+    """
+    family = family_of(loaded)
+    architecture = architecture_of(family, loaded.heads)
+    values = _write_config(loaded, family, architecture) | {"dtype": dtype}
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _save_tokenizer(loaded.vocabulary, folder, types=loaded.model.segment_types > 1)
+    card = model_card.render(loaded, family, architecture, parameters, loading)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def describe(loaded: LoadedModel) -> str:
@@ -164,7 +182,7 @@ def _unsupported_head(family: Family, heads: Heads) -> str | None:
     )
 
 
-def _without_span_boundary(loaded: LoadedModel) -> LoadedModel:
+def without_span_boundary(loaded: LoadedModel) -> LoadedModel:
     """Returns the model without the span boundary head, as SpanBERT was published, and reports that it is left out."""
     if not loaded.heads.span_boundary:
         return loaded

@@ -1,10 +1,11 @@
 """The common form of a model that was read from any kind of checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import vocabulary
@@ -40,6 +41,12 @@ class LoadedModel:
     average: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def rounded(self, dtype: str) -> "LoadedModel":
+        """Returns the model with parameters rounded to a dtype, in which the Hugging Face format then stores them."""
+        narrow = jnp.dtype(dtype)
+        params = {path: value.astype(narrow).astype(np.float32) for path, value in self.params.items()}
+        return replace(self, params=params, dtype=dtype)
 
 
 def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "config.json") -> Vocabulary:

@@ -21,8 +21,11 @@ _PIPELINES = {
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
 
-def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int) -> str:
-    """Returns the model card as Markdown. Sections without known content are left out."""
+def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int, loading: str = "") -> str:
+    """Returns the model card as Markdown. Sections without known content are left out.
+
+    loading    the section on how to load the model; empty for that of transformers
+    """
     model = loaded.model
     has = parts_of(loaded.heads)
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
@@ -40,15 +43,21 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         *_table_section("Training", _training_rows(loaded.training)),
         *_table_section("Evaluation", _metric_rows(loaded.metrics)),
         "## How to load it",
-        "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-        f'model = {architecture}.from_pretrained("PATH")\n```',
-        "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`.",
+        loading or _with_transformers(architecture),
         "## Limits",
         "The model reproduces its training text, including mistakes and bias. It was not evaluated beyond the figures "
         "above.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _with_transformers(architecture: str) -> str:
+    return (
+        "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+        f'model = {architecture}.from_pretrained("PATH")\n```\n\n'
+        "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`."
+    )
 
 
 def _average_sentence(average: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path, PurePath
 
 from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_format, huggingface, peft
-from bert_jax.interop.folder_formats import PROGRAMS_FILE, is_original_bert
+from bert_jax.interop.folder_formats import ONNX_FILE, PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
 from bert_jax.storage.hub_models import named_folder
@@ -47,6 +47,8 @@ def open_checkpoint(path: str | PurePath, average: str = "", merged: bool = True
         return bert_jax_format.read(path, step, average)
     if (path / PROGRAMS_FILE).exists():
         raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Give the one they were exported from")
+    if (path / ONNX_FILE).exists() and not list(path.glob("*.safetensors")):
+        raise UserError(f"{path} holds an ONNX program, not a checkpoint. Give the one that it was exported from")
     if is_original_bert(path):
         raise UserError(
             f"{path} is in Google's TensorFlow layout. Convert it once: python -m bert_jax.convert "
