@@ -1,10 +1,12 @@
 """Tests that export writes the same tensors in another format, or nothing."""
 
+import dataclasses
 import importlib.util
 
 import numpy as np
 import pytest
 import safetensors
+from exporting import assert_transformers_agrees, our_outputs
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax import export
@@ -14,6 +16,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
+from bert_jax.tokenizer import Tokenizer
 
 TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
 
@@ -59,6 +62,17 @@ def test_bfloat16_rounds_each_parameter_to_the_nearest_and_config_json_names_it(
         # Half of the last of 8 significant bits.
         assert (np.abs(value - before.params[path]) <= 2.0**-8 * np.abs(before.params[path])).all(), path
     assert any((value != before.params[path]).any() for path, value in after.params.items())
+
+
+@pytest.mark.slow
+def test_transformers_opens_bfloat16_exports_and_gives_the_same_outputs(tmp_path, workdir, peer_python):
+    out = tmp_path / "out"
+    export.export(workdir, out, dtype="bfloat16")
+    loaded = open_checkpoint(out)
+    loaded = dataclasses.replace(loaded, vocabulary=Tokenizer(loaded.vocabulary.spec))
+    assert_transformers_agrees(peer_python, [(out, loaded)], tolerance=1e-5)
+    wide, narrow = (our_outputs(open_checkpoint(path))["class_logits"] for path in (workdir, out))
+    assert 1e-5 < np.abs(narrow - wide).max() < 0.02 * np.abs(wide).max()
 
 
 def test_a_file_of_half_precision_can_be_exported_in_float32(tmp_path, workdir):

@@ -84,10 +84,8 @@ def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None
         found = program(parameters, inputs)
         if "answer_logits" in found:
             return {"start_logits": found["answer_logits"][..., 0], "end_logits": found["answer_logits"][..., 1]}
-        if len(found) > 1 and "next_sentence_logits" in found:
-            found["seq_relationship_logits"] = found.pop("next_sentence_logits")
-        others = {name: name if name == "seq_relationship_logits" else "logits" for name in found}
-        return {_OUTPUTS.get(name, others[name]): value for name, value in found.items()}
+        names = _OUTPUTS | ({"next_sentence_logits": "seq_relationship_logits"} if len(found) > 1 else {})
+        return {names.get(name, "logits"): value for name, value in found.items()}
 
     return compute
 
