@@ -27,6 +27,7 @@ from bert_jax.data.masking import mask_rates
 from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader, source_key
 from bert_jax.data.shards import Dataset
+from bert_jax.data.summary import summarize
 from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
@@ -157,6 +158,7 @@ def pretrain(
             for name, loader in sources.items()
         },
         shares=train.shares,
+        data=summarize(phases),
         epochs_before=train.epochs_before,
         notes=(
             *train.describe_mixtures(config.steps if length is None else length.steps),

@@ -44,7 +44,7 @@ def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
 def test_the_model_card_contains_what_is_known(tmp_path, workdir):
     export.export(workdir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "`bad`, `good`" in card and "| metrics.accuracy.mean | 0.8125 |" in card
+    assert "`bad`, `good`" in card and "| accuracy | 0.8125 |" in card
     assert "| optimizer.learning_rate | 3e-05 |" in card and "data.train" not in card
     assert "| tokens | 500000000.0 |" in card and "| steps |" not in card
     assert "text-classification" in card and 'BertForSequenceClassification.from_pretrained("PATH")' in card

@@ -66,7 +66,7 @@ def test_sentence_order_of_packed_pairs_is_trained_from_labels(sample_text, voca
     assert all(line["nsp_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
 
 
-def test_run_writes_result_metrics_and_config(trained):
+def test_run_writes_result_metrics_and_config(trained, shards_dir):
     result = json.loads((trained / "result.json").read_text())
     assert list(result) == [
         "step", "seconds", "tokens", "eval_loss", "eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy",
@@ -83,7 +83,8 @@ def test_run_writes_result_metrics_and_config(trained):
     assert lines[-1]["eval_mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-6)
     assert measured_in(trained) == set(MaskedLMObjective().metric_names)
     assert list(trained.glob("tensorboard/events.*"))
-    assert json.loads((trained / "config.json").read_text())["training"]["batch_size"] == 16
+    config = read_config(trained)
+    assert config.training["batch_size"] == 16 and config.data[0]["name"] == shards_dir.name
 
 
 def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, capsys):

@@ -16,5 +16,13 @@ def write(loaded: LoadedModel, directory: Path) -> None:
     kind = "pretraining" if loaded.task is None else "finetuning"
     write_config(
         directory,
-        WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype),
+        WorkdirConfig(
+            loaded.model,
+            loaded.heads,
+            kind,
+            training=loaded.training,
+            task=loaded.task,
+            dtype=loaded.dtype,
+            data=loaded.data,
+        ),
     )

@@ -51,6 +51,7 @@ def read(workdir: Location, step: int | None = None, average: str = "", merged: 
         dtype=config.dtype,
         origin=str(workdir),
         training=config.training,
+        data=config.data,
         # result.json reports the parameters themselves, not an average of them.
         metrics={} if average else _result(workdir),
         average=average,

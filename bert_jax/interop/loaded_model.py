@@ -1,6 +1,6 @@
 """The common form of a model that was read from any kind of checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class LoadedModel:
     origin      the path that was opened
     average     which average of a run's parameters these are (checkpoint_average); empty for none
     training    the configuration of the run
+    data        what the shards of a pretraining run held (bert_jax/data/summary.py)
     metrics     result.json of the run
     """
 
@@ -41,6 +42,7 @@ class LoadedModel:
     average: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    data: Sequence[Mapping[str, Any]] = ()
 
     def rounded(self, dtype: str) -> "LoadedModel":
         """Returns the model with parameters rounded to a dtype, in which the Hugging Face format then stores them."""

@@ -1,11 +1,17 @@
-"""Renders the README.md of an exported model: what it is, how it was trained and evaluated, how to load it."""
+"""Renders the README.md of an exported model: what it is, its data, training, scores and limits, how to load it.
 
-from collections.abc import Mapping
+A card is published, so it names files and folders by the last part of their paths.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.storage import hub_models
+from bert_jax.train.metrics import duration
 from bert_jax.vocabulary import KINDS
 
 # The Hub's task names by head; the first head that a model has decides.
@@ -17,6 +23,31 @@ _PIPELINES = {
     "mlm": "fill-mask",
     "lm": "text-generation",
 }
+
+# The keys of result.json that describe the training and not the scores.
+_EFFORT = {"step": "steps taken", "tokens": "tokens seen", "seconds": "time of training"}
+# The settings that a card names if they are set, by configuration key.
+_PATHS = ("task.train", "init_from", "branch_from", "distill.teacher")
+_DATA = ("data.train", "data.mixture", "data.phases")  # if the run did not record its data
+_SETTINGS = (
+    "objective",
+    "batch_size",
+    "batch_schedule",
+    "steps",
+    "tokens",
+    "budget_minutes",
+    "epochs",
+    "data.mask_rate",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.warmup_steps",
+    "optimizer.warmup_share",
+    "optimizer.weight_decay",
+    "optimizer.schedule",
+    "optimizer.ema_decay",
+    "compute_dtype",
+    "seed",
+)
 
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
@@ -40,13 +71,13 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
         + _average_sentence(loaded.average),
         *_task_section(loaded),
-        *_table_section("Training", _training_rows(loaded.training)),
-        *_table_section("Evaluation", _metric_rows(loaded.metrics)),
+        *_data_section(loaded),
+        *_table_section("Training", ("setting", "value"), _training_rows(loaded)),
+        *_table_section("Evaluation", ("metric", "value"), _score_rows(loaded.metrics)),
         "## How to load it",
         loading or _with_transformers(architecture),
         "## Limits",
-        "The model reproduces its training text, including mistakes and bias. It was not evaluated beyond the figures "
-        "above.",
+        "\n".join(f"- {limit}" for limit in _limits(loaded)),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -76,50 +107,137 @@ def _task_section(loaded: LoadedModel) -> list[str]:
     return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
 
 
-def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the most important settings of the run by configuration key."""
-    wanted = (
-        "data.train",
-        "data.mixture",
-        "task.train",
-        "init_from",
-        "branch_from",
-        "batch_size",
-        "steps",
-        "tokens",
-        "budget_minutes",
-        "optimizer.name",
-        "optimizer.learning_rate",
-        "optimizer.warmup_steps",
-        "optimizer.weight_decay",
-        "optimizer.schedule",
-        "optimizer.ema_decay",
-        "compute_dtype",
-        "seed",
-    )
+def _data_section(loaded: LoadedModel) -> list[str]:
+    """The sources of pretraining, or the numbers of examples of fine-tuning."""
+    if loaded.task is not None:
+        counts = loaded.metrics.get("counts", {})
+        parts = [
+            (part, one["examples"], one.get("tokens"))
+            for part, one in counts.items()
+            if one.get("examples") is not None
+        ]
+        return _section("Data", ("part", "examples", "tokens"), parts)
+    if not loaded.data:
+        return []
+    several = len(loaded.data) > 1
+    columns = ("source", "share of the rows", "documents", "tokens", "positions in a row", "objective", "masking")
+    rows = [
+        (
+            source["name"] + (f", from step {source['from_step']:,}" if source["from_step"] else ""),
+            f"{source['share']:.1%}",
+            source["documents"],
+            source["tokens"],
+            source["seq_len"],
+            source["objective"],
+            _masking(source["masking"]),
+        )
+        for source in loaded.data
+    ]
+    files = [(f"{source['name']}: " if several else "Read from ") + _input_files(source) for source in loaded.data]
+    return [*_section("Data", columns, rows), "\n".join(f"- {one}" for one in files) if several else files[0]]
+
+
+def _masking(masking: Mapping[str, Any]) -> str:
+    if not masking["rate"]:
+        return "none"
+    return f"{masking['kind']}, {masking['rate']:.0%}, unit {masking['unit']}"
+
+
+def _input_files(source: Mapping[str, Any]) -> str:
+    names = ", ".join(f"`{name}`" for name in source["input"])
+    more = source["input_files"] - len(source["input"])
+    return f"{names} and {more:,} more files." if more else f"{names}."
+
+
+def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
+    """The most important settings of the run by configuration key, and what it took."""
+    paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
     found = {}
-    for key in wanted:
-        value: Any = training
+    for key in (*paths, *_SETTINGS):
+        value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
-        if value not in (None, "", 0, 0.0):
-            found[key] = value
+        if value not in (None, "", "auto", "none", 0, 0.0):
+            found[key] = _without_folders(value) if key in paths else value
+    for name, title in _EFFORT.items():
+        if value := loaded.metrics.get(name):
+            found[title] = duration(value) if name == "seconds" else f"{value:,}"
     return found
 
 
-def _metric_rows(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the numbers of result.json by dotted name."""
-    rows: dict[str, Any] = {}
+def _without_folders(value: str) -> str:
+    """The last part of each path in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
+    if value.startswith(hub_models.PREFIX):
+        return value
+    parts = []
+    for item in value.split(","):
+        name, equals, path = item.rpartition("=")
+        parts.append(f"{name}{equals}{PurePath(path).name}")
+    return ",".join(parts)
+
+
+def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The scores of result.json by name: numbers, and the mean and standard deviation of several seeds."""
+    rows: dict[str, str] = {}
     for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            rows |= _metric_rows(value, f"{prefix}{name}.")
+        if name in (*_EFFORT, "steps", "counts", "start"):
+            continue
+        if isinstance(value, Mapping) and "mean" in value:
+            rows |= {name: score} if (score := _seeds_score(value)) else {}
+        elif isinstance(value, Mapping):
+            rows |= _score_rows(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            rows[f"{prefix}{name}"] = f"{value:.4f}" if isinstance(value, float) else value
+            rows[name] = _plain(value)
     return rows
 
 
-def _table_section(title: str, rows: Mapping[str, Any]) -> list[str]:
+def _seeds_score(values: Mapping[str, Any]) -> str:
+    if values["mean"] is None:
+        return ""
+    spread = f" ± {_plain(values['std'])}" if values.get("std") is not None else ""
+    seeds = len(values.get("values", ()))
+    return _plain(values["mean"]) + spread + (f" ({seeds} seeds)" if seeds > 1 else "")
+
+
+def _limits(loaded: LoadedModel) -> list[str]:
+    """What a user should not expect of the model, as far as the run tells."""
+    limits = []
+    longest = max((source["seq_len"] for source in loaded.data), default=0)
+    if 0 < longest < loaded.model.max_positions:
+        limits.append(
+            f"It was trained on rows of up to {longest} tokens. It accepts {loaded.model.max_positions}, but was not "
+            "measured on longer texts."
+        )
+    if loaded.vocabulary.lowercase:
+        limits.append("It does not distinguish capital letters.")
+    if loaded.data and any(source["held_out_documents"] for source in loaded.data):
+        limits.append(
+            "Held-out documents come from the sources that it was trained on. Other text is harder to predict."
+        )
+    if loaded.metrics:
+        limits.append("It was not evaluated beyond the figures above.")
+    else:
+        limits.append("No evaluation of it is known.")
+    return [*limits, "It reproduces its training text, including mistakes and bias."]
+
+
+def _table_section(title: str, columns: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
+    return _section(title, columns, list(rows.items()))
+
+
+def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A heading and a table; nothing without rows."""
     if not rows:
         return []
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return [f"## {title}", "\n".join(["| | |", "|---|---|", *lines])]
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return [f"## {title}", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -60,6 +60,7 @@ class Run:
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources of mixtures, by configuration key
     # Epochs of each source of a mixture that all steps before a step read; None: the data are no mixture.
     epochs_before: Callable[[int], Mapping[str, float]] | None = None
+    data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/summary.py)
     notes: tuple[str, ...] = ()  # lines about the data that are printed when the run starts
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.

@@ -297,8 +297,8 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
             or vocabulary.load(folder).content_hash != run.tokenizer.content_hash
         ):
             replace_folder(folder, run.tokenizer.save)
-        heads = run.objective.heads
-        write_config(run.workdir, WorkdirConfig(run.model, heads, run.kind, to_dict(run.config), run.task))
+        config = WorkdirConfig(run.model, run.objective.heads, run.kind, to_dict(run.config), run.task, data=run.data)
+        write_config(run.workdir, config)
     distributed.broadcast_from_primary("written")
     if not (run.workdir / CONFIG_FILE).exists():
         raise UserError(

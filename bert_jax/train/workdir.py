@@ -85,6 +85,7 @@ class WorkdirConfig:
     training: Mapping[str, Any] = field(default_factory=dict)  # the configuration of the run; empty after convert
     task: Mapping[str, Any] | None = None  # fine-tuning: name, kind, labels
     dtype: str = "float32"  # of the file from which convert read the parameters
+    data: Sequence[Mapping[str, Any]] = ()  # pretraining: what the shards hold (bert_jax/data/summary.py)
 
 
 def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
@@ -96,6 +97,7 @@ def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
         "training": dict(config.training),
         "task": None if config.task is None else dict(config.task),
         "dtype": config.dtype,
+        "data": [dict(source) for source in config.data],
     }
     target = location(workdir) / CONFIG_FILE
     if not is_stored(target):
@@ -110,7 +112,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
-    if set(values) != keys:
+    if set(values) | {"data"} != keys:  # of which 0.1.0 had no data
         raise UserError(f"{where} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
     return WorkdirConfig(
         model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
@@ -119,6 +121,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
         training=values["training"],
         task=values["task"],
         dtype=values["dtype"],
+        data=tuple(values.get("data", ())),
     )
 
 

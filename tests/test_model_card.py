@@ -1,0 +1,96 @@
+"""A model card tells of the run what its workdir records, and names no folder of the machine that trained it."""
+
+import json
+
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax import export
+from bert_jax.config import PretrainDataConfig
+from bert_jax.data.manifest import read_manifest
+from bert_jax.data.opening import open_phases
+from bert_jax.data.summary import summarize
+from bert_jax.interop import bert_jax_export
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads import Heads
+
+
+def card_of(tmp_path, result, heads=None, **known) -> str:
+    """The card of an exported workdir, whose run had these records and this result.json."""
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads or Heads(mlm=True), **known)
+    bert_jax_export.write(loaded, tmp_path / "workdir")
+    (tmp_path / "workdir" / "result.json").write_text(json.dumps(result))
+    export.export(tmp_path / "workdir", tmp_path / "out")
+    return (tmp_path / "out" / "README.md").read_text()
+
+
+def source(name, **changes):
+    known = {"name": name, "from_step": 0, "share": 1.0, "documents": 1234, "tokens": 56789, "rows": 10}
+    known |= {"held_out_documents": 0, "seq_len": 16, "objective": "nsp", "input_files": 1, "input": [f"{name}.txt"]}
+    return known | {"masking": {"kind": "dynamic", "unit": "word", "rate": 0.15}, "input_bytes": 5} | changes
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_summary_has_the_counts_of_the_manifest_and_no_folder(shards_dir, mixed):
+    spec = {"mixture": f"books={shards_dir}:1"} if mixed else {"train": str(shards_dir)}
+    (one,) = summarize(open_phases(PretrainDataConfig(**spec)))
+    manifest = read_manifest(shards_dir)
+    assert (one["name"], one["share"], one["from_step"]) == ("books" if mixed else shards_dir.name, 1, 0)
+    for name in ("documents", "tokens", "rows"):
+        assert one[name] == manifest["parts"]["train"][name] > 0
+    assert one["held_out_documents"] == manifest["parts"]["eval"]["documents"] > 0
+    assert one["masking"] == {"kind": "dynamic", "unit": "word", "rate": 0.15}
+    assert one["input"] == ["text.txt"] and "/" not in json.dumps(one)
+
+
+def test_the_card_of_a_pretrained_model_has_its_data_its_effort_and_its_limits(tmp_path):
+    data = (
+        source("wiki", share=0.75, held_out_documents=3),
+        source("code", share=0.25, from_step=100, input_files=30, input=["a", "b"]),
+    )
+    training = {"init_from": "/home/me/first", "data": {"mixture": "wiki=/data/wiki:3,code=/data/code:1"}, "seed": 7}
+    training["objective"] = "auto"
+    result = {"step": 1200, "seconds": 3723.4, "tokens": 5000000, "eval_mlm_loss": 3.25, "eval_nsp_accuracy": None}
+    card = card_of(tmp_path, result, training=training, data=data)
+    assert "| wiki | 75.0% | 1,234 | 56,789 | 16 | nsp | dynamic, 15%, unit word |" in card
+    assert "| code, from step 100 | 25.0% |" in card and "- code: `a`, `b` and 28 more files." in card
+    assert "| init_from | first |" in card and "| seed | 7 |" in card and "objective | auto" not in card
+    for row in ("| steps taken | 1,200 |", "| tokens seen | 5,000,000 |", "| time of training | 1:02:03 |"):
+        assert row in card
+    assert "| eval_mlm_loss | 3.2500 |" in card and "nsp_accuracy" not in card
+    assert (
+        "rows of up to 16 tokens. It accepts 24" in card and "capital letters" in card and "Held-out documents" in card
+    )
+    assert "/home" not in card and "/data" not in card
+
+
+def test_paths_of_older_runs_and_mixtures_lose_their_folders_and_hub_names_do_not(tmp_path):
+    training = {"init_from": "hf:org/name", "data": {"mixture": "wiki=/data/wiki:0.5,code=gs://bucket/code:0.5"}}
+    card = card_of(tmp_path, {}, training=training)
+    assert "| init_from | hf:org/name |" in card and "| data.mixture | wiki=wiki:0.5,code=code:0.5 |" in card
+    assert "No evaluation of it is known." in card and "## Data" not in card
+
+
+def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_examples(tmp_path):
+    result = {
+        "metrics": {
+            "f1": {"mean": 0.8125, "std": 0.015, "values": [0.8, 0.825]},
+            "accuracy": {"mean": 0.75, "std": None, "values": [0.75]},
+            "pearson": {"mean": None, "std": None, "values": [None]},
+        },
+        "steps": [100, 100],
+        "counts": {"train": {"examples": 5452, "tokens": 63127}, "dev": {"examples": 500, "tokens": 6000}},
+        "start": {"path": "/home/me/first", "task": None},
+    }
+    task = {"name": "own", "kind": "classification", "labels": ["bad", "good"]}
+    card = card_of(tmp_path, result, heads=Heads(pooler=True, classes=2), task=task, training={"epochs": 3.0})
+    assert "| f1 | 0.8125 ± 0.0150 (2 seeds) |" in card and "| accuracy | 0.7500 |" in card and "pearson" not in card
+    assert "| train | 5,452 | 63,127 |" in card and "| dev | 500 | 6,000 |" in card
+    assert "| epochs | 3.0 |" in card and "/home" not in card
+
+
+def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True), data=(source("wiki"),))
+    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
+    assert open_checkpoint(tmp_path / "out").data == (source("wiki"),)
