@@ -6,8 +6,10 @@ masked by DataCollatorForLanguageModeling. Optimizer: AdamW with rate 5e-5, beta
 decay; gradients clipped at 1; the rate decays linearly without warmup (TrainingArguments of transformers 5.23). The
 script's decay is over three epochs; here it is over the minutes of training. Rows have the length of bert_jax's.
 
-Time is measured, or counted: with --pace, each step counts as long as it takes on an idle machine, so that other work
-beside it takes nothing from the peer.
+Time is measured, or counted: with --pace, each step counts as long as a step of transformers takes on an idle machine,
+so that other work beside it takes nothing from the peer. A counted step applies the vocabulary head at the masked
+positions only, which halves its work and changes neither loss nor gradients: the losses of one batch are compared
+before training.
 
 It saves its state every few minutes and resumes from it. OUTPUT/model has the Hugging Face layout.
 """
@@ -57,6 +59,18 @@ class PeerPretraining:
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
         self._resume()
 
+    def check_equal_losses(self) -> None:
+        """Raises SystemExit unless both forms of the loss agree on the first rows, without dropout."""
+        import torch
+
+        with torch.no_grad(), torch.random.fork_rng():
+            batch = self._batch(np.arange(BATCH_SIZE))
+            self.model.eval()
+            whole, masked = float(self.model(**batch).loss), float(self._masked_loss(batch))
+            self.model.train()
+        if not abs(whole - masked) <= 1e-5 * abs(whole):
+            raise SystemExit(f"the loss is {whole} for all positions and {masked} for the masked ones")
+
     def train(self) -> None:
         """Trains until the budget is spent; the time of saving does not count."""
         losses: list[float] = []
@@ -82,11 +96,10 @@ class PeerPretraining:
     def _step(self, chosen: np.ndarray) -> float:
         import torch
 
-        rows = [{"input_ids": row.tolist(), "attention_mask": (row != self.pad).tolist()} for row in self.rows[chosen]]
-        batch = self.collate(rows)
+        batch = self._batch(chosen)
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * max(0.0, 1.0 - self.seconds / self.budget)
-        loss = self.model(**batch).loss
+        loss = self._masked_loss(batch) if self.pace else self.model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -94,6 +107,20 @@ class PeerPretraining:
         self.steps += 1
         self.tokens += int(batch["attention_mask"].sum())
         return float(loss.detach())
+
+    def _batch(self, chosen: np.ndarray) -> Any:
+        rows = [{"input_ids": row.tolist(), "attention_mask": (row != self.pad).tolist()} for row in self.rows[chosen]]
+        return self.collate(rows)
+
+    def _masked_loss(self, batch: Any) -> Any:
+        """The loss of BertForMaskedLM, from logits at the masked positions only."""
+        import torch
+
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        hidden = self.model.bert(**inputs).last_hidden_state.flatten(0, 1)
+        labels = batch["labels"].flatten()
+        places = (labels != -100).nonzero()[:, 0]
+        return torch.nn.functional.cross_entropy(self.model.cls(hidden[places]), labels[places])
 
     def finish(self, tokenizer: Path) -> None:
         """Writes OUTPUT/result.json and OUTPUT/model, which appears when it is complete."""
@@ -156,6 +183,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
     training = PeerPretraining(arguments)
+    if arguments.pace:
+        training.check_equal_losses()
     training.train()
     training.finish(arguments.tokenizer)
 
