@@ -134,6 +134,7 @@ class Speedrun:
         """Writes the results, and the block of the page."""
         folder = self.flags.results.absolute()
         results = speedrun_page.with_published(speedrun_page.collect(self.output, self.flags.target), folder)
+        results = speedrun_page.with_minilm(results, scores.RESULTS)
         speedrun_page.write(results, self.output, folder, self.flags.page)
 
     def _pretrain(self, name: str, *more: str) -> None:

@@ -31,7 +31,9 @@ SYSTEMS = {
     "random": "random parameters",
     "peer": "transformers",
     "reference": "reference",
+    "minilm": "all-MiniLM-L6-v2, other settings",
 }
+OTHER_SETTINGS = ("minilm",)  # systems whose lead would also be that of their settings
 PROGRAM = "benchmarks.speedrun"
 NOTE = (
     "Points of dev: the mean of the fine-tuning seeds and its standard error. A difference is the speedrun's lead, "
@@ -92,6 +94,20 @@ def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {"settings": found["settings"], **parts}
 
 
+def with_minilm(results: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the results with the scores of all-MiniLM-L6-v2 on the same tasks, from the files of benchmarks.scores.
+
+    They have settings of their own and one to three seeds, so their GLUE mean is the mean of the tasks' means.
+    """
+    trained = results["systems"].get("trained", {"tasks": {}})["tasks"]
+    files = {name: folder / f"{name}.json" for name in trained}
+    tasks = {name: read_json(file) | {"shown": trained[name]["shown"]} for name, file in files.items() if file.exists()}
+    values = {name: seed_values(task) for name, task in tasks.items()}
+    means = {name: [statistics.mean(found)] for name, found in values.items()}
+    found = {"held_out": None, "tasks": tasks, "values": values | glue_mean(means)}
+    return {**results, "systems": results["systems"] | ({"minilm": found} if tasks else {})}
+
+
 def write_origin(file: Path) -> None:
     """Records the machine, the versions of packages and the commit of a training run that has just ended."""
     write_json(file, {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()})
@@ -149,7 +165,7 @@ def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     others = [name for name in SYSTEMS if name != "trained" and name in systems]
     header = ["task", "metric", SYSTEMS["trained"]]
     for name in others:
-        header += [SYSTEMS[name], "difference"]
+        header += [SYSTEMS[name]] if name in OTHER_SETTINGS else [SYSTEMS[name], "difference"]
     return header, [*_score_rows(systems, ours, others), *_loss_row(systems, ours, others)]
 
 
@@ -159,7 +175,8 @@ def _score_rows(systems: Mapping[str, Any], ours: Mapping[str, Any], others: Seq
         row = [task, ", ".join(shown).replace("_", " "), _points(values)]
         for name in others:
             theirs = systems[name]["values"].get(task)
-            row += [_points(theirs), _lead(*difference(values, theirs))] if theirs else ["-", "-"]
+            cells = [_points(theirs), _lead(*difference(values, theirs))] if theirs else ["-", "-"]
+            row += cells[:1] if name in OTHER_SETTINGS else cells
         yield row
 
 
@@ -169,7 +186,8 @@ def _loss_row(systems: Mapping[str, Any], ours: Mapping[str, Any], others: Seque
         for name in others:
             found = systems[name]["held_out"]
             both = (found["mlm_loss"], ours["held_out"]["mlm_loss"] - found["mlm_loss"]) if found else None
-            row += [f"{both[0]:.3f}", f"{both[1]:+.3f}"] if both else ["-", "-"]
+            cells = [f"{both[0]:.3f}", f"{both[1]:+.3f}"] if both else ["-", "-"]
+            row += cells[:1] if name in OTHER_SETTINGS else cells
         yield row
 
 

@@ -72,6 +72,24 @@ def test_the_table_states_means_errors_and_leads():
     ]
 
 
+def test_scores_with_other_settings_have_a_column_without_a_lead(tmp_path):
+    values = {"rte": scored(accuracy=OURS), "mrpc": scored(accuracy=THEIRS)}
+    trained = {"tasks": values, "values": {"rte": OURS, "mrpc": THEIRS}, "held_out": {"mlm_loss": 3.5}}
+    published = scored(accuracy=[0.9, 0.91], f1=[0.8, 0.8])
+    (tmp_path / "rte.json").write_text(json.dumps(published))  # also has a metric that the table does not show
+    results = speedrun_page.with_minilm({"training": {}, "systems": {"trained": trained}}, tmp_path)
+    assert results["systems"]["minilm"]["values"] == {"rte": [0.9, 0.91]}
+    header, rows = speedrun_page.table(results)
+    assert header == ["task", "metric", "speedrun", "all-MiniLM-L6-v2, other settings"]
+    assert [row[0::3] for row in rows] == [["mrpc", "-"], ["rte", "90.5 ± 0.5"], ["held-out text", "-"]]
+    for task in speedrun_page.GLUE:
+        (tmp_path / f"{task}.json").write_text(json.dumps(published))
+        values[task] = scored(accuracy=OURS)
+    means = speedrun_page.with_minilm(results, tmp_path)["systems"]["minilm"]["values"]["GLUE mean"]
+    assert means == pytest.approx([0.905])  # one value: tasks may have different numbers of seeds
+    assert speedrun_page.with_minilm({"systems": {}}, tmp_path) == {"systems": {}}
+
+
 def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_errors():
     def origin(commit):
         return {"machine": {"processor": "chip", "cores": 2}, "commit": commit}
@@ -172,8 +190,8 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     text = (tmp_path / "results" / "results.json").read_text(encoding="utf-8")
     assert str(tmp_path / "run") not in text
     found = json.loads(text)
-    assert set(found["systems"]) == {"trained", "random"}
-    for system in found["systems"].values():
+    assert set(found["systems"]) == {"trained", "random", "minilm"}
+    for system in (found["systems"][name] for name in ("trained", "random")):
         assert {name: len(values) for name, values in system["values"].items()} == {"rte": 2, "ewt": 2}
     trained, random = (found["systems"][name]["held_out"]["mlm_loss"] for name in ("trained", "random"))
     assert abs(random - math.log(600)) < 0.2 and trained < random - 0.3
