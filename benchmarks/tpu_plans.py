@@ -28,11 +28,13 @@ SLICES = {
 }  # of 16 devices
 # Rows per device and microbatch, by kind, model size and length; some kinds have more memory.
 SMALL, LARGE = {128: 128, 512: 32}, {128: 256, 512: 64}
-ROWS = {"v5e": {"base": SMALL, "large": {512: 8}}, "v4": {"base": SMALL}}
+LARGE_ROWS = 8
+ROWS = {"v5e": {"base": SMALL, "large": {512: LARGE_ROWS}}, "v4": {"base": SMALL}}
 ROWS |= {kind: {"base": LARGE} for kind in ("v5p", "v6e", "tpu7x")}
 PARTS = 4  # microbatches, which share one gradient all-reduce and one optimizer update
 FLASH = "--config.model.attention=flash"
 MANY = "--config.mesh.fsdp=16"  # for 256 chips
+SCAN = "--config.model.layer_loop=scan"
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ def page_plans() -> list[PagePlan]:
         plans.append(_plan(f"v5e_base_{length}_parts", SLICES["v5e"], "base", length, batch, PARTS))
         plans.append(_plan(f"v5e_base_{length}_flash", SLICES["v5e"], "base", length, batch, PARTS, FLASH))
     plans.append(_plan("v6e_base_128_flash", SLICES["v6e"], "base", 128, ROWS["v6e"]["base"][128] * DEVICES, 1, FLASH))
-    plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, MANY))
-    plans.append(_plan("v5e_1024_large_512", "v5e:16x16", "large", 512, 4 * 4096, 1, MANY, "--slices 4"))
+    plans.append(_plan("v5e_large_512_scan", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, SCAN))
+    plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, MANY, SCAN))
+    plans.append(_plan("v5e_1024_large_512", "v5e:16x16", "large", 512, 4 * 4096, 1, MANY, SCAN, "--slices 4"))
     return plans
 
 
@@ -73,6 +76,7 @@ def _plan(name: str, topology: str, size: str, seq_len: int, batch: int, parts: 
     title = f"BERT-{size.capitalize()}, T={seq_len}"
     title += f", {parts} microbatches" if parts > 1 else ""
     title += ", flash" if FLASH in more else ""
+    title += ", scan" if SCAN in more else ""
     return PagePlan(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 

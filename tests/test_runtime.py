@@ -21,6 +21,8 @@ def test_auto_unrolls_shallow_models_only():
     assert Runtime(layer_loop="auto", platform="gpu").unrolled(24)
     assert not Runtime(layer_loop="auto", platform="gpu").unrolled(25)
     assert not Runtime(layer_loop="auto", platform="rocm").unrolled(24)
+    assert Runtime(layer_loop="auto", platform="tpu").unrolled(24)
+    assert not Runtime(layer_loop="auto", platform="tpu").unrolled(25)
     assert Runtime(layer_loop="unrolled").unrolled(12)
     assert not Runtime(layer_loop="scan").unrolled(4)
 

@@ -210,7 +210,7 @@ class ModelOptions:
     """
 
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
-    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers, NVIDIA 24
+    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled to 12 layers, accelerators 24
     scan_group: int = 1  # layers in a step of the scan: more compile slower and run faster
     # The kernel: einsum, banded (layers with a window), cudnn and tokamax (NVIDIA), splash and flash (TPU). cudnn,
     # tokamax and splash need attention_dropout=0. auto never takes tokamax or flash, which have not run on devices yet.

@@ -20,10 +20,10 @@ REMATS = ("none", "attention", "matmuls", "layer")
 # The platforms of Runtime.device_platform that are NVIDIA GPUs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
 
-# An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On NVIDIA GPUs a
-# scan also copies what the backward pass reads into stacks: by its plan for an H100, a step of BERT-Large takes 178 ms
-# scanned and 132 unrolled (docs/gpu_plan.md).
-UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_NVIDIA = 12, 24
+# An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On
+# accelerators a scan also copies what the backward pass reads into stacks: by its plans, a step of BERT-Large takes
+# 178 ms scanned and 132 unrolled on an H100 (docs/gpu_plan.md), and 125 and 108 on v5e (docs/tpu_plan.md).
+UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_ACCELERATORS = 12, 24  # TPUs and NVIDIA GPUs
 
 RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed
 
@@ -43,7 +43,7 @@ def platform_of(backend: Any) -> str:
 class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
-    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on NVIDIA GPUs 24). attention: see
+    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on TPUs and NVIDIA GPUs 24). attention: see
     attention_kernels.py.
 
     scan_group: the layers of a step of the scan; where layers differ, the least multiple of it after which they repeat.
@@ -116,7 +116,7 @@ class Runtime:
 
     @property
     def on_tpu(self) -> bool:
-        """Whether programs are compiled for TPUs. Only bert_jax.model.ops asks this."""
+        """Whether programs are compiled for TPUs. Only this class and bert_jax.model.ops ask this."""
         return (self.platform or jax.default_backend()) == "tpu"
 
     @property
@@ -131,5 +131,5 @@ class Runtime:
 
     def unrolled(self, layers: int) -> bool:
         """Returns whether a stack of that many layers is unrolled rather than scanned."""
-        most = UNROLLED_AT_MOST_ON_NVIDIA if self.on_nvidia else UNROLLED_AT_MOST
+        most = UNROLLED_AT_MOST_ON_ACCELERATORS if self.on_tpu or self.on_nvidia else UNROLLED_AT_MOST
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= most)
