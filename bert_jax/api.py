@@ -35,7 +35,9 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.storage.hub_models import model_folder
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
+from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.workdir import CHECKPOINTS
 
 Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
 
@@ -73,7 +75,7 @@ class Model:
         return bind(self.config, self.loaded.heads, dict(params or self.params), runtime or Runtime())
 
     def encode(
-        self, texts: str | Sequence[str | tuple[str, str]], *, batch_size: int = 32, **settings: Any
+        self, texts: str | Iterable[Any], *, batch_size: int = 32, **settings: Any
     ) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
@@ -87,7 +89,7 @@ class Model:
                 f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
                 "bert_jax.embed.embed(model.loaded, texts, pool=...)"
             )
-        several = [texts] if isinstance(texts, str) else texts
+        several = [texts] if isinstance(texts, str) else checked_texts(texts)
         vectors = Embedder(self.loaded, found, batch_size=batch_size).arrays(several)["embeddings"]
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -100,7 +102,7 @@ class Model:
         filled: list[Filled] = fill_mask.fill_mask(self.loaded, several, top)
         return filled[0] if isinstance(sentences, str) else filled
 
-    def predict(self, inputs: str | Sequence[str | Mapping[str, Any]] | Path, **options: Any) -> Any:
+    def predict(self, inputs: str | Iterable[Any] | Path, **options: Any) -> Any:
         """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
 
         options    those of `bert_jax.predict.predict`, which says what a prediction holds and what is refused.
@@ -168,10 +170,12 @@ def finetune(
         folder = Path(workdir) if workdir else scratch / "run"
         kept = folder.with_name(f"{folder.name}-data")  # next to the run, because a workdir must be its own
         tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
-        keys: dict[str, Any] = {f"task.{name}": _file(data, kept / f"{name}.jsonl") for name, data in tables.items()}
+        keys: dict[str, Any] = {
+            f"task.{name}": data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
+        }
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
         keys |= {f"task.{name}": value for name, value in columns.items() if value}
-        keys["init_from"] = _path_of(model, scratch / "start")
+        keys["init_from"] = checkpoint_path(model, scratch / "start")
         config = config_lib.load(FinetuneConfig, _recipe("own", keys | dict(overrides or {})))
         result = run_finetuning(config, folder)
         return Model(open_checkpoint(folder), result)
@@ -230,24 +234,27 @@ def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:
     return config_lib.read_flags(name, [f"--config.{key}={value}" for key, value in keys.items()])
 
 
-def _path_of(model: Model | str | Path, scratch: Path) -> str:
-    """The path of a model's checkpoint; a model whose folder is gone is written to `scratch`."""
+def checkpoint_path(model: Model | str | Path, scratch: Path) -> str:
+    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`."""
     if not isinstance(model, Model):
         return str(model_folder(model))
-    folder = model_folder(model.loaded.origin) if model.loaded.origin else ""
-    if folder and Path(folder).exists():
+    loaded = model.loaded
+    folder = Path(model_folder(loaded.origin)) if loaded.origin and not loaded.average else None
+    if folder and (folder / CHECKPOINTS).is_dir():
+        folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
+    if folder and folder.exists():
         return str(folder)
     model.save(scratch, "orbax")
     return str(scratch)
 
 
-def _file(table: Table, path: Path) -> str:
+def data_file(table: Table, path: Path) -> str:
     """The file of a table; data in memory is written to `path` as JSON lines."""
     if isinstance(table, str | Path):
         return str(table)
     names = {}
     if hasattr(table, "features") and hasattr(table, "to_list"):  # datasets.Dataset: classes are numbers with names
-        names = {name: one.names for name, one in table.features.items() if getattr(one, "names", None)}
+        names = {name: _class_names(one) for name, one in table.features.items()}
         rows = table.to_list()
     elif hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas.DataFrame
         rows = table.to_dict("records")
@@ -262,15 +269,27 @@ def _file(table: Table, path: Path) -> str:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             values = {key: _plain(value, names.get(key)) for key, value in row.items()}
-            file.write(json.dumps(values, ensure_ascii=False) + "\n")
+            file.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")  # str: dates, in unused columns
     return str(path)
 
 
+def _class_names(feature: Any) -> Sequence[str] | None:
+    """The names of the classes that a feature of a datasets.Dataset has, also in lists; None if it has none."""
+    while feature is not None and not getattr(feature, "names", None):
+        in_list = isinstance(feature, list) and len(feature) == 1
+        feature = feature[0] if in_list else getattr(feature, "feature", None)
+    return None if feature is None else feature.names
+
+
 def _plain(value: Any, names: Sequence[str] | None) -> Any:
-    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, not-a-number as null."""
+    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, what is missing as null."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if isinstance(value, float) and value != value:
+    if isinstance(value, Mapping):
+        return {key: _plain(one, None) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, names) for one in value]
+    if (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
         return None
     if names and isinstance(value, int):
         return names[value] if value >= 0 else None

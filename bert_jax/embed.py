@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import vector_files
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.text_stream import FORMS, Texts, read_stream, read_texts
+from bert_jax.tasks.texts import checked_texts
 
 FORMATS = ("npz", *vector_files.FORMATS)
 
@@ -31,6 +32,7 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
 --input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
           .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts
           .parquet         --text and --text_pair name columns
+          .csv             the same, in a header line, or numbers from 0 for a table without one; --form tsv for tabs
           any other        one text per line; a tab separates the two texts of a pair
           A pair is encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in
           transformers.
@@ -65,7 +67,7 @@ is printed."""
 
 def embed(
     checkpoint: str | Path | LoadedModel,
-    texts: Sequence[str | Texts],
+    texts: Iterable[Any],
     *,
     layers: str = "last",
     pool: str = "",
@@ -97,8 +99,9 @@ def embed(
         max_length=max_length,
     )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    arrays = model.arrays(texts)
-    _report_truncated(model, len(texts))
+    given = checked_texts(texts)
+    arrays = model.arrays(given)
+    _report_truncated(model, len(given))
     return arrays
 
 
@@ -111,7 +114,7 @@ def embed_file(
     dtype: str = "float32",
     shard_size: int = 65536,
     form: str = "auto",
-    text: str = "text",
+    text: str = "",
     text_pair: str = "",
     batch_size: int = 32,
     compute_dtype: str = "float32",
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
     parser.add_argument("--shard_size", type=int, default=65536, metavar="N", help="texts per shard (default: 65536)")
     parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(FORMS)} (default: auto)")
-    parser.add_argument("--text", default="text", metavar="NAME", help="field or column of the text (default: text)")
+    parser.add_argument("--text", default="", metavar="NAME", help="field or column of the text (default: text)")
     parser.add_argument("--text_pair", default="", metavar="NAME", help="that of the second text of a pair")
     parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
     parser.add_argument("--pool", default="", help="see above (default: the checkpoint's own, or mean)")

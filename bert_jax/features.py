@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -175,6 +176,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
     checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
+    for override in overrides:
+        _refuse_without_effect(override)
     if known.output:
         refuse_existing(Path(known.output))
     result = features(
@@ -189,6 +192,15 @@ def main(arguments: Sequence[str]) -> None:
     metric = next(iter(next(iter(result["layers"].values()))["dev"]))
     Console(stderr=True).print(result_table(result, metric))
     print(json.dumps(result))
+
+
+def _refuse_without_effect(override: str) -> None:
+    """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
+    if (match := re.match(r"--?config\.([\w.]+)", override)) and not match[1].startswith("task."):
+        name = match[1].rpartition(".")[2]
+        same = next((item.name for item in fields(FeatureOptions) if item.name == name), None)
+        advice = f"use --{same}" if same else "the flags of --help set how heads are trained"
+        raise UserError(f"--config.{match[1]} has no effect on features, which trains heads only; {advice}")
 
 
 def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:

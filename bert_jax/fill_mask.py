@@ -1,6 +1,7 @@
 """Predicts the masked words of sentences, or generates text by filling masks."""
 
 import functools
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from bert_jax.train import partitioning
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
+# The generators of models that hold one, so that their parameters are copied to the devices once.
+_GENERATORS: "weakref.WeakKeyDictionary[LoadedModel, LoadedModel]" = weakref.WeakKeyDictionary()
 LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
 DESCRIPTION = """Predicts the masked words of sentences, with the probability of each prediction.
@@ -110,7 +113,7 @@ def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.heads.generator:
-        loaded = part_of(loaded, "generator")
+        loaded = _GENERATORS.setdefault(loaded, part_of(loaded, "generator"))
     if loaded.model.causal:
         raise UserError(f"{origin} is a causal model, which predicts next tokens, not masked ones. Use an encoder")
     if loaded.heads.lm:
@@ -186,9 +189,11 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
         truncated=0,
     )
     length = min(-(-int(rows.lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, loaded.model.max_positions)
-    batch = rows.batch(np.arange(len(encoded)), length)
+    indices = np.full(_power_of_two(len(encoded)), -1)  # -1: a filler
+    indices[: len(encoded)] = np.arange(len(encoded))
+    batch = rows.batch(indices, length)
     where = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
-    positions = np.zeros((len(encoded), max(map(len, where))), np.int32)
+    positions = np.zeros((len(indices), _power_of_two(max(map(len, where)))), np.int32)
     for row, masked in enumerate(where):
         positions[row, : len(masked)] = masked
     params = device_params(loaded, partitioning.make_mesh(MeshConfig()), loaded.params)
@@ -199,6 +204,11 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
         predictions = [_predictions(words.tokens(tokens[row, mask]), probabilities[row, mask]) for mask in masks]
         filled.append(Filled(sentence, predictions))
     return filled
+
+
+def _power_of_two(count: int) -> int:
+    """The least power of two that is not below a count: few sizes need few programs."""
+    return 1 << (count - 1).bit_length()
 
 
 def _predictions(tokens: Sequence[str], probabilities: np.ndarray) -> list[Prediction]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,13 +13,15 @@ from bert_jax.command import UserError
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.progress import print_note
 from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.named import TASKS
-from bert_jax.tasks.predictor import InputPredictor
+from bert_jax.tasks.predictor import InputPredictor, Predictions
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.texts import refuse_table
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
 SQUAD = "squad"
@@ -70,7 +72,7 @@ where there may be none, the odds of no answer as null_odds.json.
 
 def predict(
     checkpoint: str | Path | LoadedModel,
-    inputs: Sequence[str | Mapping[str, Any]] | Path,
+    inputs: Iterable[Any] | Path,
     *,
     form: str = "auto",
     words: bool = False,
@@ -92,13 +94,17 @@ def predict(
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
+    refuse_table(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
         loaded, batch_size=batch_size, max_length=max_length, compute_dtype=compute_dtype, columns=columns
     )
     predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
     windows = predictor.file(inputs) if isinstance(inputs, Path) else predictor.objects(inputs)
-    return [prediction for window in windows for prediction in window]
+    found = [prediction for window in windows for prediction in window]
+    for remark in predictor.remarks():
+        print_note(remark)
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -143,8 +149,8 @@ def main(arguments: Sequence[str]) -> None:
         if into_folder:
             for path in _submit(predictor, model.task, Path(options.input), options.output, options.format):
                 print(path)
-            return
-        if options.input == "-":
+            windows: Iterable[Predictions] = ()
+        elif options.input == "-":
             windows = predictor.stream(sys.stdin.buffer)
         else:
             windows = predictor.file(Path(options.input), quiet=not options.output)
@@ -164,7 +170,7 @@ def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benc
             raise UserError(
                 f"--format squad is for tasks of kind question, but the checkpoint's is {task.kind}. Omit it"
             )
-        found = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
+        found = [one for window in predictor.file(path, quiet=False) for one in window if "answer" in one]
         return submission.write_squad(found, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):

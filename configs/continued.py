@@ -10,7 +10,7 @@ perplexities of an example before and after.
 
 The rate rises over 1% of the steps, since the optimizer state begins at zero, and decays to a tenth of the peak along a
 cosine. Set `steps` by the text (a few epochs of it), and the rate by the model: at most the peak of its pretraining,
-which docs/recipes.md has for published models.
+which `bert-jax recipes NAME` shows for published models.
 
 Hardware  any; the example of docs/continued_pretraining.md ran on 2 CPU cores
 Hours     by the text and the model

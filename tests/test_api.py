@@ -1,5 +1,7 @@
 """`import bert_jax`: its public names, and models that are loaded, used, fine-tuned and saved from Python."""
 
+import dataclasses
+import datetime
 import importlib
 import json
 import os
@@ -20,10 +22,12 @@ from hub_server import HubHandler, serving
 from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
+from bert_jax import api
 from bert_jax.command import UserError
 from bert_jax.embed import embed
 from bert_jax.export import export_loaded
 from bert_jax.fill_mask import fill_mask
+from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
 from bert_jax.predict import predict
 
@@ -85,6 +89,11 @@ def test_a_second_call_compiles_and_uploads_nothing(model, monkeypatch):
         model.encode(["the cat sat"])
         model.fill_mask("the [MASK] sat")
 
+    def other_numbers() -> None:
+        """Of sentences, and of masks in one: 4 and 4, as 3 and 3 are padded to."""
+        model.fill_mask(["the [MASK] sat"] * 3 + ["[MASK] [MASK] [MASK] [MASK]"])
+
+    model.fill_mask(["the [MASK] sat", "a [MASK]", "[MASK] [MASK] [MASK]"])
     calls()
     uploaded = []
     put = jax.device_put
@@ -95,6 +104,7 @@ def test_a_second_call_compiles_and_uploads_nothing(model, monkeypatch):
         compiled = []
         patched.setattr("logging.Logger.warning", lambda self, message, *rest, **_: compiled.append(message % rest))
         calls()
+        other_numbers()
     assert not [line for line in compiled if "ompil" in line]
     assert sum(np.size(leaf) for leaf in jax.tree.leaves(uploaded)) < 1000  # batches, and no parameters
 
@@ -131,6 +141,9 @@ class Frame:
 
     columns = ("review", "stars")
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
     def to_dict(self, kind: str) -> list[dict[str, Any]]:
         assert kind == "records"
         return [dict(row) for row in ROWS]
@@ -143,6 +156,67 @@ class Dataset:
 
     def to_list(self) -> list[dict[str, Any]]:
         return [{"review": row["review"], "stars": ["one", "five"].index(row["stars"])} for row in ROWS]
+
+
+def test_finetune_starts_from_the_step_or_the_average_that_a_model_holds(tmp_path):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1))
+    bert_jax_export.write(loaded, tmp_path / "run")
+    [step] = (tmp_path / "run" / "checkpoints").iterdir()
+    opened = bert_jax.load(tmp_path / "run")
+    assert api.checkpoint_path(opened, tmp_path / "unused") == str(step)
+    changed = {path: value + 1 for path, value in opened.loaded.params.items()}
+    average = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, average="ema"))
+    other = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, step=opened.loaded.step + 1))  # is gone
+    for name, model in (("average", average), ("other", other)):
+        written = api.checkpoint_path(model, tmp_path / name)
+        assert written == str(tmp_path / name)
+        for path, value in bert_jax.load(written).loaded.params.items():
+            np.testing.assert_array_equal(value, changed[path], err_msg=path)
+
+
+class NAType:
+    """What pandas has for a missing value."""
+
+
+def test_rows_with_dates_missing_values_and_classes_in_lists_are_written_as_json(tmp_path):
+    row = {
+        "date": datetime.date(2026, 11, 24),
+        "missing": NAType(),
+        "none": float("nan"),
+        "answers": {"text": np.array(["a", "b"]), "start": [np.int64(3)]},
+        "tags": np.array([1, 0, -1]),
+    }
+    classes = SimpleNamespace(names=["O", "B-X"])
+
+    class Tagged:
+        features: Mapping[str, Any] = {"tags": SimpleNamespace(feature=classes), "date": SimpleNamespace()}
+
+        def to_list(self) -> list[dict[str, Any]]:
+            return [row]
+
+    expected = {"date": "2026-11-24", "missing": None, "none": None, "answers": {"text": ["a", "b"], "start": [3]}}
+    for name, data, tags in (("rows", [row], [1, 0, -1]), ("dataset", Tagged(), ["B-X", "O", None])):
+        path = Path(api.data_file(data, tmp_path / f"{name}.jsonl"))
+        assert json.loads(path.read_text()) == expected | {"tags": tags}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", None], "text 2 is None; expected a string, or a tuple of two strings"),
+        ([{"text": "a"}], "text 1 is {'text': 'a'}"),
+        ([("a", "b", "c")], r"text 1 is \('a', 'b', 'c'\)"),
+        (Frame(), r"a table with the columns review, stars; expected texts. Give a column of it"),
+    ],
+)
+def test_what_is_no_text_is_refused(model, texts, message):
+    with pytest.raises(UserError, match=message):
+        model.encode(texts)
+
+
+def test_no_texts_give_no_vectors(model):
+    assert model.encode([]).shape == (0, 20)
+    assert embed(model.loaded, [], pool="none")["offsets"].tolist() == [0]
 
 
 @pytest.mark.slow

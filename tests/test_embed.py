@@ -225,7 +225,7 @@ def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path,
         (tmp_path / name).write_bytes(write(content))
         assert read_texts(tmp_path / name) == [("eins",), ("zwei", "drei"), ("",), ("vier",)]
     for name, content, message in (
-        ("empty", b"", "is empty"),
+        ("empty", b"", "has no texts"),
         ("latin", b"na\xefve", "not UTF-8"),
         ("torn.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], "cut short or damaged"),
         ("torn.xz", lzma.compress(b"text" * 99)[:-9], "cut short or damaged"),
@@ -236,6 +236,30 @@ def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path,
     (tmp_path / "tabs").write_text("one\na\tb\tc\n")
     with pytest.raises(UserError, match="tabs line 2 has 2 tabs"):
         read_texts(tmp_path / "tabs")
+
+
+def test_tables_are_read_by_columns_and_never_as_lines(tmp_path):
+    content = 'id,review,answer\n1,"good, and\nlong",yes\n2,"a ""bad"" one",no\n'
+    (tmp_path / "t.csv").write_text(content)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(content.encode()))
+    for name in ("t.csv", "t.csv.gz"):
+        assert read_texts(tmp_path / name, text="review") == [("good, and\nlong",), ('a "bad" one',)]
+        found = read_texts(tmp_path / name, text="review", text_pair="answer")
+        assert found == [("good, and\nlong", "yes"), ('a "bad" one', "no")]
+    (tmp_path / "t.tsv").write_text('text\tother\n"one\t1\ntwo\t2\n')
+    assert read_texts(tmp_path / "t.tsv", form="tsv") == [('"one',), ("two",)]
+    assert read_texts(tmp_path / "t.tsv", form="tsv", text="1")[0] == ("other",)
+    assert read_texts(tmp_path / "t.tsv")[0] == ("text", "other")  # lines: a tab separates the texts of a pair
+    with pytest.raises(UserError, match=r"t\.csv.*'text'.*review"):
+        read_texts(tmp_path / "t.csv")
+    with pytest.raises(UserError, match=r"--text is 'review'.*read as lines of text.*--form csv"):
+        read_texts(tmp_path / "t.tsv", text="review")
+    (tmp_path / "ragged.csv").write_text("text,b\n1,2\n3\n")
+    with pytest.raises(UserError, match="line 3 has 1 fields, but the first line has 2"):
+        read_texts(tmp_path / "ragged.csv")
+    (tmp_path / "header.csv").write_text("text\n")
+    with pytest.raises(UserError, match="has no texts"):
+        read_texts(tmp_path / "header.csv")
 
 
 def test_a_tab_in_a_text_of_a_caller_is_white_space(loaded):

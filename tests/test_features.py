@@ -14,7 +14,7 @@ from bert_jax import features as command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.embed import embed
-from bert_jax.features import FeatureOptions, features, result_table
+from bert_jax.features import FeatureOptions, features, main, result_table
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import registry
@@ -125,6 +125,15 @@ def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: Loade
 def test_what_cannot_be_is_refused(loaded: LoadedModel, config: FinetuneConfig, arguments: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         features(loaded, config, FeatureOptions(**arguments))
+
+
+def test_keys_without_an_effect_are_refused() -> None:
+    line = ["--checkpoint=c", "--config=tagging:task=ewt"]
+    for key, advice in (("batch_size=8", "use --batch_size"), ("optimizer.learning_rate=1", "use --learning_rate")):
+        with pytest.raises(UserError, match=f"has no effect on features, which trains heads only; {advice}"):
+            main([*line, f"--config.{key}"])
+    with pytest.raises(UserError, match="--config.length_pool has no effect.*the flags of --help set how"):
+        main([*line, "--config.length_pool=3"])
 
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:

@@ -272,6 +272,28 @@ def test_a_damaged_bert_jax_task_falls_back_to_the_standard_fields(tmp_path, dam
     huggingface_export.write(again, tmp_path / "again")
 
 
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForTokenClassification"])
+def test_labels_that_another_program_renamed_are_those_of_id2label(tmp_path, architecture, capsys):
+    loaded, folder = export(tmp_path, architecture)
+    assert huggingface.read(folder).task["labels"] == loaded.task["labels"]
+    renamed = {str(index): f"new {index}" for index in range(len(loaded.task["labels"]))}
+    change_config(folder, id2label=renamed)
+    task = huggingface.read(folder).task
+    assert (task["name"], task["labels"]) == ("own", list(renamed.values()))
+    assert "id2label has other labels than bert_jax_task" in capsys.readouterr().err
+
+
+def test_a_model_of_another_program_reads_texts_up_to_its_positions(tmp_path):
+    _, folder = export(tmp_path, "BertForSequenceClassification")
+    change_config(folder, bert_jax_task=None)
+    assert huggingface.read(folder).task["max_length"] == 24  # the positions
+    settings = folder / "tokenizer_config.json"
+    values = json.loads(settings.read_text())
+    for limit, expected in ((16, 16), (1000000000000000019884624838656, 24)):
+        settings.write_text(json.dumps(values | {"model_max_length": limit}))
+        assert huggingface.read(folder).task["max_length"] == expected
+
+
 def test_a_regression_survives_export(tmp_path):
     task = {"name": "stsb", "kind": "regression", "labels": []}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)

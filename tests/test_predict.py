@@ -103,6 +103,25 @@ def test_objects_pairs_and_ids(classifier: LoadedModel) -> None:
         told, predict(classifier, [{"text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat"}])
     )
     assert not same(told, predict(classifier, ["the cat", "a"]))
+    for wrong in (("the cat", "a dog"), None, float("nan")):
+        with pytest.raises(UserError, match=r"input 2 is .*; expected a text, or an object"):
+            predict(classifier, ["a", wrong])
+        assert "input 2 is" in predict(classifier, ["a", wrong], on_error="skip")[1]["error"]
+
+
+def test_an_id_of_a_question_keeps_its_type(tmp_path_factory: pytest.TempPathFactory) -> None:
+    loaded = model(tmp_path_factory, Heads(question=True), {"name": "own", "kind": "question", "labels": []})
+    [told] = predict(loaded, [{"id": 7, "question": "the cat", "context": "a dog sat"}])
+    assert told["id"] == 7 and next(iter(told)) == "id"
+
+
+def test_a_pipe_that_is_named_as_a_file_is_read_once(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"the cat sat\na dog\n")
+    os.close(writer)
+    predict_lib.main([f"--checkpoint={workdir}", f"--input=/dev/fd/{reader}"])
+    os.close(reader)
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tagger: LoadedModel) -> None:
@@ -348,6 +367,17 @@ NUMBERS = {"name": "own", "kind": "token_regression", "labels": [], "max_length"
 CHOICES = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
 SPANS = {"name": "own", "kind": "spans", "labels": ["X"], "max_length": 16, "max_span": 3, "threshold": 0.01}
 ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
+
+
+def test_squad_s_files_leave_out_invalid_questions(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bert_jax_export.write(model(tmp_path_factory, Heads(question=True), QUESTION), tmp_path / "squad")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"id": "a", **ASKED}) + "\n" + json.dumps({"id": "b"}) + "\n")
+    files = ["--input", tmp_path / "q.jsonl", "--output", tmp_path / "out"]
+    run("--checkpoint", tmp_path / "squad", *files, "--format", "squad", "--on_error", "skip")
+    assert set(json.loads((tmp_path / "out" / "predictions.json").read_text())) == {"a"}
+    assert "1 of 2 inputs were invalid" in capsys.readouterr().err
 
 
 def test_squad_s_files_hold_the_answers_and_the_odds_of_none(

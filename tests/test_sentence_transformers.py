@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from families import FAMILIES
 from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 
@@ -144,6 +145,14 @@ def test_a_model_of_another_kind_is_exported_with_the_mean(tmp_path):
     unknown = dataclasses.replace(loaded, task={"kind": "embedding", "pooling": "mean + max"})
     with pytest.raises(UserError, match=r"cannot be written: mean \+ max"):
         huggingface_export.write_sentence_transformer(unknown, tmp_path / "other")
+
+
+def test_a_classifier_of_a_family_without_a_pooler_is_exported_with_the_mean(tmp_path):
+    loaded = random_checkpoint(tmp_path / "words", FAMILIES["modernbert"], Heads(pooler=True, classes=2))
+    huggingface_export.write_sentence_transformer(loaded, tmp_path / "out")
+    read = open_checkpoint(tmp_path / "out")
+    assert (read.heads, read.task["pooling"]) == (Heads(), "mean")
+    np.testing.assert_array_equal(embed(read, ["the cat"])["embeddings"], embed(loaded, ["the cat"])["embeddings"])
 
 
 def own_vectors(arrays, columns):

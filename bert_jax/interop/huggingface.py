@@ -1,5 +1,6 @@
 """Reads the Hugging Face format: config.json, model.safetensors and tokenizer files, without transformers."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -165,12 +166,21 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     if outputs and set(labelled) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, but the classifier {outputs}")
     task = values.get(TASK_FIELD)
-    if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
-        return task
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
-    longest = MAX_LENGTHS.get(kind, 128)
-    found = {"name": "own", "kind": kind, "labels": labels, "max_length": min(longest, model.max_positions)}
+    if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
+        if not labels or not task["labels"] or task["labels"] == labels:
+            return task
+        report(f"{directory / CONFIG_FILE}: id2label has other labels than {TASK_FIELD}, which is ignored")
+    longest = min(MAX_LENGTHS.get(kind, model.max_positions), _tokenizer_limit(directory), model.max_positions)
+    found = {"name": "own", "kind": kind, "labels": labels, "max_length": longest}
     return found | ({"threshold": 0.5} if kind == "multilabel" else {})
+
+
+def _tokenizer_limit(directory: Path) -> int:
+    """Returns the tokens to which transformers truncates a text; a file without it has a very large number."""
+    file = directory / "tokenizer_config.json"
+    found = read_json(file).get("model_max_length") if file.exists() else None
+    return int(found) if isinstance(found, int | float) and 0 < found < sys.maxsize else sys.maxsize
 
 
 def task_kind(heads: Heads) -> str:

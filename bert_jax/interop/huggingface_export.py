@@ -52,7 +52,10 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
     if task and task["pooling"] not in sentence_transformers.NAMES.values():
         raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
     settings = task or {"pooling": "mean", "normalize": False, "max_length": loaded.model.max_positions}
-    heads = Heads(pooler=loaded.heads.pooler)
+    family = family_of(loaded)
+    required, optional = family.architectures[family.base_class]
+    # Vectors are pooled from the tokens, and the classes of some families hold no pooler.
+    heads = Heads(pooler=loaded.heads.pooler and "pooler" in {**required, **optional})
     held = paths.flatten(abstract_params(loaded.model, heads))
     params = {path: value for path, value in loaded.params.items() if path in held}
     return dataclasses.replace(loaded, heads=heads, params=params), settings

@@ -113,6 +113,11 @@ class Embedder:
     def arrays(self, texts: Sequence[str | Texts]) -> Arrays:
         """`embeddings` and, by the pool, `offsets` and `input_ids` (see `python -m bert_jax.embed --help`)."""
         pool = self.settings.pool
+        if not len(texts):
+            none = {"embeddings": np.zeros((0, self.width), np.float32)}
+            if pool not in TEXT_POOLS:
+                none["offsets"] = np.zeros(1, np.int64)
+            return none | ({"input_ids": np.zeros(0, np.int32)} if pool == "none" else {})
         encoded = self._encode(texts, self.settings.prompt)
         batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
         embeddings = self._run(encoded, batches, quiet=not sys.stderr.isatty())

@@ -41,7 +41,14 @@ class InputPredictor:
         self._window = WINDOW * model.batch_size
 
     def file(self, path: Path, quiet: bool = True) -> Iterator[Predictions]:
-        """The predictions for a file, window by window. Unless quiet, progress is shown on stderr."""
+        """The predictions for a file, window by window. Unless quiet, progress is shown on stderr.
+
+        A pipe, such as /dev/stdin or the file of <(...) in a shell, is read as standard input is.
+        """
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("rb") as stream:
+                yield from self.stream(stream)
+            return
         form = input_lines.form_of_file(path) if self._form == "auto" else self._form
         if form == "task":
             split = registry.read(self._model.task, path, label_required=False)
@@ -71,7 +78,7 @@ class InputPredictor:
             form = input_lines.form_of_line(window[0][1]) if form == "auto" else form
             yield self._lines(input_lines.STDIN, window, form)
 
-    def objects(self, inputs: Iterable[str | Mapping[str, Any]]) -> Iterator[Predictions]:
+    def objects(self, inputs: Iterable[Any]) -> Iterator[Predictions]:
         """The predictions for texts and objects of the caller, window by window."""
         for window in input_lines.windows(enumerate(inputs, 1), self._window):
             yield self._lines(Path("inputs"), window, input_lines.PYTHON)
@@ -97,7 +104,7 @@ class InputPredictor:
             found.append(f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)")
         return found
 
-    def _lines(self, source: Path, lines: Iterable[tuple[int, str | Mapping[str, Any]]], form: str) -> Predictions:
+    def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
         records = [self._record(source, number, content, form) for number, content in lines]
         valid = [record for record in records if isinstance(record, InputRecord)]
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
@@ -109,10 +116,13 @@ class InputPredictor:
             for record in records
         ]
 
-    def _record(
-        self, source: Path, number: int, content: str | Mapping[str, Any], form: str
-    ) -> InputRecord | UserError:
+    def _record(self, source: Path, number: int, content: Any, form: str) -> InputRecord | UserError:
         try:
+            if not isinstance(content, str | Mapping):  # of a caller
+                raise UserError(
+                    f"input {number} is {content!r:.60}; expected a text, or an object such as {{'text': ..., "
+                    "'text_pair': ...}"
+                )
             record = input_lines.record_of(source, number, content, form, self._words)
             if self._skip:  # parsed on its own, so that an invalid record does not affect the others
                 self._model.task.parse(source, [record])
@@ -126,5 +136,6 @@ class InputPredictor:
 def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
     """The prediction, with the id of the input if it has one."""
     if isinstance(record.content, Mapping) and "id" in record.content:
-        return {"id": record.content["id"], **prediction}
+        # Questions have an id of their own, which is a text.
+        return {"id": record.content["id"]} | {name: value for name, value in prediction.items() if name != "id"}
     return prediction

@@ -1,5 +1,6 @@
-"""Streams texts, or pairs of texts, from a file of lines, of JSON lines or of Parquet."""
+"""Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,35 +11,46 @@ import pyarrow.parquet as pq
 
 from bert_jax.command import UserError
 from bert_jax.tasks.reading import numbered_lines, plain_name
+from bert_jax.tasks.reading.columns import is_number, place_of
+from bert_jax.tasks.reading.delimited import delimited_lines, ragged
 
-FORMS = ("auto", "text", "jsonl", "parquet")
-FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
+FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+TEXT = "text"  # the name of the column of texts where none is given
 ROWS_AT_ONCE = 4096
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
-def read_stream(path: Path, form: str = "auto", text: str = "text", text_pair: str = "") -> Iterator[Texts]:
+def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
     """The texts of a file in order, of which only a part is in memory at a time.
 
-    form auto is that of the file's name. Of lines, a tab separates the two texts of a pair; of JSON lines and Parquet,
-    text and text_pair name the fields, and a text may hold line ends and tabs. Raises UserError, with file and line,
-    for a missing file, a missing field, and a value that is not a text.
+    form auto is that of the file's name. Of lines, a tab separates the two texts of a pair. In the other forms, text
+    (empty: `text`) and text_pair name the fields or columns, and a text may hold line ends and tabs. CSV and TSV have a
+    header line, unless both are numbers, from 0. Raises UserError, with file and line, for a missing file, a missing
+    field, a value that is not a text, and names where the file has lines without fields.
     """
     if form not in FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(FORMS)}")
     form = FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
-    names = [text, *([text_pair] if text_pair else [])]
     if form == "text":
+        if text or text_pair:
+            raise UserError(
+                f"--text is {text!r} and --text_pair {text_pair!r}, but {path} is read as lines of text, which have no "
+                "columns. Leave them out, or name the form of the file: --form csv, tsv, jsonl or parquet"
+            )
         return _lines(path)
+    names = [text or TEXT, *([text_pair] if text_pair else [])]
+    if form in ("csv", "tsv"):
+        return _table(path, names, quoted=form == "csv")
     return _json_lines(path, names) if form == "jsonl" else _parquet(path, names)
 
 
-def read_texts(path: Path, form: str = "auto", text: str = "text", text_pair: str = "") -> list[Texts]:
+def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> list[Texts]:
     """All texts of a file. Raises UserError as read_stream does, and for a file without texts."""
     texts = list(read_stream(path, form, text, text_pair))
     if not texts:
-        raise UserError(f"{path} is empty; write one text on each line")
+        raise UserError(f"{path} has no texts. Write one on each line, or below the header of a table")
     return texts
 
 
@@ -50,6 +62,23 @@ def _lines(path: Path) -> Iterator[Texts]:
                 f"{path} line {number} has {len(found) - 1} tabs; use one, between the two texts of a pair, or none"
             )
         yield found
+
+
+def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
+    lines = delimited_lines(path, quoted)
+    first = next(lines, None)
+    if first is None:
+        return
+    header = first[1]
+    has_header = not all(is_number(name) for name in names)
+    columns = [
+        place_of(path, header if has_header else [], len(header), name, role)
+        for name, role in zip(names, ("text", "text_pair"), strict=False)
+    ]
+    for number, fields in lines if has_header else itertools.chain([first], lines):
+        if len(fields) != len(header):
+            raise UserError(ragged(path, number, len(fields), len(header), quoted))
+        yield tuple(fields[column] for column in columns)
 
 
 def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:

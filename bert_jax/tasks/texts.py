@@ -1,11 +1,13 @@
 """Encodes texts without labels, or pairs of texts, and their words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from bert_jax.command import UserError
 from bert_jax.tasks.example import TokenRows, spans
 from bert_jax.tasks.pairs import Pieces, encode_pieces
 from bert_jax.tasks.text_stream import Texts
@@ -35,7 +37,7 @@ def encode(
     units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in found] for found in parts]
     paired = np.array([len(found) > 1 for found in parts])
     both = [found[0] for found in units], [found[1] if len(found) > 1 else [] for found in units]
-    counts = np.array([list(map(len, side)) for side in both])  # of the words of first and second texts
+    counts = np.array([list(map(len, side)) for side in both], np.int64)  # of the words of first and second texts
     word_offsets = np.cumsum([0, *counts.sum(axis=0)], dtype=np.int64)
     pieces: list[Pieces] = []
     words = []  # of each piece, the number of its word
@@ -52,3 +54,25 @@ def encode(
         truncated=int(cut.sum()),
     )
     return EncodedTexts(rows, np.concatenate([*words, [-1]])[places], word_offsets)
+
+
+def checked_texts(texts: Iterable[Any]) -> list[Texts]:
+    """The texts of a caller. Raises UserError for a table, and for an item that is neither a string nor a pair."""
+    refuse_table(texts)
+    found = []
+    for number, text in enumerate(texts, 1):
+        parts = (text,) if isinstance(text, str) else text
+        pair = isinstance(parts, tuple | list) and len(parts) in (1, 2)
+        if not pair or not all(isinstance(part, str) for part in parts):
+            raise UserError(f"text {number} is {text!r:.60}; expected a string, or a tuple of two strings")
+        found.append(tuple(parts))
+    return found
+
+
+def refuse_table(texts: Any) -> None:
+    """Raises UserError for a pandas DataFrame, whose items are the names of its columns."""
+    if hasattr(texts, "to_dict") and hasattr(texts, "columns"):
+        raise UserError(
+            f"the data is a table with the columns {', '.join(map(str, texts.columns))}; expected texts. Give a column "
+            "of it, such as table['text']"
+        )

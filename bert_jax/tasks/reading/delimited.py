@@ -19,7 +19,7 @@ def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, qu
 
     The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
     """
-    lines = _csv_lines(path) if quoted else _tsv_lines(path)
+    lines = delimited_lines(path, quoted)
     first = next(lines, None)
     if first is None:
         raise UserError(f"{path} is empty; expected one example on each line")
@@ -39,13 +39,23 @@ def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, qu
         elif ragged_lines:
             skipped += 1
         else:
-            raise UserError(
-                f"{path} line {number} has {len(fields)} fields, but the first line has {width}. "
-                f"{CSV_ADVICE if quoted else TSV_ADVICE}"
-            )
+            raise UserError(ragged(path, number, len(fields), width, quoted))
     if not rows:
         raise UserError(f"{path} contains a header but no examples. Name another file")
     return Table(rows, tuple(place is not None for place in places), ((),) * len(columns), skipped)
+
+
+def delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    """The records of CSV if quoted, else of TSV: the number of the line on which each ends, and its fields."""
+    return _csv_lines(path) if quoted else _tsv_lines(path)
+
+
+def ragged(path: Path, number: int, fields: int, width: int, quoted: bool) -> str:
+    """The error for a record with another number of fields than the first one."""
+    return (
+        f"{path} line {number} has {fields} fields, but the first line has {width}. "
+        f"{CSV_ADVICE if quoted else TSV_ADVICE}"
+    )
 
 
 def _tsv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
