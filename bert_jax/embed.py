@@ -19,7 +19,7 @@ from bert_jax.progress import print_note
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import vector_files
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
-from bert_jax.tasks.text_stream import FORMS, Texts, read_stream, read_texts
+from bert_jax.tasks.text_stream import FORMS, read_stream, read_texts
 from bert_jax.tasks.texts import checked_texts
 
 FORMATS = ("npz", *vector_files.FORMATS)

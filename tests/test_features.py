@@ -132,7 +132,7 @@ def test_keys_without_an_effect_are_refused() -> None:
     for key, advice in (("batch_size=8", "use --batch_size"), ("optimizer.learning_rate=1", "use --learning_rate")):
         with pytest.raises(UserError, match=f"has no effect on features, which trains heads only; {advice}"):
             main([*line, f"--config.{key}"])
-    with pytest.raises(UserError, match="--config.length_pool has no effect.*the flags of --help set how"):
+    with pytest.raises(UserError, match=r"--config.length_pool has no effect.*the flags of --help set how"):
         main([*line, "--config.length_pool=3"])
 
 
