@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.data.manifest import PAIRS
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
-from bert_jax.storage.local import incomplete_path, refuse_existing
+from bert_jax.storage.local import refuse_existing
 from bert_jax.tokenizer import Tokenizer
 from data_prep import build_options, engines, processes, reading_options, shares, summary, worker
 from data_prep.build_options import BuildOptions
@@ -24,7 +24,7 @@ from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Source, find_sources
-from data_prep.resumable import finished_units, keeping_units, sources_outside
+from data_prep.resumable import finished_units, keeping_units, own_folders
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord, read_record
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
@@ -45,7 +45,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     if len(every := shares.parse(options.part)) > 1:
         return build_parts(options, output, every, quiet=quiet)
     engines.begin(options.engine, options.workers)
-    sources = sources_outside(find_sources(str(options.input), options.weights), incomplete_path(output))
+    sources = find_sources(str(options.input), options.weights, own_folders(output))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
@@ -83,7 +83,8 @@ def _run(
     arguments, options = job.arguments, job.arguments.options
     fewest = fewest_documents(options.objective)
     first = arguments.share.first_unit
-    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first)
+    divided = bool(options.part) and arguments.share.of != 1
+    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first, divided)
     records: list[UnitRecord] = []
     tokens = done = 0
 

@@ -26,11 +26,12 @@ from bert_jax.storage.remote import is_remote
 from data_prep import engines, processes
 from data_prep.build_options import BuildOptions
 from data_prep.engines.remote import KILLED
+from data_prep.job import NOT_COMPARED
 from data_prep.merge_shards import merge
 from data_prep.readers import hub_dataset, tfds_corpus
-from data_prep.readers.corpus import patterns
-from data_prep.resumable import unit_folder
-from data_prep.shares import Share
+from data_prep.readers.corpus import find_sources, patterns
+from data_prep.resumable import check_arguments, own_folders, parts_folder, unit_folder
+from data_prep.shares import Share, sources_of
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
@@ -44,17 +45,34 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
     """
     if options.engine != "local":
         _check_absolute(str(options.input))
-    folder = output.with_name(output.name + ".parts")
+    folder = parts_folder(output)
+    arguments = _arguments(options, output, every)
     folders = {share: folder / _name(share) for share in every}
     missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
-        reporter.advance(len(every) - len(missing), 0, 0)
-        for tokens in (_run if options.engine == "local" else _run_elsewhere)(options, missing, folder):
-            reporter.advance(1, 1, tokens / 1e6)
+    check_arguments(folder, arguments, begun=len(missing) < len(every))
+    try:
+        with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
+            reporter.advance(len(every) - len(missing), 0, 0)
+            for tokens in (_run if options.engine == "local" else _run_elsewhere)(options, missing, folder):
+                reporter.advance(1, 1, tokens / 1e6)
+    finally:
+        if not any(folder.glob("*-of-*")):  # finished or begun
+            shutil.rmtree(folder, ignore_errors=True)
     manifest = merge(list(folders.values()), output, quiet=quiet)
     shutil.rmtree(folder)
     return manifest
+
+
+def _arguments(options: BuildOptions, output: Path, every: list[Share]) -> dict[str, Any]:
+    """What decides the bytes of all parts, as JSON values. Raises UserError for mistakes that every part would find."""
+    sources = find_sources(str(options.input), options.weights, own_folders(output))
+    for share in every:
+        sources_of(share, sources)
+    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
+    values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
+    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return found
 
 
 def _name(share: Share) -> str:

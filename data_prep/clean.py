@@ -15,7 +15,7 @@ import numpy as np
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
-from bert_jax.storage.local import incomplete_path, refuse_existing
+from bert_jax.storage.local import refuse_existing
 from data_prep import flags, processes, reading_options
 from data_prep.cleaning import languages, report
 from data_prep.cleaning.lineage import PART
@@ -26,7 +26,7 @@ from data_prep.engines import local
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.memory import keep_freed
 from data_prep.readers import Corpus, find_sources
-from data_prep.resumable import complete, finished_units, keeping_units, resumable_folder, sources_outside, unit_folder
+from data_prep.resumable import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
 from data_prep.units import Unit
 
 DESCRIPTION = """\
@@ -85,6 +85,8 @@ class CleanOptions:
         for name in _names(self.rules):
             if name not in RULES:
                 raise UserError(f"--rules: unknown name {name!r}; choose from {', '.join(RULES)}")
+        if self.language_score and not self.languages:
+            raise UserError("--language_score is for --languages; add --languages, or leave it out")
         if self.against and not self.near_duplicates:
             raise UserError("--against compares near-duplicates; add --near_duplicates, or leave it out")
 
@@ -110,7 +112,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     steps, others = options.steps, _others(options.against)
     languages.check(steps.languages)
     processes.begin(options.workers)
-    sources = sources_outside(find_sources(str(options.input)), incomplete_path(output))
+    sources = find_sources(str(options.input), own=own_folders(output))
     corpus = Corpus(sources, reading_options.reading(options, options.workers or processes.cores()))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}

@@ -1,6 +1,7 @@
 """Imports TFRecord files of google-research/bert's create_pretraining_data.py, or of a script with its layout."""
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ def convert(
     """
     loaded = tokenizers.load(tokenizer, lowercase)
     files = {part: readers.expand(pattern) if pattern else [] for part, pattern in inputs.items()}
-    if both := set(files["train"]) & set(files["eval"]):
-        raise UserError(f"{min(both)} is in --input and in --eval_input; name it in only one of them")
+    trained = {os.path.realpath(path) for path in files["train"]}
+    if both := [path for path in files["eval"] if os.path.realpath(path) in trained]:
+        raise UserError(f"{both[0]} is in --input and in --eval_input; name it in only one of them")
     sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
     manifest = _empty_manifest(loaded, format, objective, sources)
     loaded.save(folder / "tokenizer")

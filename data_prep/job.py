@@ -38,7 +38,7 @@ UNIGRAMS = "unigram_counts.npy"
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 
 # Options that decide nothing in the shards, or only through the sources, the tokenizer and the size of the units.
-_NOT_COMPARED = frozenset(
+NOT_COMPARED = frozenset(
     ("input", "weights", "on_error", "tokenizer", "lowercase", "unit_mb", "output")
     + ("engine", "engine_options", "workers", "token_cache", "token_cache_gb")
 )
@@ -57,7 +57,7 @@ class Arguments(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The content of arguments.json."""
-        values = {name: value for name, value in vars(self.options).items() if name not in _NOT_COMPARED} | {
+        values = {name: value for name, value in vars(self.options).items() if name not in NOT_COMPARED} | {
             "short_seq_prob": self.short_seq_prob,
             "unit_bytes": self.unit_bytes,
             "sources": self.sources,

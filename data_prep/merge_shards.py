@@ -15,7 +15,7 @@ from bert_jax import command
 from bert_jax.array_types import Int64
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts, treats_scripts
-from bert_jax.data.shards import check_sizes, read_shard
+from bert_jax.data.shards import Corrupt, check_sizes, read_shard
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.listing import find_files
 from bert_jax.storage.local import atomic_folder, refuse_inside, write_atomic
@@ -117,6 +117,7 @@ def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """Raises UserError unless each number occurs once, and all parts of a divided job are there."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
+    unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
     for manifest, folder in found:
         for share in shares.of_manifest(manifest):
             number = share["number"]
@@ -128,11 +129,15 @@ def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
             holders[number] = folder
             if share["of"]:
                 parts.setdefault((share["of"], share["corpus"]), set()).add(number)
+                unit_bytes.setdefault(manifest["unit_bytes"], folder)
     if len(parts) > 1:
         raise UserError(
-            f"{found[0][1]} and others are parts of jobs with other files or another number of parts. Give all parts "
-            "the same --input and N"
+            f"{found[0][1]} and others are parts of jobs with other files, weights or another number of parts. Give "
+            "all parts the same --input, --weights and N"
         )
+    if len(unit_bytes) > 1:
+        (size, one), (other_size, other) = list(unit_bytes.items())[:2]
+        raise UserError(f"{one} and {other} have units of {size} and {other_size} bytes. Give all parts one --unit_mb")
     for (of, _), numbers in parts.items():
         missing = [f"{number}/{of}" for number in range(of) if number not in numbers]
         if missing:
@@ -142,7 +147,12 @@ def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
 
 def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
     """How many sequences of a shard have 0, 1, ..., T tokens, without the empty places of its rows."""
-    lengths = read_shard(path).sequence_lengths
+    try:
+        lengths = read_shard(path).sequence_lengths
+    except Corrupt as error:
+        raise UserError(f"{path} is damaged ({error}). Copy it again, or build the part again") from error
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= seq_len:
+        raise UserError(f"{path} is damaged (the length of a sequence is not 0 to {seq_len}). Copy it again")
     return np.bincount(lengths[lengths > 0], minlength=seq_len + 1)
 
 

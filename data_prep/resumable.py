@@ -10,14 +10,15 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
-from data_prep.readers import Source
+
+PARTS_SUFFIX = ".parts"
 
 
 def unit_folder(directory: Path) -> Path:
@@ -43,7 +44,7 @@ def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Pat
     with lock(directory / "job" / "lock"):
         try:
             refuse_existing(output)  # the previous holder of the lock may have finished
-            _check_arguments(directory, arguments)
+            check_arguments(directory, arguments, begun=finished_units(directory) > 0)
             yield directory
         finally:
             if directory.exists() and not finished_units(directory):
@@ -78,28 +79,41 @@ def complete(directory: Path, output: Path) -> None:
     shutil.rmtree(output / "job", ignore_errors=True)
 
 
-def sources_outside(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
-    """The sources outside of a folder: a pattern may also match what an earlier run of this job left."""
-    inside = os.path.realpath(folder) + os.sep
-    return tuple(source for source in sources if not os.path.realpath(source.path).startswith(inside))
+def own_folders(output: Path) -> tuple[Path, ...]:
+    """The folders in which the job that makes an output writes: a pattern may also match what an earlier run left.
+
+    A part of a job (build_parts.py) writes next to the others.
+    """
+    around = output.parent
+    is_part = around.name.endswith(PARTS_SUFFIX) and (around / "job" / "arguments.json").exists()
+    return incomplete_path(output), around if is_part else parts_folder(output)
 
 
-def _check_arguments(directory: Path, arguments: Mapping[str, Any]) -> None:
-    """Stores the arguments of a new job. Raises UserError if the job was started with others."""
+def parts_folder(output: Path) -> Path:
+    """Where the parts of a job are until they are merged."""
+    return output.with_name(output.name + PARTS_SUFFIX)
+
+
+def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) -> None:
+    """Stores the arguments (JSON values) of a new job; one that has `begun` holds finished work.
+
+    Raises UserError if such a job was started with others.
+    """
     path = directory / "job" / "arguments.json"
-    if not finished_units(directory):
+    if not begun:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(arguments, indent=1).encode())
         return
     try:
-        begun = read_json(path)
+        before = read_json(path)
     except UserError:
         raise UserError(
             f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
         ) from None
-    differing = [name for name in arguments if begun.get(name) != arguments[name]]
+    differing = [name for name in arguments if before.get(name) != arguments[name]]
     if differing:
         listed = ", ".join(
-            name if isinstance(arguments[name], list) else f"{name} {begun.get(name)}, now {arguments[name]}"
+            name if isinstance(arguments[name], list) else f"{name} {before.get(name)}, now {arguments[name]}"
             for name in differing
         )
         raise UserError(

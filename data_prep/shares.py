@@ -74,10 +74,10 @@ def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def digest(sources: Sequence[Source]) -> str:
-    """A hash of the names and sizes of files, wherever a machine has them."""
+    """A hash of the names, sizes and weights of files, wherever a machine has them."""
     found = hashlib.blake2b(digest_size=16)
-    for name, size in sorted((PurePath(source.path).name, source.bytes) for source in sources):
-        found.update(f"{name}\0{size}\n".encode())
+    for name, size, weight in sorted((PurePath(source.path).name, source.bytes, source.weight) for source in sources):
+        found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode())
     return found.hexdigest()
 
 
@@ -91,7 +91,7 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "of": 0,
             "corpus": "",
             "sources": len(manifest["sources"]),
-            "documents": manifest["counts"]["documents"],
+            "documents": manifest["counts"]["documents"] - sum(manifest.get("skipped_reading", {}).values()),
             "versions": manifest.get("versions", {}),
         }
     ]

@@ -10,7 +10,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep.job import Job
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord
-from data_prep.units import UnitSplitter
+from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
 
 # Few articles, stories or chapters have one sentence, and many paragraphs.
 _MANY_OF_ONE_SENTENCE = 0.2
@@ -129,6 +129,11 @@ def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
     moved, fewest = splitter.moved_to_train, splitter.min_documents
     if splitter.documents < 2 * fewest:
         return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
+    if splitter.skipped[TOO_FEW_FOR_EVAL]:
+        return (
+            f"{splitter.skipped[TOO_FEW_FOR_EVAL]} document(s) chosen for eval are left out, because they are too few "
+            "for a part. Raise --eval_fraction, or use more text"
+        )
     if moved >= fewest:
         return f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"
     if moved:

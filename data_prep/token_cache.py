@@ -8,6 +8,7 @@ A file is written under a unique name and renamed, and it ends with a hash of it
 file is ignored, and its unit is tokenized again. So any number of jobs may use one folder at the same time.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +28,19 @@ _UNFINISHED = ".unfinished"
 _DIGEST_BYTES = 16
 _NAMED_BY = 16  # characters of the tokenizer's hash; the files hold all of it
 _LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer any more
+_REFUSED = 256  # units that a full cache refuses before it is listed again
+
+
+@dataclass
+class _Known:
+    """What a process knows of a cache: its bytes, those it stored itself since it listed it, and refused units."""
+
+    bytes: int
+    stored: int = 0
+    refused: int = 0
+
+
+_KNOWN: dict[Path, _Known] = {}
 
 
 @dataclass(frozen=True)
@@ -51,18 +65,41 @@ class TokenCache:
         except FileExistsError:
             raise UserError(f"--token_cache {self.directory} is a file. Choose a folder") from None
         for path in self.directory.glob(f"*/*{_UNFINISHED}"):
-            if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another job has just finished or removed it
+                if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                    path.unlink()
 
     def bytes(self) -> int:
         """The total size of the stored units."""
-        return sum(
-            entry.stat().st_size
-            for folder in os.scandir(self.directory)
-            if folder.is_dir()
-            for entry in os.scandir(folder)
-            if entry.name.endswith(_SUFFIX)
-        )
+        total = 0
+        for folder in os.scandir(self.directory):
+            for entry in os.scandir(folder) if folder.is_dir() else ():
+                if entry.name.endswith(_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat().st_size
+        return total
+
+    def _has_room(self, size: int) -> bool:
+        """Whether so many bytes fit. The folder may hold thousands of files, so it is rarely listed.
+
+        A process knows what it has stored itself. It lists the folder again after a hundredth of the limit, at each
+        unit in the last tenth, and where the cache is full, at times.
+        """
+        known = _KNOWN.get(self.directory)
+        full = known is not None and known.bytes + size > self.limit
+        if (
+            known is None
+            or known.stored > self.limit // 100
+            or (not full and known.bytes > self.limit * 9 // 10)
+            or (full and known.refused >= _REFUSED)
+        ):
+            known = _KNOWN[self.directory] = _Known(self.bytes())
+        if known.bytes + size > self.limit:
+            known.refused += 1
+            return False
+        known.bytes += size
+        known.stored += size
+        return True
 
     def holds(self, tokenizer_hash: str, text_hash: str) -> bool:
         return self._path(tokenizer_hash, text_hash).exists()
@@ -106,8 +143,8 @@ class TokenCache:
         body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
         path = self._path(tokenizer_hash, text_hash)
         path.parent.mkdir(exist_ok=True)
-        # Concurrent workers may each find room for their last unit: at most one unit for each is over the limit.
-        if self.bytes() + len(body) + _DIGEST_BYTES > self.limit:
+        # Concurrent workers may each find room for their last units: in the last tenth, at most one each.
+        if not self._has_room(len(body) + _DIGEST_BYTES):
             return
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
         try:

@@ -43,12 +43,16 @@ class Unit(NamedTuple):
         return self.number | (EVAL_KEY_BIT if self.part == "eval" else 0)
 
 
+TOO_FEW_FOR_EVAL = "too_few_for_eval"  # why documents are skipped
+
+
 @dataclass
 class UnitSplitter:
     """Splits a stream of documents into units and counts what it skips and moves.
 
     A unit ends with the document that fills it and holds at least two documents: a last unit with one document is
-    joined to the one before it. If a part has fewer than min_documents, all of its documents move to the other one.
+    joined to the one before it. If a part has fewer than min_documents, all of its documents move to the other one. In
+    a share of a divided corpus, those chosen for eval are skipped instead: another share may hold out the same text.
     With dedup, a document equal to an earlier one of the same stream, byte for byte, is skipped. The counts are those
     of all streams that were split.
     """
@@ -58,6 +62,7 @@ class UnitSplitter:
     min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
     dedup: bool = False
     first_number: int = 0  # of the units of each part in the next call of `split` (data_prep/shares.py)
+    divided: bool = False  # whether the next stream is a share of a corpus
     documents: int = 0  # in units
     bytes: int = 0
     moved_to_train: int = 0  # documents chosen for eval that were too few for a part
@@ -103,6 +108,12 @@ class UnitSplitter:
             raise UnusableCorpus(
                 f"too few documents for train ({train.total}), with {held_out.total} for eval; lower --eval_fraction"
             )
+        if self.divided and train.total >= self.min_documents:
+            left_out = held_out.take()
+            self.skipped[TOO_FEW_FOR_EVAL] += len(left_out)
+            self.documents -= len(left_out)
+            self.bytes -= sum(len(text) for text, _ in left_out)
+            return
         self.moved_to_train += held_out.total
         for text, digest in held_out.take():
             # add() could complete a unit too early; rest() forms the last units from what is held.

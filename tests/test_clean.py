@@ -134,6 +134,7 @@ def test_only_texts_in_the_chosen_languages_stay(tmp_path):
         ({"against": "x"}, "add --near_duplicates"),
         ({"against": "x", "near_duplicates": True}, "it has no signatures.npy"),
         ({"language_score": 1.5}, "--language_score 1.5: it must be from 0 to 1"),
+        ({"language_score": 0.9}, "--language_score is for --languages; add --languages, or leave it out"),
         ({"rules": "gopher", "input": "one.txt"}, "none of the 1 documents of --input is left"),
     ],
 )

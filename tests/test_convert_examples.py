@@ -234,6 +234,16 @@ def test_damaged_arrow_shard_is_named(outputs: dict[str, Path], tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_file_in_both_parts_is_refused_whatever_it_is_called(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ORIGINAL / "rows.tfrecord", "a.tfrecord")
+    Path("link.tfrecord").symlink_to("a.tfrecord")
+    for other in (str(tmp_path / "a.tfrecord"), "link.tfrecord"):
+        with pytest.raises(UserError, match="is in --input and in --eval_input"):
+            convert("a.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt", eval_input=other)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -141,6 +141,12 @@ def test_content_of_other_formats_is_refused_under_any_name(tmp_path):
             assert list(skipping.texts()) == [] and skipping.refused == {"other_format": 1}, kind
 
 
+def test_tables_with_carriage_returns_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"label\ttext\npos\tGreat phone\rwould buy again\nneg\tbad\npos\tgood\n")
+    with pytest.raises(UserError, match=r"a\.txt: the content is TSV"):
+        Corpus(find_sources(str(tmp_path / "a.txt")))
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -186,6 +192,7 @@ TEXTS = {
     "commas in every line": b"Roses are red, violets are blue\nSugar is sweet, and so are you\nOne, two\n",
     "a list": b"- one, two\n- three, four\n- five, six\n",
     "words with tabs": b"\tone\ttwo\n\tthree\tfour\n\tfive\tsix\n",
+    "a carriage return in a line": b"Emma,Austen\nA line\rof, two\nmore\n",
     "code": b"import csv,json\nx = {1: 2}\nprint(x, x)\n",
     "control characters": b"a\0b " * 100,
     "UTF-16": "one\n\ntwo".encode("utf-16") * 200,

@@ -177,6 +177,13 @@ def test_a_dump_that_is_cut_anywhere_is_damaged(tmp_path):
         assert last.reason == "damaged_file", size
 
 
+@pytest.mark.parametrize("encoding", ["gb2312", "klingon"])
+def test_a_dump_in_an_encoding_that_is_not_supported_is_damaged(tmp_path, encoding):
+    content = f'<?xml version="1.0" encoding="{encoding}"?>\n' + head() + page("One", revision("One.")) + END
+    [last] = items(tmp_path, content)
+    assert last.reason == "damaged_file"
+
+
 def test_bad_pages_are_refused_and_the_rest_is_read(tmp_path, monkeypatch):
     parse = mwparserfromhell.parse
 

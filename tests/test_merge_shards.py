@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, m
         patch.setattr(build_parts, "build_part", failing)
         with pytest.raises(UserError, match="the disk is full"):
             build(options(text, vocab_dir, tmp_path / "three", "all/4"))
-    assert not (tmp_path / "three").exists() and len(list((tmp_path / "three.parts").iterdir())) == 2
+    assert not (tmp_path / "three").exists() and len(list((tmp_path / "three.parts").glob("*-of-4"))) == 2
     monkeypatch.setattr(build_parts, "build_part", lambda part: (built.append(part.part), original(part))[1])
     build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert built == ["0/4", "1/4", "2/4", "3/4"] and not (tmp_path / "three.parts").exists()
@@ -149,6 +150,82 @@ def test_files_are_divided_evenly_and_each_belongs_to_one_share():
         shares.sources_of(shares.parse("0/101")[0], sources)
 
 
+def test_finished_parts_are_not_merged_with_other_arguments(text, vocab_dir, tmp_path, monkeypatch):
+    built = []
+
+    def failing(part):
+        if built:
+            raise UserError("the disk is full")
+        built.append(part.part)
+        return original(part)
+
+    original = build_parts.build_part
+    monkeypatch.setattr(build_parts, "build_part", failing)
+    with pytest.raises(UserError, match="the disk is full"):
+        build(options(text, vocab_dir, tmp_path / "out", "all/2"))
+    for changes, what in (
+        ({"weights": (3.0,)}, "sources"),
+        ({"unit_mb": 0.02}, "unit_mb 0.01, now 0.02"),
+        ({"seed": 4}, "seed"),
+    ):
+        with pytest.raises(UserError, match=rf"out\.parts was started with other arguments \({what}"):
+            build(options(text, vocab_dir, tmp_path / "out", "all/2", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_with_all_parts_write_nothing(text, vocab_dir, tmp_path):
+    for changes, message in (
+        ({"input": tmp_path / "none*"}, "matches no file"),
+        ({"tokenizer": tmp_path / "none"}, "none"),
+        ({"part": "all/6"}, "--part divides files among 6 jobs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build(options(text, vocab_dir, tmp_path / "out", **{"part": "all/2", **changes}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_parts_inside_their_input_read_only_the_text(text, vocab_dir, tmp_path):
+    shutil.copytree(text, tmp_path / "tree")
+    found = {"input": f"{tmp_path}/tree/**/*.txt"}
+    whole = build(options(text, vocab_dir, tmp_path / "tree" / "shards", "all/2", **found))
+    assert sorted(Path(source["path"]).name for source in whole["sources"]) == [f"file{n}.txt" for n in range(5)]
+
+
+def test_no_document_is_in_train_and_eval_after_merging(vocab_dir, tmp_path):
+    """File a has one document that is chosen for eval, too few for next sentences, and file b has it and another."""
+    texts = [f"Document number {number}. It has two sentences." for number in range(12)]
+    chosen = {0, 3, 5, 6}  # by their hashes, of eval_fraction 0.2
+    for name, numbers in (("a", (0, 1, 2, 4, 7, 8)), ("b", (0, 3, 9, 10, 11))):
+        assert len(chosen.intersection(numbers)) == (1 if name == "a" else 2)
+        (tmp_path / f"file_{name}.txt").write_text("\n\n".join(texts[number] for number in numbers) + "\n")
+    given = {"objective": "nsp", "seq_len": 32, "input": tmp_path / "file_*.txt"}
+    whole = build(options(tmp_path, vocab_dir, tmp_path / "whole", "all/2", **given))
+    assert whole["skipped_reading"] == {"too_few_for_eval": 1}
+    assert (whole["parts"]["train"]["documents"], whole["parts"]["eval"]["documents"]) == (8, 2)
+    assert [share["documents"] for share in whole["shares"]] == [5, 5] and whole["counts"]["documents"] == 11
+    inspect_shards.main([str(tmp_path / "whole"), "--verify", "--source"])
+
+
+def test_a_damaged_part_is_named_in_one_line(text, vocab_dir, tmp_path):
+    for number in range(2):
+        build(options(text, vocab_dir, tmp_path / f"part{number}", f"{number}/2"))
+    shard = next((tmp_path / "part1" / "train").iterdir())
+    content = shard.read_bytes()
+    shard.write_bytes(content[:200] + bytes(len(content) - 200))
+    with pytest.raises(UserError, match=rf"{shard.name} is damaged .*\. Copy it again"):
+        merge([tmp_path / "part0", tmp_path / "part1"], tmp_path / "out")
+
+
+def test_documents_of_shares_add_up_with_skipped_ones(text, vocab_dir, tmp_path):
+    shutil.copytree(text, tmp_path / "text")
+    (tmp_path / "text" / "file9.txt").write_text((text / "file0.txt").read_text())
+    base = build(options(tmp_path / "text", vocab_dir, tmp_path / "base", dedup=True))
+    assert base["skipped_reading"] == {"duplicate": 30}
+    build(options(text, vocab_dir, tmp_path / "more", "+1", dedup=True))
+    merged = merge([tmp_path / "base", tmp_path / "more"], tmp_path / "out")
+    assert [share["documents"] for share in merged["shares"]] == [150, 150]
+
+
 @pytest.mark.parametrize(
     "given", ["3", "3/3", "1/0", "-1/3", "a/3", "1/b", "all", "0/2049", "+2048", "+x", "/", "1/2/3"]
 )
@@ -173,7 +250,10 @@ def test_outputs_that_do_not_belong_together_are_refused_in_one_line(text, vocab
     assert "differ in seed: 4 and 3" in refusal(first, made("seed", "1/2", seed=4))
     assert "are both share 0. Build one of them with --part +1" in refusal(first, made("again", "0/2"))
     other = made("other", "1/2", input=text / "file[0-3].txt")
-    assert "parts of jobs with other files or another number of parts" in refusal(first, other)
+    assert "parts of jobs with other files, weights or another number of parts" in refusal(first, other)
+    weighted = made("weighted", "1/2", weights=(2.0,))
+    assert "parts of jobs with other files, weights or another number of parts" in refusal(first, weighted)
+    assert "have units of 10000 and 20000 bytes" in refusal(first, made("units", "1/2", unit_mb=0.02))
     with pytest.raises(UserError, match="matches no output of build_examples"):
         folders(str(text))
     damaged = json.loads((first / "manifest.json").read_text())

@@ -8,7 +8,9 @@ import pytest
 from pyarrow import fs
 
 from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data.manifest import PARTS
+from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import open_dataset
 from bert_jax.storage import remote
@@ -45,6 +47,15 @@ def test_a_copy_is_made_once_and_equals_the_original(store, copy, shards_dir, tm
     assert copy("gs://bucket/books/") == (there, [])
     assert copy("gs://bucket/books/eval") == (there / "eval", [])
     assert copy(str(shards_dir))[0].name == there.name.replace("books", "shards")
+
+
+@pytest.mark.parametrize("named", ["books", "books/train", "books/train/"])
+def test_the_train_folder_of_a_store_has_its_held_out_rows(store, shards_dir, tmp_path, named):
+    data = PretrainDataConfig(train=f"gs://bucket/{named}", cache_dir=str(tmp_path / "cache"))
+    phases = open_phases(data)
+    ((held_out,),) = open_held_out(PretrainConfig(data=data), phases)
+    assert held_out.dataset.fingerprint == open_dataset(shards_dir, "eval").fingerprint
+    assert phases[0].mixture.dataset.fingerprint == open_dataset(shards_dir, "train").fingerprint
 
 
 def test_only_requested_parts_are_copied(store, copy):

@@ -84,6 +84,25 @@ def test_it_never_holds_more_than_its_limit(tmp_path: Path) -> None:
     assert cache.holds("t" * 64, "0") and not cache.holds("t" * 64, "19")
 
 
+def test_storing_units_does_not_list_the_cache_each_time(tmp_path: Path, monkeypatch) -> None:
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(path), scandir(path))[1])
+    cache = TokenCache(tmp_path, 10**9)
+    for number in range(50):
+        cache.store("t" * 64, str(number), UNIT)
+    assert listed.count(tmp_path) == 1
+
+
+def test_a_file_that_vanishes_while_the_cache_is_listed_is_ignored(cache: TokenCache, monkeypatch) -> None:
+    cache.store("t" * 64, "x", UNIT)
+    folder = next(cache.directory.iterdir())
+    (folder / "gone.unfinished").symlink_to("nowhere")  # as a name that was listed and is renamed before its stat
+    (folder / "gone.ids").symlink_to("nowhere")
+    cache.prepare()
+    assert cache.bytes() == (folder / "x.ids").stat().st_size
+
+
 def test_writers_of_one_unit_do_not_meet(cache: TokenCache) -> None:
     def write() -> None:
         for _ in range(50):

@@ -10,7 +10,7 @@ from bert_jax.data.manifest import PARTS, Part
 from bert_jax.data.mixture import Mixture, Source
 from bert_jax.data.mixture_spec import MixtureSpec, is_mixture, parse_mixture
 from bert_jax.data.phases import Phase, parse_phases
-from bert_jax.data.shard_cache import local_copy
+from bert_jax.data.shard_cache import local_copy, open_output
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.data.streamed_dataset import open_streamed
 
@@ -39,6 +39,9 @@ def open_phases(config: PretrainDataConfig) -> list[Phase]:
     def opened(folder: str) -> Dataset:
         if config.cache_bytes:
             return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
+        if config.cache_dir and not config.eval:
+            output, part = open_output(folder)
+            folder = output.address if part == "train" else folder  # its held-out rows are copied, too
         return open_dataset(_local(folder, config, parts), "train")
 
     phases = []

@@ -79,7 +79,8 @@ def check_source(
             on_document()
             yield text
 
-    for corpus in corpora.each:
+    for corpus, share in zip(corpora.each, shares.of_manifest(manifest), strict=True):
+        splitter.divided = "shares" in manifest and share["of"] != 1
         for unit in splitter.split(texts(corpus)):
             found[unit.part] += len(unit.documents)
     skipped = corpora.refused + splitter.skipped

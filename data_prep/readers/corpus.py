@@ -14,6 +14,7 @@ from typing import NamedTuple
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.storage.listing import find_files
+from bert_jax.storage.local import INCOMPLETE
 from bert_jax.storage.remote import is_remote
 from data_prep import checksums
 from data_prep.readers import file_blocks, hub_dataset, saved_dataset, tfds_corpus
@@ -30,12 +31,13 @@ class Source(NamedTuple):
     folder: bool = False  # a folder, which a pattern matches but no reader can read
 
 
-def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, ...]:
+def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path] = ()) -> tuple[Source, ...]:
     """The sorted sources of one or several comma-separated patterns, each pattern with its weight (1 by default).
 
     A file appears once, whichever patterns and links lead to it. A folder is a source (and an error) only if it was
-    named, or matched by more than stars. Raises UserError for a pattern that matches nothing, for one that matches a
-    file of a finished output, such as its vocab.txt, and for weights that do not fit the patterns.
+    named, or matched by more than stars. Files in the folders `own`, where the job itself writes, are left out. Raises
+    UserError for a pattern that matches nothing, for one that matches a file of an output, finished or not, such as its
+    vocab.txt, and for weights that do not fit the patterns.
     """
     parts = patterns(pattern)
     if weights and len(weights) != len(parts):
@@ -46,11 +48,14 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
         given = ",".join(f"{weight:g}" for weight in weights)
         raise UserError(f"--weights {given}: each weight must be above 0 and at most 1000")
     is_output = functools.cache(_is_output)  # for the time of this search
+    inside = tuple(os.path.realpath(folder) + os.sep for folder in own)
     found: dict[str, Source] = {}  # by the path without links and dots
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
         for source in _sources(part, weight):
             named = source.path
             real = named if is_remote(named) or named.startswith(tfds_corpus.PREFIX) else os.path.realpath(named)
+            if real.startswith(inside):
+                continue
             if output := _output_of(real, is_output):
                 raise UserError(
                     f"--input {part!r} matches {named}, which belongs to {output}, an output of build_examples. "
@@ -192,12 +197,19 @@ def _chosen(document: bytes, share: float) -> bool:
 
 
 def _output_of(path: str, is_output: Callable[[Path], bool]) -> str:
-    """The finished output that lists a local file with an absolute path as its own; empty if there is none."""
+    """The output that has a local file with an absolute path as its own; empty if there is none.
+
+    A finished one lists its files. All files of an unfinished one are its own.
+    """
     around = Path(path).parents if os.path.isabs(path) else ()
     folder = next(filter(is_output, around), None)
-    listed = folder is not None and Path(path).relative_to(folder).as_posix() in checksums.read(folder)
-    return str(folder) if listed else ""
+    if folder is None:
+        return ""
+    finished = (folder / MANIFEST).exists()
+    return str(folder) if not finished or Path(path).relative_to(folder).as_posix() in checksums.read(folder) else ""
 
 
 def _is_output(folder: Path) -> bool:
+    if folder.name.endswith(INCOMPLETE) and (folder / "job" / "arguments.json").exists():
+        return True
     return (folder / MANIFEST).exists() and (folder / checksums.SUMS).exists()

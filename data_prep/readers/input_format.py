@@ -156,5 +156,7 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
     quotes = '"' if delimiter == "," else None
-    rows = [row for row in csv.reader(lines[1:], delimiter=delimiter, quotechar=quotes) if row]
+    # csv refuses a carriage return inside of a line.
+    without_returns = (line.replace("\r", " ") for line in lines[1:])
+    rows = [row for row in csv.reader(without_returns, delimiter=delimiter, quotechar=quotes) if row]
     return len(rows) >= _ROWS and all(len(row) == len(names) for row in rows[: -1 if cut else None])

@@ -92,7 +92,10 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
     is_empty = True
     for block in blocks:
         is_empty = False
-        parser.feed(block)
+        try:
+            parser.feed(block)
+        except (ValueError, LookupError) as error:  # an encoding that Python's parser does not read
+            raise ElementTree.ParseError(str(error)) from error
         for event, element in parser.read_events():
             if event == "start":
                 path.append(element)
