@@ -187,7 +187,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: the model's limit)"
     )
-    parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
+    parser.add_argument("--compute_dtype", default="float32", help="float32, bfloat16 or auto (default: float32)")
     checkpoint_average.add_argument(parser)
     options = vars(parser.parse_args(arguments))
     checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))

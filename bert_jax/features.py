@@ -70,7 +70,7 @@ class FeatureOptions(HeadOptions):
     seeds: int = option(3, "heads trained per layer (default: 3)")
     max_sentences: int = option(0, "use the first N of each file (default: 0, all)")
     feature_dtype: str = option("float16", "of the stored vectors: float16 (default) or float32", None)
-    compute_dtype: str = option("float32", "of the model: float32 (default) or bfloat16", None)
+    compute_dtype: str = option("float32", "of the model: float32 (default), bfloat16 or auto", None)
     scratch: str = option("", "folder for the vectors (default: the system's)", "DIR")
 
     def __post_init__(self) -> None:

@@ -81,8 +81,12 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
 
 
 def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
-    """Raises UserError for `--config.a.b=...` if the recipe has no key a.b."""
+    """Raises UserError for `--config.a.b=...` if the recipe has no key a.b, and for a key that lacks `config.`."""
     if not (match := re.match(r"--?config\.([\w.]+)", override)):
+        name = re.match(r"--?([\w.]+)", override)
+        key = "init_from" if name and name[1] == "checkpoint" else name[1] if name else ""
+        if key.partition(".")[0] in tree:
+            raise UserError(f"unknown flag --{name[1] if name else key}; write the key as --config.{key}=VALUE")
         return
     where = "config"
     node: Any = tree

@@ -114,7 +114,7 @@ class Embedder:
         """`embeddings` and, by the pool, `offsets` and `input_ids` (see `python -m bert_jax.embed --help`)."""
         pool = self.settings.pool
         if not len(texts):
-            none = {"embeddings": np.zeros((0, self.width), np.float32)}
+            none: Arrays = {"embeddings": np.zeros((0, self.width), np.float32)}
             if pool not in TEXT_POOLS:
                 none["offsets"] = np.zeros(1, np.int64)
             return none | ({"input_ids": np.zeros(0, np.int32)} if pool == "none" else {})

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int64
 
-from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig, ModelOptions, TrainConfig
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
@@ -18,7 +18,8 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.inference import run_batches
-from bert_jax.train import mesh_placement, partitioning
+from bert_jax.train import partitioning
+from bert_jax.train.run import runtime_of
 
 
 class LayerVectors:
@@ -45,7 +46,7 @@ class LayerVectors:
         self.dtype = dtype
         self.mesh = partitioning.make_mesh(MeshConfig())
         # Each length is compiled separately, so the layer loop that compiles fast is used.
-        runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=mesh_placement.OnMesh())
+        runtime = runtime_of(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
         params = device_params(loaded, self.mesh, loaded.params)
         pool = "none" if pool == "words" else pool
         self._compute = functools.partial(
