@@ -13,6 +13,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.train import metric_accumulator
 from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.metric_accumulator import MetricAccumulator
+from bert_jax.train.multi_seed import means
 
 CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
 BATCH = SimpleNamespace(input_ids=np.zeros((2, 8), np.int32))
@@ -101,3 +102,24 @@ def test_a_step_that_is_not_finite_is_checked_before_another_one_follows_the_nex
     for step, metrics in made_steps(5):
         made.add(step, BATCH, jax.tree.map(jnp.asarray, metrics))
         assert check.seen == ([1, 2, 3, 4] if step == 5 else [])
+
+
+def test_a_seed_whose_line_has_only_skipped_steps_stops_nobody():
+    """The line of such a seed has no means, of which the seeds that made updates have several."""
+    seeds = [accumulator(Check(), index) for index in (0, 1)]
+    metrics = {
+        "loss": np.array([np.inf, 2.0], np.float32),
+        "mlm_accuracy": np.array([np.nan, 0.5], np.float32),
+        "tokens": np.array([8, 8], np.int32),
+        "finite": np.array([False, True]),
+        "learning_rate": np.array([0.25, 0.25], np.float32),
+    }
+    for made in seeds:
+        made.add(1, BATCH, jax.tree.map(jnp.asarray, metrics))
+    skipped, updated = (made.close(0.0) for made in seeds)
+    assert "mlm_accuracy" not in skipped and updated["mlm_accuracy"] == 0.5
+    for lines in ([skipped, updated], [updated, skipped]):
+        shown = means(lines)
+        assert shown.keys() == updated.keys()
+        assert shown["loss"] is None and shown["mlm_accuracy"] is None and shown["learning_rate"] == 0.25
+    assert means([updated, updated])["loss"] == 2.0

@@ -302,10 +302,10 @@ def has_ended(run: Run, meta: Mapping[str, Any]) -> bool:
 
 
 def means(shown: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Returns the mean over runs of each value; None where a run has none."""
+    """Returns the mean over runs of each value; None where a run has none, as after skipped steps alone."""
     found: dict[str, float | None] = {}
-    for name in shown[0] if shown else ():
-        values = [each[name] for each in shown]
+    for name in dict.fromkeys(itertools.chain.from_iterable(shown)):
+        values = [each.get(name) for each in shown]
         known = [value for value in values if value is not None]
         found[name] = sum(known) / len(known) if len(known) == len(values) else None
     return found
