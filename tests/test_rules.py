@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.config import OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
-from bert_jax.train import rules
+from bert_jax.train import optim, rules
+from bert_jax.train.freezing import Trained
 
 
 @pytest.fixture
@@ -101,3 +103,29 @@ def test_what_cannot_be_trained_is_refused(params, words):
 def test_factors_are_tree_like_params(params):
     factors = rules.trainable("last:1", params)
     assert jax.tree.structure(factors) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("shared", ["attention", "feed_forward"])
+def test_a_stack_has_the_layers_of_its_parts_that_are_not_shared(tiny_config, shared):
+    """What all layers share is stored once, and counts as a part of the first layer, which needs it as it is."""
+    config = dataclasses.replace(tiny_config, layers=3, shared_layers=shared)
+    params = bert.abstract_params(config, Heads(mlm=True, pooler=True))
+    assert rules.stacks(params) == {"encoder/layers/": 3}
+    own = "feed_forward" if shared == "attention" else "attention"
+    kernels = {part: f"encoder/layers/{part}/output/kernel" for part in (shared, own)}
+
+    factors = paths.flatten(optim.rate_factors(OptimizerConfig(layer_decay=0.5), params))
+    np.testing.assert_array_equal(factors[kernels[own]].ravel(), [0.125, 0.25, 0.5])
+    assert factors[kernels[shared]] == 0.125 and factors["embeddings/token/table"] == 0.0625
+    assert factors["pooler/dense/kernel"] == factors["mlm_head/bias"] == 1
+
+    trains = rules.trainable("last:1", params)
+    last = paths.flatten(trains)
+    np.testing.assert_array_equal(last[kernels[own]].ravel(), [0, 0, 1])
+    assert last[kernels[shared]] == last["embeddings/token/table"] == 0 and last["pooler/dense/kernel"] == 1
+    assert Trained.where(trains).frozen_layers(params) == 2
+    with pytest.raises(UserError, match="the model has 3 layers"):
+        rules.trainable("last:4", params)
+    stages = paths.flatten(rules.stages(params))
+    np.testing.assert_array_equal(stages[kernels[own]].ravel(), [3, 2, 1])
+    assert stages[kernels[shared]] == 3 and stages["embeddings/token/table"] == 4

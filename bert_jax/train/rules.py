@@ -44,9 +44,15 @@ def stack_of(path: str) -> str | None:
 
 
 def stacks(params: dict[str, Any]) -> dict[str, int]:
-    """The stacks in params (which may be abstract), and the number of layers L of each."""
-    sizes = ((stack_of(path), value) for path, value in paths.flatten(params).items())
-    return {stack: value.shape[0] for stack, value in sizes if stack is not None}
+    """The stacks in params (which may be abstract), and the number of layers L of each.
+
+    Parameters that all layers share are stored once, [1, ...], so those of which each layer has its own tell L.
+    """
+    found: dict[str, int] = {}
+    for path, value in paths.flatten(params).items():
+        if (stack := stack_of(path)) is not None:
+            found[stack] = max(found.get(stack, 0), value.shape[0])
+    return found
 
 
 def numbered(path: str, layers: Iterable[int]) -> list[str]:
