@@ -1,7 +1,10 @@
 import dataclasses
+import json
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
@@ -11,7 +14,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.flops import count_flops
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.train.metrics import training_flops
+from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics, training_flops
 
 WIDE = ModelConfig(vocab_size=1024, layers=2, width=256, heads=4, feed_forward=512, max_positions=64)
 GATED = dataclasses.replace(WIDE, gated=True, bias=False, norm="pre", positions="rotary", segment_types=0)
@@ -69,3 +72,26 @@ def test_a_window_counts_what_it_sees():
     spared = 3 * 4 * WIDE.width * (2 * 64) * (64 - 15)  # the second of two layers sees 15 of 64 positions
     whole = training_flops(WIDE, rows=2, length=64, predictions=10)
     assert whole - training_flops(local, rows=2, length=64, predictions=10) == spared
+
+
+def test_a_log_line_is_json_whatever_the_values_are(tmp_path):
+    """JSON has numbers only: parsers other than Python's refuse NaN and Infinity."""
+    not_finite = {
+        "nan": math.nan,
+        "inf": math.inf,
+        "negative": -math.inf,
+        "of_numpy": float(np.float32(np.inf)),
+        "absent": None,
+    }
+    writer = MetricsWriter(tmp_path, 0)
+    writer.write(1, not_finite | {"loss": 1.5, "skipped": 2.0})
+    writer.close()
+    [line] = (tmp_path / METRICS_FILE).read_text().splitlines()
+
+    def refuse(name):
+        raise ValueError(f"{name} is not JSON")
+
+    values = json.loads(line, parse_constant=refuse)
+    assert {name: values[name] for name in not_finite} == dict.fromkeys(not_finite)
+    assert (values["step"], values["loss"], values["skipped"]) == (1, 1.5, 2)
+    assert read_metrics(tmp_path) == [values]

@@ -264,7 +264,7 @@ def _short(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """Rounds to the 9 digits that distinguish any two float32 values; None for NaN, which JSON cannot hold."""
+    """Rounds to the 9 digits that distinguish any two float32 values; None for NaN and infinities: JSON has neither."""
     if value is None or isinstance(value, int):
         return value
-    return None if math.isnan(value) else float(f"{float(value):.9g}")
+    return float(f"{float(value):.9g}") if math.isfinite(value) else None
