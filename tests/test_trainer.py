@@ -17,9 +17,9 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.storage import holder
-from bert_jax.train import metrics, trainer
+from bert_jax.train import metrics, multi_seed, trainer
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.integrity import AVERAGE, PARAMS
+from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.workdir import latest_step, read_params
 
@@ -442,3 +442,24 @@ def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
     assert metrics.read_metrics(replaced.workdir) == lines and [line["step"] for line in lines] == [2]
     assert latest_step(replaced.workdir) in (None, 2)
     assert (replaced.workdir / holder.HOLDER_FILE).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_that_stopped_by_another_metric_continues(run):
+    """Nothing improves without a learning rate, so each metric stops the run at its first evaluation or the next."""
+
+    def by(metric: str) -> trainer.Run:
+        config = dataclasses.replace(
+            CONFIG,
+            optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=0.0),
+            checkpoint=dataclasses.replace(CONFIG.checkpoint, best=metric),
+            eval=EvalConfig(every_steps=2),
+        )
+        return run("stopped", config, early_stop=1)
+
+    assert trainer.fit(by("eval_loss")).step == 4
+    meta = read_meta(by("eval_loss").workdir / "checkpoints" / "4")["meta"]
+    assert [multi_seed.has_ended(by(metric), meta) for metric in ("eval_loss", "eval_mlm_accuracy")] == [True, False]
+    assert trainer.fit(by("eval_loss")).step == 4
+    assert trainer.fit(by("eval_mlm_accuracy")).step == 6

@@ -79,9 +79,15 @@ def check(patience: int, best: str) -> None:
         raise UserError(f"early_stop={patience} needs a metric to compare evaluations by; set --config.checkpoint.best")
 
 
-def has_stopped_early(patience: int, meta: Mapping[str, Any]) -> bool:
-    """Whether a run stopped early at the checkpoint with this metadata (empty: the run begins)."""
-    return not meta.get("unlogged", False) and meta.get("early_stop", {}).get("waited", 0) >= patience > 0
+def has_stopped_early(patience: int, metric: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a run stopped early, by this metric, at the checkpoint with this metadata (empty: the run begins).
+
+    A run that stopped by another metric goes on: its evaluations without improvement count from there (EarlyStop).
+    """
+    saved = meta.get("early_stop", {})
+    if meta.get("unlogged", False) or saved.get("metric", metric) != metric:
+        return False
+    return saved.get("waited", 0) >= patience > 0
 
 
 def selected_step(workdir: str | PurePath) -> int | None:

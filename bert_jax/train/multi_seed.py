@@ -298,7 +298,8 @@ def has_ended(run: Run, meta: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with this metadata is the last one of its run (empty: the run begins)."""
     if not meta or meta.get("unlogged"):
         return False
-    return has_stopped_early(run.early_stop, meta) or make_clock(run.config, meta).read(meta["step"]) >= 1.0
+    stopped_early = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
+    return stopped_early or make_clock(run.config, meta).read(meta["step"]) >= 1.0
 
 
 def means(shown: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

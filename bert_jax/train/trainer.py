@@ -43,7 +43,7 @@ def fit(run: Run) -> Result:
         state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
-        first, ended = int(state.step), has_stopped_early(run.early_stop, meta)
+        first, ended = int(state.step), has_stopped_early(run.early_stop, config.checkpoint.best, meta)
         clock = make_clock(config, meta, run.length)
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(RunRecorder(run, opened, meta, evaluators, clock, progress.report))
@@ -119,7 +119,8 @@ def _report_start(
 ) -> None:
     """Reports from where the run starts, what it trains, and on what."""
     length = setup.batch_length(run.source, int(state.step))
-    lines = setup.describe_start(run, meta, opened.differences, has_stopped_early(run.early_stop, meta))
+    ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
+    lines = setup.describe_start(run, meta, opened.differences, ended)
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     lines += run.notes
