@@ -74,14 +74,15 @@ Common configuration keys (see also docs/finetuning.md):
   --config.seeds=5            train with seeds 0 to 4, each in WORKDIR/seed-K; the best by the dev metric is also
                               written to WORKDIR itself. Several numbers (0,7,9) are the seeds themselves.
   --config.learning_rates="2e-5,3e-5,5e-5"     train with each learning rate and each seed
-  --config.task.metrics=f1,accuracy            the metrics; the first one selects the step, the seed and the rate
+  --config.task.metrics=f1,accuracy            the metrics; the first one selects the seed and the rate, and with
+                              early_stop the step of a run, which otherwise is the last one
                               (or --config.checkpoint.best=eval_NAME, if given)
   --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
                               the order of the labels, what those of the files mean, and the one that f1 is of
   --config.sweep='optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'
                               a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING
   --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
-  --config.early_stop=2       stop after this many evaluations without improvement
+  --config.early_stop=2       stop after this many evaluations without improvement, and keep the best step
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
   --config.distill.teacher=CHECKPOINT --config.init_layers=1,3,5

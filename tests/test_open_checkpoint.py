@@ -17,6 +17,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.workdir import read_config, write_config, write_params
 
 
@@ -38,6 +39,24 @@ def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
     newest = open_checkpoint(tmp_path / "workdir")
     assert newest.step == 7 and newest.metrics["eval_loss"] == 1.25
     np.testing.assert_array_equal(newest.params["pooler/dense/bias"], loaded.params["pooler/dense/bias"] + 1)
+
+
+def test_a_workdir_opens_at_its_last_step_and_with_early_stop_at_its_best(tmp_path, loaded):
+    """Both keep the best step, which checkpoint.best asks for; only a run with early_stop results in it."""
+    workdir = tmp_path / "workdir"
+    bert_jax_export.write(loaded, workdir)
+    for step in (1, 2):
+        write_params(workdir, step, {path: value + step for path, value in loaded.params.items()})
+    with Checkpoints(workdir / "checkpoints", keep=0, best="eval_f1") as checkpoints:
+        for step, value in ((1, 0.9), (2, 0.5)):
+            checkpoints.measured(step, {"f1": value})
+    for patience, step in ((0, 2), (3, 1)):
+        training = {"early_stop": patience, "checkpoint": {"best": "eval_f1"}}
+        write_config(workdir, dataclasses.replace(read_config(workdir), training=training))
+        opened = open_checkpoint(workdir)
+        assert opened.step == step
+        bias = loaded.params["pooler/dense/bias"]
+        np.testing.assert_array_equal(opened.params["pooler/dense/bias"], bias + step)
 
 
 def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):

@@ -196,7 +196,7 @@ class TaskConfig:
     name: str = ""  # a task that bert_jax knows, such as sst2 (bert-jax finetune --help); empty: files of yours
     data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
     train: str = ""  # the file to train on; `bert-jax recipes own` describes the formats
-    dev: str = ""  # the file that chooses steps, seeds and rates; empty: none
+    dev: str = ""  # the file that chooses seeds and rates, and with early_stop steps; empty: none
     test: str = ""  # a file that is never trained on, for task.submission; empty: none
     text: str = ""  # a column, by its header name or its number from 0
     text_pair: str = ""  # the column of the second text of a pair; empty: single texts
@@ -206,7 +206,7 @@ class TaskConfig:
     choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
     # classification, regression, multilabel, choice, tagging, token_regression, question, spans, span_pairs, embedding
     kind: str = ""
-    metrics: str = ""  # names, separated by commas; the first one selects checkpoints, seeds and rates
+    metrics: str = ""  # names, separated by commas; the first one selects seeds and rates, and with early_stop steps
     labels: str = ""  # names, separated by commas, in the order of the classes; empty: those of the training file
     label_map: str = ""  # what labels of the files mean: LABEL_OF_THE_FILE:LABEL,..., such as 0:NEGATIVE,1:POSITIVE
     positive: str = ""  # classification: the label that f1, precision and recall are of; empty: the second label

@@ -98,7 +98,10 @@ def check(config: FinetuneConfig, workdir: Location) -> None:
 
 
 def chosen_by(config: FinetuneConfig, task: Task) -> str:
-    """The dev metric that selects the step of a run, the seed and the rate: checkpoint.best, or the task's first."""
+    """The dev metric that selects seed and rate: checkpoint.best, or the task's first.
+
+    With early_stop it also selects the step of a run, which otherwise is the last one.
+    """
     return config.checkpoint.best.removeprefix(PREFIX) or task.metrics[0]
 
 

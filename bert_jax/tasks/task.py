@@ -33,7 +33,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     | name | a named task (bert_jax/tasks/named), or `own` for files of the user |
     | labels | the labels by id; empty where the kind has none, and until the training file is read |
     | max_length | tokens of a row at most |
-    | metrics | names of metrics; the first one selects the best checkpoint, seed and rate |
+    | metrics | names of metrics; the first one selects the best seed and rate, and with early_stop the checkpoint |
     | columns | which columns of a table hold the texts and the labels |
     """
 
@@ -108,7 +108,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return split
 
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics of a task that names none; the first one selects the best checkpoint, seed and rate."""
+        """The metrics of a task that names none; the first one selects as Task.metrics do."""
         return ()
 
     def complete(self, train: Split[Item]) -> "Task":
