@@ -10,7 +10,7 @@ import pytest
 from building import ROOT
 
 from bert_jax.command import UserError, explain_os_error
-from bert_jax.storage.local import atomic_file, atomic_folder, incomplete_path, refuse_existing
+from bert_jax.storage.local import MARKER, atomic_file, atomic_folder, incomplete_path, refuse_existing
 
 
 def names(folder: Path) -> set[str]:
@@ -62,6 +62,25 @@ def test_leftover_of_a_killed_writer_is_replaced(tmp_path: Path, writer: str) ->
         process.communicate()
     write(output, writer)
     assert names(tmp_path) == ({"out", "out/new"} if writer == "atomic_folder" else {"out"})
+
+
+@pytest.mark.parametrize("last", ["rename", "unlink"])
+def test_a_kill_between_the_marker_and_the_rename_is_no_dead_end(tmp_path: Path, last: str) -> None:
+    """Whatever comes first, the output is complete afterwards, or the next job makes it."""
+    code = (
+        "import os, pathlib, signal, sys; from bert_jax.storage import local\n"
+        "def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with local.atomic_folder(sys.argv[1]) as folder:\n"
+        "    (folder / 'new').touch(); setattr(pathlib.Path, sys.argv[2], killed)"
+    )
+    output = tmp_path / "out"
+    ended = subprocess.run([sys.executable, "-c", code, output, last], cwd=ROOT)
+    assert ended.returncode == -signal.SIGKILL
+    if output.exists():
+        assert not incomplete_path(output).exists()
+    else:
+        write(output, "atomic_folder")
+    assert names(tmp_path) - {f"out/{MARKER}"} == {"out", "out/new"}
 
 
 def write(output: Path, writer: str) -> None:

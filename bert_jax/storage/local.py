@@ -19,7 +19,8 @@ from bert_jax.command import UserError
 from bert_jax.storage.remote import is_remote
 
 INCOMPLETE = ".incomplete"  # suffix of the name of an unfinished folder or long file
-MARKER = ".made_by_bert_jax"  # is in an unfinished folder of atomic_folder, which replaces no folder without it
+# Is in an unfinished folder of atomic_folder, which replaces no folder without it. A kill may leave it in a complete one.
+MARKER = ".made_by_bert_jax"
 _TEMPORARY = ".tmp"
 
 
@@ -172,8 +173,10 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
                 if path != marker:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield unfinished
-            marker.unlink()
+            # In this order: without the marker, a kill in between would leave a folder that no later job replaces.
             unfinished.rename(directory)
+            with contextlib.suppress(OSError):  # the output is complete, and readers ignore the marker
+                (directory / MARKER).unlink()
         except BaseException as error:
             if isinstance(error, OSError):
                 error.filename = error.filename or str(directory)  # the error of a full disk comes without a name
