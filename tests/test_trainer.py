@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, OptimizerConfig, TrainConfig
@@ -18,9 +19,14 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.storage import holder
 from bert_jax.train import metrics, multi_seed, trainer
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.clock import make_clock
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
+from bert_jax.train.metric_segments import FOLDER, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
+from bert_jax.train.recorder import RunRecorder
+from bert_jax.train.setup import OpenWorkdir
 from bert_jax.train.workdir import latest_step, read_params
 
 CONFIG = TrainConfig(
@@ -463,3 +469,23 @@ def test_a_run_that_stopped_by_another_metric_continues(run):
     assert [multi_seed.has_ended(by(metric), meta) for metric in ("eval_loss", "eval_mlm_accuracy")] == [True, False]
     assert trainer.fit(by("eval_loss")).step == 4
     assert trainer.fit(by("eval_mlm_accuracy")).step == 6
+
+
+@pytest.mark.parametrize(("error", "written"), [(holder.NoLongerHeld, []), (UserError, [1])])
+def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(run, tmp_path, error, written):
+    """Lines are written once a minute there; those that are left are written at any other end of the run."""
+    stored = run("stored", workdir=epath.Path(tmp_path / "stored"))  # on disk, by the interface of a store
+    (tmp_path / "stored" / FOLDER).mkdir(parents=True)
+    checks = iter([None, error("this run has stopped and wrote nothing more")])
+
+    def check_held() -> None:
+        if (failure := next(checks)) is not None:
+            raise failure
+
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        opened = OpenWorkdir(checkpoints, {}, [], check_held)
+        recorder = RunRecorder(stored, opened, {}, [], make_clock(CONFIG, {}), print)
+        with pytest.raises(error), recorder:
+            recorder.logger.log(1, False, 0.0)
+            recorder.logger.log(2, False, 0.0)
+    assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written

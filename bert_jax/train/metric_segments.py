@@ -42,8 +42,10 @@ class Segments:
         if self._unwritten:
             self._write()
 
-    def close(self) -> None:
-        self.flush()
+    def close(self, flush: bool = True) -> None:
+        """Writes all lines, or drops those that are not written where another run has the workdir by now."""
+        if flush:
+            self.flush()
 
     def _write(self) -> None:
         content = "".join(line + "\n" for line in self._lines).encode()

@@ -130,9 +130,10 @@ class MetricsWriter:
         if self._active:
             self._log.flush()
 
-    def close(self) -> None:
+    def close(self, flush: bool = True) -> None:
+        """Ends the log; without `flush`, nothing more is written to a store."""
         if self._active:
-            self._log.close()
+            self._log.close(flush)
             if self._events:
                 self._events.close()
 
@@ -153,7 +154,7 @@ class _Appended:
     def flush(self) -> None:
         """Every line is in the file already."""
 
-    def close(self) -> None:
+    def close(self, flush: bool = True) -> None:
         self._file.close()
 
 

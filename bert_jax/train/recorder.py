@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.command import Stopped
 from bert_jax.model import paths
+from bert_jax.storage.holder import NoLongerHeld
 from bert_jax.storage.location import Location
 from bert_jax.train import distributed, partitioning
 from bert_jax.train.checkpoint import EVALUATION, Checkpoints
@@ -139,8 +140,9 @@ class Logger:
         """Writes all lines so far, which a run that resumes from a later checkpoint does not log again."""
         self._writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    def close(self, flush: bool = True) -> None:
+        """Ends the log, without a last write to a store unless `flush`."""
+        self._writer.close(flush)
 
 
 class Saver:
@@ -230,8 +232,9 @@ class RunRecorder:
     def __enter__(self) -> "RunRecorder":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.logger.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A run that has replaced this one repeats the lines that are not in the store yet.
+        self.logger.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
 
     def forget_result(self) -> None:
         """Removes the result files of a run that had finished and now continues."""
