@@ -19,7 +19,7 @@ from bert_jax.command import UserError
 from bert_jax.storage.remote import is_remote
 
 INCOMPLETE = ".incomplete"  # suffix of the name of an unfinished folder or long file
-# Is in an unfinished folder of atomic_folder, which replaces no folder without it. A kill may leave it in a complete one.
+# It is in an unfinished folder of atomic_folder, which replaces none without it. A kill can leave it in a complete one.
 MARKER = ".made_by_bert_jax"
 _TEMPORARY = ".tmp"
 
