@@ -40,7 +40,12 @@ def main(arguments: Sequence[str]) -> None:
         type=_positive,
         help="positions per row (default: those of --config.data.train, else the model's, at most 512)",
     )
-    add("--vocab_size", type=_positive, help="vocabulary size (default: that of --config.data.train, else 30522)")
+    add(
+        "--vocab_size",
+        type=_positive,
+        help="vocabulary size (default: that of --config.data.train, or of the checkpoint of "
+        "--config.model.preset=checkpoint, else 30522)",
+    )
     add("--json", type=Path, help="also write the plan to this JSON file")
     add("--html", type=Path, help="also write the plan to this HTML page")
     known, overrides = parser.parse_known_args(list(arguments))
@@ -55,13 +60,15 @@ def main(arguments: Sequence[str]) -> None:
     # load jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bert_jax.planning.abstract_step import RowSpec
+    from bert_jax.planning.architecture import with_architecture
     from bert_jax.planning.contents import document
     from bert_jax.planning.estimate import estimate
     from bert_jax.planning.topology import open_topology
     from bert_jax.reporting import page, terminal
     from bert_jax.storage.local import write_json
 
-    rows = RowSpec.of(config, known.seq_len, known.vocab_size)
+    config, vocab_size = with_architecture(config, known.vocab_size)
+    rows = RowSpec.of(config, known.seq_len, vocab_size)
     found = estimate(config, open_topology(known.topology, known.slices), rows)
     terminal.print_document(document(found))
     if known.json:

@@ -28,14 +28,13 @@ from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader, source_key
 from bert_jax.data.shards import Dataset
 from bert_jax.data.summary import summarize
-from bert_jax.interop.initial_checkpoint import open_initial
+from bert_jax.interop.initial_checkpoint import architecture, open_initial
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.teacher import distilled_pretraining
 from bert_jax.model import sizes
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.train import distributed, partitioning, trainer
-from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
 from bert_jax.train.held_workdir import held_workdir
@@ -45,7 +44,6 @@ from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.steps import Plan
 from bert_jax.train.token_length import TokenLength
-from bert_jax.train.workdir import read_config
 
 DESCRIPTION = """Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
@@ -201,22 +199,11 @@ def _description(preset: str) -> str:
 def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:
     """Returns the architecture, and the checkpoint of init_from with the architecture it is checked against."""
     loaded = open_initial(config)
-    model = _architecture(config, vocab_size, loaded)
+    model = architecture(config, vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
         context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
         loaded = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, **context))
     return model, loaded
-
-
-def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
-    if config.model.preset != sizes.FROM_CHECKPOINT:
-        return sizes.model_config(config.model, vocab_size)
-    if config.branch_from:
-        workdir = checkpoint_folder(config.branch_from).parent.parent
-        return sizes.with_options(read_config(workdir).model, config.model)
-    if loaded is None:
-        raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")
-    return sizes.with_options(loaded.model, config.model)
 
 
 def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import plan
 from bert_jax.command import UserError
@@ -17,8 +18,10 @@ from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, PretrainCon
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
+from bert_jax.interop import bert_jax_export
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
+from bert_jax.planning.architecture import with_architecture
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.compiled import Compiled
 from bert_jax.planning.contents import document
@@ -182,6 +185,24 @@ def test_a_recipe_with_a_teacher_is_refused(step):
     config = dataclasses.replace(CONFIG, distill=DistillConfig(teacher="runs/teacher"))
     with pytest.raises(UserError, match="a plan does not count the work of a teacher"):
         AbstractStep.of(config, step.topology, step.rows)
+
+
+def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
+    """The recipe `continued` and branches take it from there, with the parts that the recipe sets itself."""
+    loaded = random_checkpoint(tmp_path / "words", odd_config(gated=True, positions="rotary", heads=5))
+    bert_jax_export.write(loaded, tmp_path / "start")
+    options = ModelOptions(preset="checkpoint", dropout=0.0, remat="layer")
+    for origin in ({"init_from": str(tmp_path / "start")}, {"branch_from": str(tmp_path / "start/checkpoints/0")}):
+        given = PretrainConfig(model=options, batch_size=64, **origin)
+        config, vocab_size = with_architecture(given, None)
+        made = AbstractStep.of(config, step.topology, RowSpec.of(config, None, vocab_size))
+        assert made.model == dataclasses.replace(loaded.model, dropout=0.0, attention_dropout=0.0)
+        assert made.rows.seq_len == loaded.model.max_positions and made.plan.runtime.remat == "layer"
+        with pytest.raises(UserError, match=r"--vocab_size is 99, but the model of .*start.* has 131 tokens; omit"):
+            with_architecture(given, 99)
+    assert with_architecture(CONFIG, 99) == (CONFIG, 99)
+    with pytest.raises(UserError, match="init_from is not set"):
+        plan.main(["--config", str(ROOT / "configs/continued.py"), "--topology", "v5e:2x2"])
 
 
 def test_rows_longer_than_the_model_are_refused(step):

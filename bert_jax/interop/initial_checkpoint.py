@@ -1,13 +1,16 @@
-"""Opens the checkpoint from which a run starts: all of it, or some of its layers."""
+"""Opens the checkpoint from which a run starts: all of it, or some of its layers; and finds the run's architecture."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from bert_jax.command import UserError
-from bert_jax.config import TrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig, TrainConfig
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import sizes
+from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.freezing import ENCODER_STACK
+from bert_jax.train.workdir import read_config
 
 
 def open_initial(config: TrainConfig) -> LoadedModel | None:
@@ -24,6 +27,22 @@ def open_initial(config: TrainConfig) -> LoadedModel | None:
         return None
     loaded = open_checkpoint(config.init_from, config.init_average)
     return with_layers(loaded, config.init_layers) if config.init_layers else loaded
+
+
+def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
+    """Returns the architecture of a recipe for a tokenizer of vocab_size ids, or of its checkpoint with its changes.
+
+    loaded   what open_initial returns
+    Raises UserError for the preset `checkpoint` without one, and for options that ModelConfig refuses.
+    """
+    if config.model.preset != sizes.FROM_CHECKPOINT:
+        return sizes.model_config(config.model, vocab_size)
+    if config.branch_from:
+        workdir = checkpoint_folder(config.branch_from).parent.parent
+        return sizes.with_options(read_config(workdir).model, config.model)
+    if loaded is None:
+        raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")
+    return sizes.with_options(loaded.model, config.model)
 
 
 def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
