@@ -149,6 +149,7 @@ def pretrain(
         measured=_measured(objective.evaluated.metric_names, loaders),
         branch_from=config.branch_from,
         verbose=verbose,
+        tokens_before=train.tokens_before,
         length=length,
         held_out={
             source_key(phase.held_out_key, name): loader.fingerprint
@@ -158,10 +159,8 @@ def pretrain(
         shares=train.shares,
         data=summarize(phases),
         epochs_before=train.epochs_before,
-        notes=(
-            *train.describe_mixtures(config.steps if length is None else length.steps),
-            *([] if distilled is None else [distilled.note]),
-        ),
+        describe_data=train.describe_mixtures,
+        notes=() if distilled is None else (distilled.note,),
         constants={} if distilled is None else distilled.constants,
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )

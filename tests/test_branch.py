@@ -1,5 +1,6 @@
 """A run that begins at a checkpoint of another run, with its optimizer state."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,8 +14,10 @@ from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.train import metrics
-from bert_jax.train.branch import RECORD, open_branch
+from bert_jax.train.branch import RECORD, Branch, open_branch
 from bert_jax.train.integrity import read_meta
+from bert_jax.train.run import TOKENS_BEFORE
+from bert_jax.train.workdir import saved_steps
 
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 SETTINGS = (
@@ -34,6 +37,18 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 class Killed(Exception):
     """Simulates the end of the process."""
+
+
+def dying(last: int) -> type[PhasedLoader]:
+    """A loader that ends the process instead of making the batch of a step."""
+
+    class Dying(PhasedLoader):
+        def batch(self, step, rows=None):
+            if step == last:
+                raise Killed
+            return super().batch(step, rows)
+
+    return Dying
 
 
 def train(shards: Path, workdir: Path, *overrides: str) -> dict:
@@ -118,14 +133,8 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
     for step, rate in rates.items():  # logged after the step before it, whose rate it is
         np.testing.assert_allclose(rate, 1e-3 * (1 - np.sqrt((step - 1 - 4) / 4)), rtol=1e-5)
 
-    class Dying(PhasedLoader):
-        def batch(self, step, rows=None):
-            if step == 7:
-                raise Killed
-            return super().batch(step, rows)
-
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain, "PhasedLoader", Dying)
+        patched.setattr(pretrain, "PhasedLoader", dying(7))
         with pytest.raises(Killed):
             train(shards_dir, tmp_path / "killed", *decay)
     shutil.rmtree(trunk / "checkpoints" / "4")  # a trunk keeps only its newest checkpoints; the branch needs none
@@ -133,6 +142,54 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
     assert tensors(tmp_path / "killed", 8) == tensors(tmp_path / "decay", 8)
     assert log(tmp_path / "killed") == log(tmp_path / "decay")
     assert branched(tmp_path / "killed", 8) == branched(tmp_path / "decay", 8)
+
+
+@pytest.mark.slow
+def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shards_dir, trunk, tmp_path, monkeypatch):
+    """Batches of twice as many rows, of which the trunk's four steps would have read all the tokens of the branch."""
+    read = read_meta(trunk / "checkpoints" / "4")["meta"][TOKENS_BEFORE]
+    a_step = read / 4 * 2
+    decay = 2.5 * a_step  # which three steps read
+    flags = (
+        *("--config.steps=0", f"--config.tokens={read + decay}", "--config.batch_size=32"),
+        *("--config.optimizer.schedule=wsd", f"--config.optimizer.decay_tokens={decay}"),
+        f"--config.branch_from={trunk}/checkpoints/4",
+    )
+    whole = train(shards_dir, tmp_path / "whole", *flags)
+    assert whole["step"] == 7
+    rates = {line["step"]: line["learning_rate"] for line in log(tmp_path / "whole")}
+    assert set(rates) == {6, 7}
+    for step, rate in rates.items():  # logged after the step before it, whose rate it is
+        np.testing.assert_allclose(rate, 1e-3 * (1 - np.sqrt((step - 1 - 4) * a_step / decay)), rtol=1e-5)
+    ended = read_meta(tmp_path / "whole" / "checkpoints" / "7")["meta"]
+    assert ended[TOKENS_BEFORE] == pytest.approx(read + 3 * a_step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretrain, "PhasedLoader", dying(6))
+        with pytest.raises(Killed):
+            train(shards_dir, tmp_path / "killed", *flags)
+    assert saved_steps(tmp_path / "killed") == [6]
+    shutil.rmtree(trunk / "checkpoints" / "4")
+    assert train(shards_dir, tmp_path / "killed", *flags) == whole
+    assert tensors(tmp_path / "killed", 7) == tensors(tmp_path / "whole", 7)
+    assert log(tmp_path / "killed") == log(tmp_path / "whole")
+
+
+def test_a_checkpoint_without_a_count_has_that_of_a_branch_with_its_data_and_batches(tmp_path):
+    there = {"batch_size": 16, "batch_schedule": "", "data.train": "fingerprint 1", "seed": 0}
+    older = Branch(tmp_path / "checkpoints" / "4", {"provenance": {"configuration": there}}, "")
+    for changes, tokens in (
+        ({}, 12.0),
+        ({"seed": 1, "data.mask_rate": 0.2, "data.eval": "fingerprint 2"}, 12.0),
+        ({"batch_size": 8}, None),
+        ({"batch_schedule": "0:16"}, None),
+        ({"data.train": "fingerprint 3"}, None),
+        ({"data.phases.9": "fingerprint 1"}, None),
+    ):
+        assert older.tokens(there | changes, lambda step: 3.0 * step) == tokens
+    assert older.tokens(there, None) is None
+    recorded = dataclasses.replace(older, meta=older.meta | {TOKENS_BEFORE: 7.0})
+    assert recorded.tokens(there | {"batch_size": 8}, lambda step: 3.0 * step) == 7.0
 
 
 def test_initial_parameters_exclude_a_branch():

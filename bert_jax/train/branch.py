@@ -3,18 +3,25 @@
 Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of its checkpoints (Hu et al. 2024, section
 4). A branch is such a decay in a workdir of its own: step, optimizer state, average, token count and the order of the
 data continue, so that a branch with unchanged settings equals the run that went on.
+
+The tokens before a step are a function of the step and of the data and batches from step 0 on (train/token_length.py).
+A branch with other data or batches therefore begins with the count that the checkpoint records, and adds to it.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.storage.location import Location, absolute, check_access, location
 from bert_jax.train.integrity import read_meta, saved_steps, signature
+from bert_jax.train.run import TOKENS_BEFORE, Run
 from bert_jax.train.workdir import CHECKPOINTS
 
 RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
+# The keys, or their beginnings, that decide how many tokens each step reads.
+COUNTED_BY = ("batch_size", "batch_schedule", "data.train", "data.mixture", "data.phases")
 # Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no
 # parameter depends on the length and the bases, which change for longer rows (Warner et al. 2024, section 3.2).
 MAY_CHANGE = (
@@ -37,9 +44,21 @@ class Branch:
     def step(self) -> int:
         return int(self.directory.name)
 
-    def record(self, changes: list[str]) -> dict[str, Any]:
+    def record(self, changes: list[str], tokens: float | None) -> dict[str, Any]:
         """Returns what a checkpoint of the branch records of its origin, as JSON values."""
-        return {"step": self.step, "sha256": self.sha256, "changes": changes}
+        return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": tokens}
+
+    def tokens(self, configuration: Mapping[str, Any], before: Callable[[int], float] | None) -> float | None:
+        """Returns how many tokens the steps before this one have read; None: unknown.
+
+        configuration, before   of the branch. They tell it where an earlier version wrote a checkpoint without the
+                                count, if data and batches are those of the checkpoint
+        """
+        if TOKENS_BEFORE in self.meta:
+            return float(self.meta[TOKENS_BEFORE])
+        there = (self.meta.get("provenance") or {}).get("configuration", {})
+        same = _counted_by(there) == _counted_by(configuration)
+        return before(self.step) if before is not None and same else None
 
 
 def checkpoint_folder(path: str) -> Location:
@@ -72,6 +91,33 @@ def open_branch(path: str) -> Branch:
     return Branch(directory, document["meta"], signature(document))
 
 
+def counting_on(run: Run, recorded: Mapping[str, Any] | None) -> Run:
+    """Returns a branch whose tokens count on from those of its origin, whatever data and batches each of them has.
+
+    recorded   the RECORD of its provenance; None: the run is no branch
+    A branch that an earlier version began counts as it did there: as if its batches had been those of all steps.
+    Raises UserError for a length in tokens where the count at the origin is unknown.
+    """
+    if recorded is None or "tokens" not in recorded or run.tokens_before is None:
+        return run
+    if recorded["tokens"] is None:
+        if run.length is not None:
+            raise UserError(
+                f"tokens is set, but the checkpoint at which {run.workdir} was branched (of step {recorded['step']}) "
+                "does not record how many tokens had been read, and the branch has other data or batches. Give the "
+                "length as --config.steps=N --config.tokens=0"
+            )
+        return dataclasses.replace(run, tokens_before=None)
+    count = run.tokens_before
+    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 where data and batches are those of the origin
+
+    def before(step: int) -> float:
+        return more + count(step)
+
+    length = None if run.length is None else dataclasses.replace(run.length, before=before)
+    return dataclasses.replace(run, tokens_before=before, length=length)
+
+
 def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Location) -> None:
     """Raises UserError when a workdir that has checkpoints was not branched from the checkpoint that is named.
 
@@ -88,3 +134,11 @@ def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Locatio
             f"{workdir} was branched from another checkpoint (of step {recorded['step']}) than {named.directory}. Name "
             "another --workdir, or that checkpoint"
         )
+
+
+def _counted_by(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a provenance's configuration that decides the tokens of each step."""
+    counted = {key: value for key, value in configuration.items() if key.startswith(COUNTED_BY) and value}
+    if "batch_schedule" in counted:
+        counted.pop("batch_size", None)
+    return counted

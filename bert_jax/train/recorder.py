@@ -20,7 +20,7 @@ from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter
-from bert_jax.train.run import Result, Run
+from bert_jax.train.run import TOKENS_BEFORE, Result, Run
 from bert_jax.train.setup import BRANCHED, OpenWorkdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.workdir import read_params
@@ -159,7 +159,7 @@ class Saver:
         logger: Logger,
     ) -> None:
         self._config, self._opened, self._clock, self._logger = run.config.checkpoint, opened, clock, logger
-        self._accumulator, self._evaluation = accumulator, evaluation
+        self._accumulator, self._evaluation, self._tokens_before = accumulator, evaluation, run.tokens_before
         self._saved_step, self._saved_seconds = meta.get("step", 0), clock.agreed
 
     def due(self, step: int, logged: bool) -> bool:
@@ -201,6 +201,8 @@ class Saver:
             }
             if early_stop:
                 meta["early_stop"] = early_stop.state()
+            if self._tokens_before is not None:
+                meta[TOKENS_BEFORE] = self._tokens_before(step)
             self._logger.flush()
             checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self._saved_step, self._saved_seconds = step, self._clock.agreed

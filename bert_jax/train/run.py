@@ -19,6 +19,7 @@ from bert_jax.train.token_length import TokenLength
 from bert_jax.vocabulary import Vocabulary
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
+TOKENS_BEFORE = "tokens_before"  # the key in a checkpoint's metadata of what Run.tokens_before counts
 
 
 @runtime_checkable
@@ -61,18 +62,27 @@ class Run:
     # Epochs of each source of a mixture that all steps before a step read; None: the data are no mixture.
     epochs_before: Callable[[int], Mapping[str, float]] | None = None
     data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/summary.py)
-    notes: tuple[str, ...] = ()  # lines about the data that are printed when the run starts
+    # Lines about the data of a run that ends at a step (0: unknown), which are printed when it starts.
+    describe_data: Callable[[int], Sequence[str]] | None = None
+    notes: tuple[str, ...] = ()  # further such lines
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/branch.py)
-    length: TokenLength | None = None  # of a run that ends by tokens; None: by steps or minutes
+    # The tokens that all steps before a step read, which checkpoints record; None: unknown.
+    tokens_before: Callable[[int], float] | None = None
+    length: TokenLength | None = None  # of a run that ends by tokens_before; None: by steps or minutes
     train_layers: str = "all"
     unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
     task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
     verbose: bool = False  # print the table of parameters when it begins
     summary_workdir: Location | None = None  # holds the result of all seeds and rates, of which this run is one
+
+    @property
+    def end(self) -> int:
+        """The step at which the run ends by steps or tokens; 0: unknown."""
+        return self.config.steps if self.length is None else self.length.steps
 
     def forget_result(self) -> None:
         """Removes the result files of a run that had finished and now continues; process 0 does."""

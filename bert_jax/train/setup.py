@@ -204,7 +204,8 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     if there is not None:
         made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
     differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
-    made_by[branch.RECORD] = origin.record(differences)
+    tokens = origin.tokens(made_by["configuration"], run.tokens_before)
+    made_by[branch.RECORD] = origin.record(differences, tokens)
     return differences
 
 

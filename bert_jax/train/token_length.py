@@ -10,7 +10,8 @@ class TokenLength:
 
     tokens   the length, config.tokens
     before   the number of tokens that all steps before a step read, as a function of that step which never falls
-             (PhasedLoader.tokens_before), so that all processes and every restart know it without counting
+             (PhasedLoader.tokens_before; train/branch.py), so that all processes and every restart know it without
+             counting
     """
 
     tokens: float

@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.train import setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
+from bert_jax.train.branch import RECORD, counting_on
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation_notes import compiling
 from bert_jax.train.early_stop import has_stopped_early
@@ -40,6 +41,7 @@ def fit(run: Run) -> Result:
         plan = setup.make_plan(run)
         evaluators = setup.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(setup.open_workdir(run))
+        run = counting_on(run, opened.provenance.get(RECORD))
         state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
@@ -52,8 +54,7 @@ def fit(run: Run) -> Result:
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step = steps.jitted(plan, mesh, state)
         arguments = (setup.training_key(run, mesh), None, setup.place_constants(run, mesh))
-        end = config.steps if run.length is None else run.length.steps
-        later = later_batch_shapes(source, first, end, mesh, run.shapes_at)
+        later = later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 
@@ -123,7 +124,7 @@ def _report_start(
     lines = setup.describe_start(run, meta, opened.differences, ended)
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
-    lines += run.notes
+    lines += [*(run.describe_data(run.end) if run.describe_data else ()), *run.notes]
     if not meta:
         lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
     for line in lines + setup.describe_program(plan, mesh, state, length):
