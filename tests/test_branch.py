@@ -13,7 +13,7 @@ from bert_jax import pretrain
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
-from bert_jax.train import metrics
+from bert_jax.train import branch, metrics
 from bert_jax.train.branch import RECORD, Branch, open_branch
 from bert_jax.train.integrity import read_meta
 from bert_jax.train.run import TOKENS_BEFORE
@@ -173,6 +173,29 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
     assert train(shards_dir, tmp_path / "killed", *flags) == whole
     assert tensors(tmp_path / "killed", 7) == tensors(tmp_path / "whole", 7)
     assert log(tmp_path / "killed") == log(tmp_path / "whole")
+
+
+def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, tmp_path, monkeypatch):
+    def refused(*flags: str) -> str:
+        with pytest.raises(UserError) as caught:
+            train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints/4", *flags)
+        assert saved_steps(tmp_path / "new") == [] and "\n" not in str(caught.value)
+        return str(caught.value)
+
+    counted = "; lengths count from the beginning of the first run. Set --config."
+    assert f"branch_from is at step 4, but steps is 4{counted}steps to more" in refused("--config.steps=4")
+    read = read_meta(trunk / "checkpoints" / "4")["meta"][TOKENS_BEFORE]
+    used = refused("--config.steps=0", f"--config.tokens={read}", "--config.batch_size=8")
+    assert f"at step 4, which has read {read:,.0f} tokens, but tokens is {read:,.0f}{counted}tokens to more" in used
+    late = refused("--config.steps=0", "--config.budget_minutes=0.00001")
+    assert "minutes of training, but budget_minutes is 1e-05" in late and f"{counted}budget_minutes to more" in late
+
+    found = open_branch(f"{trunk}/checkpoints/4")
+    older = {key: value for key, value in found.meta.items() if key != TOKENS_BEFORE}
+    monkeypatch.setattr(branch, "open_branch", lambda path: dataclasses.replace(found, meta=older))
+    unknown = refused("--config.steps=0", "--config.tokens=1e6", "--config.batch_size=8")
+    assert "new was branched (of step 4) does not record how many tokens had been read, and the branch" in unknown
+    assert "tokens is 100; lengths count" in refused("--config.steps=0", "--config.tokens=100")
 
 
 def test_a_checkpoint_without_a_count_has_that_of_a_branch_with_its_data_and_batches(tmp_path):

@@ -60,6 +60,27 @@ class Branch:
         same = _counted_by(there) == _counted_by(configuration)
         return before(self.step) if before is not None and same else None
 
+    def check_left(self, run: Run, tokens: float | None) -> None:
+        """Raises UserError where the length of a branch is used up before its first step.
+
+        tokens   what self.tokens returns
+        """
+        steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
+        at, found = f"branch_from is at step {self.step}", ""
+        if run.length is not None and tokens is not None and tokens >= run.length.tokens:
+            at += f", which has read {tokens:,.0f} tokens"
+            found, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
+        elif 0 < steps <= self.step:
+            found, key = f"steps is {steps}", "steps"
+        elif 0 < minutes <= seconds / 60 and not run.config.budget_replay:
+            at += f", after {seconds / 60:.4g} minutes of training"
+            found, key = f"budget_minutes is {minutes:g}", "budget_minutes"
+        if found:
+            raise UserError(
+                f"{at}, but {found}; lengths count from the beginning of the first run. Set --config.{key} to more, "
+                "or name an earlier checkpoint"
+            )
+
 
 def checkpoint_folder(path: str) -> Location:
     """Returns WORKDIR/checkpoints/STEP as an absolute path, whether it exists or not.

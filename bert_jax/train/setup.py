@@ -196,7 +196,8 @@ def _resume(run: Run, made_by: dict[str, Any], newest: Mapping[str, Any], step: 
 def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     """Compares a run with the checkpoint at which it begins, and records that one in its provenance `made_by`.
 
-    Returns a line for each difference. Raises UserError for changes that a branch cannot make.
+    Returns a line for each difference. Raises UserError for changes that a branch cannot make, and where nothing of its
+    length is left to train.
     """
     origin = branch.open_branch(run.branch_from)
     distributed.check_same({"branch_from": origin.sha256}, "give all processes the same checkpoint")
@@ -205,6 +206,7 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
         made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
     differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
     tokens = origin.tokens(made_by["configuration"], run.tokens_before)
+    origin.check_left(run, tokens)
     made_by[branch.RECORD] = origin.record(differences, tokens)
     return differences
 
