@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
@@ -208,3 +208,19 @@ def test_the_largest_replicated_tensor_is_reported_and_what_the_mesh_does_not_di
     assert line.endswith("; the mesh does not divide params/extra/dense/kernel")
     held = float(line.split()[3])
     assert held == pytest.approx(sum(4 * leaf.size for leaf in jax.tree.leaves(state)) / 4 / 1e6, rel=0.5)
+
+
+def test_the_average_is_gathered_by_one_program_in_all_evaluations(mesh, caplog):
+    """mesh.shard_optimizer shards the moving average further than the parameters, by whose program it is measured."""
+    whole, sharded = partitioning.replicated(mesh), NamedSharding(mesh, PartitionSpec("data"))
+    params = {"kernel": jax.device_put(np.zeros(24, np.float32), whole)}
+
+    def gathered(step: int) -> dict[str, jax.Array]:
+        average = {"kernel": jax.device_put(np.full(24, step, np.float32), sharded)}
+        caplog.clear()
+        with jax.log_compiles():
+            return partitioning.put_like(average, params)
+
+    assert gathered(1)["kernel"].sharding == whole and "Compiling" in caplog.text
+    np.testing.assert_array_equal(gathered(2)["kernel"], np.full(24, 2.0))
+    assert caplog.text == ""

@@ -261,7 +261,12 @@ def put(tree: Any, mesh: Mesh) -> Any:
 def put_like(tree: Any, other: Any) -> Any:
     """Arrays with the shardings of another tree of arrays; the tree itself where it has them."""
     found, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
-    return tree if found == wanted else jax.jit(lambda arrays: arrays, out_shardings=wanted)(tree)
+    return tree if found == wanted else jax.jit(_unchanged, out_shardings=wanted)(tree)
+
+
+def _unchanged(arrays: Any) -> Any:
+    """The arrays themselves. As one function, it is compiled once for equal shardings, not at each call."""
+    return arrays
 
 
 def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
