@@ -25,7 +25,7 @@ from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
 from bert_jax.train.metric_segments import FOLDER, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.recorder import RunRecorder
+from bert_jax.train.recorder import RunRecorder, stopped
 from bert_jax.train.setup import OpenWorkdir
 from bert_jax.train.workdir import latest_step, read_params
 
@@ -489,3 +489,9 @@ def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(r
             recorder.logger.log(1, False, 0.0)
             recorder.logger.log(2, False, 0.0)
     assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written
+
+
+def test_a_signal_names_the_workdirs_that_were_saved_where_there_are_any(tmp_path):
+    assert str(stopped(3, [tmp_path])) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
+    ended = "SIGTERM: every run had saved its last step; run the same command to resume"
+    assert str(stopped(3, [])) == ended  # several seeds, all of which were evaluated again after their end

@@ -261,8 +261,11 @@ class RunRecorder:
 
 
 def stopped(step: int, workdirs: Sequence[Location]) -> Stopped:
-    """Returns the exception that ends a run after SIGTERM, once its step is saved."""
-    return Stopped(f"SIGTERM: saved step {step} in {' and '.join(map(str, workdirs))}; run the same command to resume")
+    """Returns the exception that ends runs after SIGTERM, once their step is saved; no workdirs: all had ended."""
+    saved = "every run had saved its last step"
+    if workdirs:
+        saved = f"saved step {step} in {' and '.join(map(str, workdirs))}"
+    return Stopped(f"SIGTERM: {saved}; run the same command to resume")
 
 
 @contextlib.contextmanager
