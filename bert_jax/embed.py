@@ -88,6 +88,7 @@ def embed(
     the whole text: in causal models, whose first token attends to itself alone, and for vocabularies that add no
     special tokens, whose first token is a piece of the text.
     """
+    given = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     settings = settings_of(
         loaded,
@@ -99,7 +100,6 @@ def embed(
         max_length=max_length,
     )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    given = checked_texts(texts)
     arrays = model.arrays(given)
     _report_truncated(model, len(given))
     return arrays
@@ -140,6 +140,7 @@ def embed_file(
         "average": average,
         "input": str(source),
         "input_bytes": source.stat().st_size if source.exists() else 0,
+        "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
         **dataclasses.asdict(found),

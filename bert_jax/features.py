@@ -196,10 +196,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def _refuse_without_effect(override: str) -> None:
     """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
-    if (match := re.match(r"--?config\.([\w.]+)", override)) and not match[1].startswith("task."):
-        name = match[1].rpartition(".")[2]
-        same = next((item.name for item in fields(FeatureOptions) if item.name == name), None)
-        advice = f"use --{same}" if same else "the flags of --help set how heads are trained"
+    match = re.match(r"--?(?:config\.)?([\w.]+)", override)
+    if match and not match[1].startswith("task."):
+        section, _, name = match[1].rpartition(".")
+        same = section in ("", "optimizer") and name in {item.name for item in fields(FeatureOptions)}
+        advice = f"use --{name}" if same else "the flags of --help set how heads are trained"
         raise UserError(f"--config.{match[1]} has no effect on features, which trains heads only; {advice}")
 
 

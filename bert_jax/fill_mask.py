@@ -219,7 +219,7 @@ def _predictions(tokens: Sequence[str], probabilities: np.ndarray) -> list[Predi
 def _predict(
     config: ModelConfig, heads: Heads, top: int, params: dict[str, Any], batch: TaskBatch, positions: Int[Array, "B M"]
 ) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
-    model = bind(config, heads, params, Runtime())
+    model = bind(config, heads, params, Runtime(layer_loop="scan"))  # compiles fast, for each new shape
     logits = masked_logits(model, model.encode(batch).last, positions)
     values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
     return values, tokens

@@ -83,7 +83,7 @@ def _run(
     arguments, options = job.arguments, job.arguments.options
     fewest = fewest_documents(options.objective)
     first = arguments.share.first_unit
-    divided = bool(options.part) and arguments.share.of != 1
+    divided = arguments.share.is_divided
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first, divided)
     records: list[UnitRecord] = []
     tokens = done = 0

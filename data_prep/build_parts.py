@@ -47,19 +47,23 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
         _check_absolute(str(options.input))
     folder = parts_folder(output)
     arguments = _arguments(options, output, every)
-    folders = {share: folder / _name(share) for share in every}
-    missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
-    check_arguments(folder, arguments, begun=len(missing) < len(every))
-    try:
-        with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
-            reporter.advance(len(every) - len(missing), 0, 0)
-            for tokens in (_run if options.engine == "local" else _run_elsewhere)(options, missing, folder):
-                reporter.advance(1, 1, tokens / 1e6)
-    finally:
-        if not any(folder.glob("*-of-*")):  # finished or begun
-            shutil.rmtree(folder, ignore_errors=True)
-    manifest = merge(list(folders.values()), output, quiet=quiet)
-    shutil.rmtree(folder)
+    if folder.exists() and not (folder / "job").exists():
+        raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
+    unit_folder(folder).mkdir(parents=True, exist_ok=True)
+    with lock(folder / "job" / "lock"):
+        folders = {share: folder / _name(share) for share in every}
+        missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
+        try:
+            check_arguments(folder, arguments, begun=len(missing) < len(every))
+            with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
+                reporter.advance(len(every) - len(missing), 0, 0)
+                for tokens in (_run if options.engine == "local" else _run_elsewhere)(options, missing, folder):
+                    reporter.advance(1, 1, tokens / 1e6)
+        finally:
+            if not any(folder.glob("*-of-*")):  # finished or begun
+                shutil.rmtree(folder, ignore_errors=True)
+        manifest = merge(list(folders.values()), output, quiet=quiet)
+        shutil.rmtree(folder)
     return manifest
 
 
@@ -117,18 +121,16 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
     by_number = {share.number: share for share in missing}
     work = functools.partial(build_elsewhere, options, by_number)
     units = (Unit("train", number, (), "") for number in by_number)
-    unit_folder(folder).mkdir(parents=True, exist_ok=True)
-    with lock(folder / "job" / "lock"):
-        shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # what an earlier run did not receive whole
-        for share in missing:
-            for name in (*PARTS, "tokenizer"):
-                (folder / ARRIVING / _name(share) / name).mkdir(parents=True)
-        tokenizers.load(options.tokenizer, options.lowercase).save(folder / "tokenizer")
-        given = options.engine_options
-        for record in engines.run(options.engine, work, units, options.workers, directory=folder, options=given):
-            name = _name(by_number[record.number])
-            (folder / ARRIVING / name).rename(folder / name)
-            yield record.counts["source_tokens"]
+    shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # what an earlier run did not receive whole
+    for share in missing:
+        for name in (*PARTS, "tokenizer"):
+            (folder / ARRIVING / _name(share) / name).mkdir(parents=True)
+    tokenizers.load(options.tokenizer, options.lowercase).save(folder / "tokenizer")
+    given = options.engine_options
+    for record in engines.run(options.engine, work, units, options.workers, directory=folder, options=given):
+        name = _name(by_number[record.number])
+        (folder / ARRIVING / name).rename(folder / name)
+        yield record.counts["source_tokens"]
 
 
 def build_elsewhere(options: BuildOptions, shares: dict[int, Share], directory: Path, unit: Unit) -> UnitRecord:
@@ -156,5 +158,5 @@ def _check_absolute(given: str) -> None:
         if not elsewhere and not os.path.isabs(pattern):
             raise UserError(
                 f"--input {pattern}: the workers of an engine read the files of their parts themselves. Give an "
-                "absolute path, or an address, that all of them can reach"
+                "absolute path, or an address, that all of them and this machine can reach"
             )

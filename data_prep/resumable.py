@@ -84,9 +84,9 @@ def own_folders(output: Path) -> tuple[Path, ...]:
 
     A part of a job (build_parts.py) writes next to the others.
     """
-    around = output.parent
-    is_part = around.name.endswith(PARTS_SUFFIX) and (around / "job" / "arguments.json").exists()
-    return incomplete_path(output), around if is_part else parts_folder(output)
+    around = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
+    of_parts = [folder for folder in (*around, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]
+    return incomplete_path(output), *of_parts
 
 
 def parts_folder(output: Path) -> Path:

@@ -3,8 +3,8 @@
 The units of share number k are numbered from k * 2**20 on, so their shards and sequence keys differ from those of
 every other share, and merge_shards joins outputs without reading a row. A manifest lists the shares of its output,
 `shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
-part of, 0 if it was added later, `corpus` a hash of the names and sizes of all files of that job, and `sources` how
-many of the manifest's sources belong to the share. An output without the key is one share, number 0.
+part of, 0 if it was added later, `corpus` a hash of the names, sizes and weights of all files of that job, and
+`sources` how many of the manifest's sources belong to the share. An output without the key is one share, number 0.
 """
 
 import hashlib
@@ -24,6 +24,11 @@ class Share(NamedTuple):
 
     number: int
     of: int
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is a part of a corpus of which other shares hold the rest. Number 0 of 0 is an earlier output."""
+        return self.of > 1 or (self.of == 0 and self.number > 0)
 
     @property
     def first_unit(self) -> int:

@@ -64,6 +64,7 @@ class TokenCache:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(f"--token_cache {self.directory} is a file. Choose a folder") from None
+        _KNOWN.pop(self.directory, None)
         for path in self.directory.glob(f"*/*{_UNFINISHED}"):
             with contextlib.suppress(FileNotFoundError):  # another job has just finished or removed it
                 if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
@@ -82,14 +83,15 @@ class TokenCache:
     def _has_room(self, size: int) -> bool:
         """Whether so many bytes fit. The folder may hold thousands of files, so it is rarely listed.
 
-        A process knows what it has stored itself. It lists the folder again after a hundredth of the limit, at each
-        unit in the last tenth, and where the cache is full, at times.
+        A process knows what it has stored itself. It lists the folder again after a thousandth of the limit, at each
+        unit in the last tenth, and where the cache is full, at times. So up to a hundred processes stay below the
+        limit, but for one unit of each.
         """
         known = _KNOWN.get(self.directory)
         full = known is not None and known.bytes + size > self.limit
         if (
             known is None
-            or known.stored > self.limit // 100
+            or known.stored > self.limit // 1000
             or (not full and known.bytes > self.limit * 9 // 10)
             or (full and known.refused >= _REFUSED)
         ):
@@ -143,7 +145,6 @@ class TokenCache:
         body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
         path = self._path(tokenizer_hash, text_hash)
         path.parent.mkdir(exist_ok=True)
-        # Concurrent workers may each find room for their last units: in the last tenth, at most one each.
         if not self._has_room(len(body) + _DIGEST_BYTES):
             return
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")

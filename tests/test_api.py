@@ -206,12 +206,16 @@ def test_rows_with_dates_missing_values_and_classes_in_lists_are_written_as_json
         (["a", None], "text 2 is None; expected a string, or a tuple of two strings"),
         ([{"text": "a"}], "text 1 is {'text': 'a'}"),
         ([("a", "b", "c")], r"text 1 is \('a', 'b', 'c'\)"),
+        ({"text": "a"}, "one object with the keys text; expected a list of inputs"),
         (Frame(), r"a table with the columns review, stars; expected texts. Give a column of it"),
     ],
 )
 def test_what_is_no_text_is_refused(model, texts, message):
     with pytest.raises(UserError, match=message):
         model.encode(texts)
+    if not isinstance(texts, list):
+        with pytest.raises(UserError, match=message):
+            model.predict(texts)
 
 
 def test_no_texts_give_no_vectors(model):

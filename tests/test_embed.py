@@ -250,7 +250,7 @@ def test_tables_are_read_by_columns_and_never_as_lines(tmp_path):
     assert read_texts(tmp_path / "t.tsv", form="tsv") == [('"one',), ("two",)]
     assert read_texts(tmp_path / "t.tsv", form="tsv", text="1")[0] == ("other",)
     assert read_texts(tmp_path / "t.tsv")[0] == ("text", "other")  # lines: a tab separates the texts of a pair
-    with pytest.raises(UserError, match=r"t\.csv.*'text'.*review"):
+    with pytest.raises(UserError, match=r"t\.csv.*'text'.*review.*in predict, evaluate and embed: --text"):
         read_texts(tmp_path / "t.csv")
     with pytest.raises(UserError, match=r"--text is 'review'.*read as lines of text.*--form csv"):
         read_texts(tmp_path / "t.tsv", text="review")

@@ -134,6 +134,8 @@ def test_keys_without_an_effect_are_refused() -> None:
             main([*line, f"--config.{key}"])
     with pytest.raises(UserError, match=r"--config.length_pool has no effect.*the flags of --help set how"):
         main([*line, "--config.length_pool=3"])
+    with pytest.raises(UserError, match="the flags of --help set how"):
+        main([*line, "--length_pool=3"])
 
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:

@@ -18,6 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.fill_mask import MASK
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads import Heads
+from bert_jax.train import partitioning
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,17 @@ def test_other_families_fill_masks_too(tmp_path, family):
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
     [predictions] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
     assert predictions[0].token == "river"
+
+
+def test_a_generator_is_copied_to_the_device_once(tmp_path, monkeypatch):
+    heads = Heads(replaced_tokens=True, generator=10)
+    electra = random_checkpoint(tmp_path, odd_config(layers=2, embedding_width=20), heads)
+    copied = []
+    put = partitioning.put
+    monkeypatch.setattr(partitioning, "put", lambda tree, mesh: copied.append(tree) or put(tree, mesh))
+    first = fill_mask.fill_mask(electra, ["a [MASK]"])
+    assert len(copied) == 1
+    assert fill_mask.fill_mask(electra, ["a [MASK]"]) == first and len(copied) == 1
 
 
 def test_a_vocabulary_without_a_mask_is_refused(loaded):

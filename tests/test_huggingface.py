@@ -281,6 +281,8 @@ def test_labels_that_another_program_renamed_are_those_of_id2label(tmp_path, arc
     task = huggingface.read(folder).task
     assert (task["name"], task["labels"]) == ("own", list(renamed.values()))
     assert "id2label has other labels than bert_jax_task" in capsys.readouterr().err
+    change_config(folder, id2label=None)
+    assert huggingface.read(folder).task["labels"] == loaded.task["labels"]  # nothing says otherwise
 
 
 def test_a_model_of_another_program_reads_texts_up_to_its_positions(tmp_path):

@@ -13,6 +13,7 @@ from building import ROOT, contents
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import read_manifest
+from bert_jax.storage.local import MARKER
 from data_prep import build_parts, inspect_shards, readers, shares
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
@@ -182,6 +183,37 @@ def test_mistakes_with_all_parts_write_nothing(text, vocab_dir, tmp_path):
         with pytest.raises(UserError, match=message):
             build(options(text, vocab_dir, tmp_path / "out", **{"part": "all/2", **changes}))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_has_the_name_of_the_parts_is_text_and_is_left_alone(text, vocab_dir, tmp_path):
+    shutil.copytree(text, tmp_path / "out.parts")
+    with pytest.raises(UserError, match=r"out\.parts exists and is no unfinished output"):
+        build(options(text, vocab_dir, tmp_path / "out", "all/2"))
+    assert len(list((tmp_path / "out.parts").iterdir())) == 5
+    whole = build(options(tmp_path / "out.parts", vocab_dir, tmp_path / "out"))
+    assert len(whole["sources"]) == 5
+
+
+def test_an_unfinished_output_among_the_input_is_refused(text, vocab_dir, tmp_path):
+    shutil.copytree(text, tmp_path / "tree")
+    words = tmp_path / "tree" / "old.incomplete" / "tokenizer" / "vocab.txt"
+    words.parent.mkdir(parents=True)
+    words.write_text("a\nb\n")
+    (tmp_path / "tree" / "old.incomplete" / MARKER).touch()
+    with pytest.raises(UserError, match=r"vocab\.txt, which belongs to .*old\.incomplete, an output of bert_jax"):
+        build(options(text, vocab_dir, tmp_path / "out", input=f"{tmp_path}/tree/**/*.txt"))
+
+
+def test_a_base_whose_held_out_document_was_moved_agrees_with_its_text_after_a_merge(vocab_dir, tmp_path):
+    texts = [f"Document number {number}. It has two sentences." for number in range(12)]
+    for name, numbers in (("a", (0, 1, 2, 4, 7, 8)), ("b", (3, 5, 9, 10, 11))):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(texts[number] for number in numbers) + "\n")
+    given = {"objective": "nsp", "seq_len": 32}
+    build(options(tmp_path, vocab_dir, tmp_path / "base", input=tmp_path / "a.txt", **given))
+    build(options(tmp_path, vocab_dir, tmp_path / "more", "+1", input=tmp_path / "b.txt", **given))
+    whole = merge([tmp_path / "base", tmp_path / "more"], tmp_path / "whole")
+    assert whole["skipped_reading"] == {} and whole["parts"]["eval"]["documents"] == 2
+    inspect_shards.main([str(tmp_path / "whole"), "--verify", "--source"])
 
 
 def test_all_parts_inside_their_input_read_only_the_text(text, vocab_dir, tmp_path):

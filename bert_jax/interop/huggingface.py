@@ -167,13 +167,15 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, but the classifier {outputs}")
     task = values.get(TASK_FIELD)
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
+    kept = {}
     if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
-        if not labels or not task["labels"] or task["labels"] == labels:
+        if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
-        report(f"{directory / CONFIG_FILE}: id2label has other labels than {TASK_FIELD}, which is ignored")
+        kept = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
+        report(f"{directory / CONFIG_FILE}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
     longest = min(MAX_LENGTHS.get(kind, model.max_positions), _tokenizer_limit(directory), model.max_positions)
     found = {"name": "own", "kind": kind, "labels": labels, "max_length": longest}
-    return found | ({"threshold": 0.5} if kind == "multilabel" else {})
+    return found | ({"threshold": 0.5} if kind == "multilabel" else {}) | kept
 
 
 def _tokenizer_limit(directory: Path) -> int:

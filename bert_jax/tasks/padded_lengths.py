@@ -14,7 +14,8 @@ SHAPES, STEP = 6, 8  # at most so many lengths, each a multiple of STEP or the m
 # What one more program costs. Measured with jax 0.10 on two cores of an AMD EPYC with AVX2, in float32: the step of a
 # BERT of 6 layers of 384 compiles in 8.3 s, tracing included, or in 5.4 s with its layers in a scan, and trains 4,100
 # positions a second. An accelerator is assumed to reach a third of the peak of an A100.
-_SECONDS, _SECONDS_A_LAYER = 4.8, 0.58
+# On TPUs, a layer of BERT-Large takes 20 s (491 s for 24 of them; docs/tpu_plan.md).
+_SECONDS, _SECONDS_A_LAYER, _SECONDS_A_LAYER_ON_TPUS = 4.8, 0.58, 20.0
 _CPU_SPEED, _ACCELERATOR_SPEED = 2.6e11, 1e14  # FLOPs a second in matmuls
 
 
@@ -57,4 +58,5 @@ def price(model: ModelConfig, runtime: Runtime, platform: str) -> float:
     times = model.layers if model.shared_layers == "all" else 1
     flops = 6 * times * sum(leaf.size for leaf in matrices)
     speed = _CPU_SPEED if platform == "cpu" else _ACCELERATOR_SPEED
-    return (_SECONDS + _SECONDS_A_LAYER * compiled) * speed / flops
+    seconds_a_layer = _SECONDS_A_LAYER_ON_TPUS if platform == "tpu" else _SECONDS_A_LAYER
+    return (_SECONDS + seconds_a_layer * compiled) * speed / flops

@@ -1,6 +1,6 @@
 """Encodes texts without labels, or pairs of texts, and their words."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,12 @@ def encode(
 
 
 def checked_texts(texts: Iterable[Any]) -> list[Texts]:
-    """The texts of a caller. Raises UserError for a table, and for an item that is neither a string nor a pair."""
+    """The texts of a caller.
+
+    Raises UserError for a single text, for a table, and for an item that is neither a string nor a pair.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"texts is the text {texts!r:.40}; expected a list of texts")
     refuse_table(texts)
     found = []
     for number, text in enumerate(texts, 1):
@@ -70,7 +75,9 @@ def checked_texts(texts: Iterable[Any]) -> list[Texts]:
 
 
 def refuse_table(texts: Any) -> None:
-    """Raises UserError for a pandas DataFrame, whose items are the names of its columns."""
+    """Raises UserError for a dictionary, and a pandas DataFrame, whose items are the names of its columns."""
+    if isinstance(texts, Mapping):
+        raise UserError(f"the data is one object with the keys {', '.join(map(str, texts))}; expected a list of inputs")
     if hasattr(texts, "to_dict") and hasattr(texts, "columns"):
         raise UserError(
             f"the data is a table with the columns {', '.join(map(str, texts.columns))}; expected texts. Give a column "

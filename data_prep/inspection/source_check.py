@@ -80,7 +80,7 @@ def check_source(
             yield text
 
     for corpus, share in zip(corpora.each, shares.of_manifest(manifest), strict=True):
-        splitter.divided = "shares" in manifest and share["of"] != 1
+        splitter.divided = shares.Share(share["number"], share["of"]).is_divided
         for unit in splitter.split(texts(corpus)):
             found[unit.part] += len(unit.documents)
     skipped = corpora.refused + splitter.skipped

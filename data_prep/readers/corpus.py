@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.storage.listing import find_files
-from bert_jax.storage.local import INCOMPLETE
+from bert_jax.storage.local import INCOMPLETE, MARKER
 from bert_jax.storage.remote import is_remote
 from data_prep import checksums
 from data_prep.readers import file_blocks, hub_dataset, saved_dataset, tfds_corpus
@@ -58,7 +58,7 @@ def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path
                 continue
             if output := _output_of(real, is_output):
                 raise UserError(
-                    f"--input {part!r} matches {named}, which belongs to {output}, an output of build_examples. "
+                    f"--input {part!r} matches {named}, which belongs to {output}, an output of bert_jax. "
                     "Name only the text, or move the output"
                 )
             before = found.setdefault(real, source)
@@ -210,6 +210,6 @@ def _output_of(path: str, is_output: Callable[[Path], bool]) -> str:
 
 
 def _is_output(folder: Path) -> bool:
-    if folder.name.endswith(INCOMPLETE) and (folder / "job" / "arguments.json").exists():
-        return True
+    if folder.name.endswith(INCOMPLETE):
+        return (folder / MARKER).exists() or (folder / "job" / "arguments.json").exists()
     return (folder / MANIFEST).exists() and (folder / checksums.SUMS).exists()

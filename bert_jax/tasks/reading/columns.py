@@ -53,8 +53,8 @@ class Table(NamedTuple):
 def advice(role: str) -> str:
     """The part of an error message that explains how to select another column."""
     return (
-        f"Name another one with --config.task.{role} (in predict and evaluate: --{role}); a named task reads only the "
-        "columns of its published files"
+        f"Name another one with --config.task.{role} (in predict, evaluate and embed: --{role}); a named task reads "
+        "only the columns of its published files"
     )
 
 
