@@ -10,7 +10,9 @@ Hardware  published: 8 Titan-V of 12 GB; not run here
 Hours     24, by the budget
 Expected  published: GLUE test MNLI 84.4, QNLI 90.6, QQP 70.7, RTE 57.7, SST-2 93.0, MRPC 87.5, CoLA 57.1, STS-B 82.0;
           not measured here
-Source    Izsak et al. 2021, and the best configuration's command in the README of IntelLabs/academic-budget-bert
+Source    Izsak et al. 2021, and the best configuration's command in the README of IntelLabs/academic-budget-bert. Not
+          from its code: here embeddings are normalized, and the outputs of sublayers start at 0.02 / sqrt(48), as its
+          DeepSpeed kernel had them, instead of 0.02
 """
 
 import ml_collections

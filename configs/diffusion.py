@@ -8,8 +8,8 @@ One Billion Words. `evaluate` prints the bound (mdm_loss, nats per token) and it
 
 Hardware  not run here
 Hours     not measured
-Expected  published: perplexity of at most 23.00 on One Billion Words after 327 billion tokens, five times this run; not
-          measured here
+Expected  published: perplexity of at most 23.00 on One Billion Words after 327 billion tokens, five times this run. It
+          also counts [CLS] and [SEP], which this bound leaves out. Not measured here
 Source    Sahoo et al. 2024, sections 3 and 5, and configs/config.yaml of kuleshov-group/mdlm for the optimizer, the
           warmup of a constant rate, the average of the parameters and the batch. The model is BERT-Base instead of
           their diffusion transformer of the same layers, width and heads. The low-discrepancy mask rates and the

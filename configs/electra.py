@@ -2,15 +2,17 @@
 
     python -m bert_jax.pretrain --config electra:small --workdir runs/electra --config.data.train=SHARDS
 
-or electra:base, electra:large. SHARDS are made by `build_examples --objective single` with an
-uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the tokens.
+or electra:base, electra:large. SHARDS are made by `build_examples --objective single --mask_split
+0.85,0,0.15` with an uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the
+tokens.
 `python -m bert_jax.export --format hf` writes the discriminator, and with --part generator the generator.
 
 Hardware  published: small 1 V100, base 16 TPU v3, large (400,000 steps) 128 TPU v3; not run here
 Hours     published: small 96, base 96
 Expected  published: GLUE dev average, small 79.9, base 85.1, large 89.0; not measured here
-Source    Clark et al. 2020, sections 3.1 to 3.4, tables 1, 2 and 6; dropout of 0.1 everywhere. 15% of the masked tokens
-          of their code keep their text; the shards' own shares (docs/data_format.md) are used here
+Source    Clark et al. 2020, sections 3.1 to 3.4, tables 1, 2 and 6; dropout of 0.1 everywhere. The code of
+          google-research/electra: 15% of the chosen tokens keep their text, and none is random. Nine of ten of its
+          examples have two segments that follow each other, with their segment ids; there is one segment here
 """
 
 from typing import NamedTuple

@@ -9,15 +9,16 @@ output they have 4.7, 18.9 and 75.6 million parameters. The published 13.6, 28.0
 over the characters of a word, whose place embeddings of tokens take here.
 
 Hardware  published: three GPUs (original); not run here
-Hours     not published, and not measured here
+Hours     published: about two weeks on three GTX 1080 (original); not measured here
 Expected  forward_lm_loss and backward_lm_loss in nats per token, whose exp are perplexities; not measured here
 Source    Peters et al. 2018, section 3.4: layers, cells, projections, the residual connection, 10 epochs of the 1
           Billion Word Benchmark. https://allennlp.org/elmo: the other sizes, some 800 million tokens an epoch.
           bin/train_elmo.py of allenai/bilm-tf: dropout, clipping, truncation after 20 positions, tokens per step;
           bilm/training.py there: initial deviations, which are those of its softmax. Not from these: AdamW at 1e-3
           instead of Adagrad, 64 rows of 120 instead of 384 of 20, the whole softmax instead of 8192 samples, no limits
-          on cells and projections, no dropout of the last layer's output, and as the loss the sum of both directions
-          (section 3.1), not their mean
+          on cells and projections, no dropout of the last layer's output, no bias of the output, biases of forget
+          gates that begin at 0, a state that is zero at the start of each row, and as the loss the sum of both
+          directions (section 3.1), not their mean
 """
 
 import ml_collections

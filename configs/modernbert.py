@@ -1,24 +1,32 @@
-"""ModernBERT, base or large (Warner et al. 2024), at T=1,024: the first 1.7 T of its 2 T tokens.
+r"""ModernBERT, base or large (Warner et al. 2024), at T=1,024: the first 1.7 T of its 2 T tokens.
 
     python -m bert_jax.pretrain --config modernbert:base --workdir runs/modern --config.data.train=SHARDS
 
 or modernbert:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
-this recipe masks 30%. All layers use rotary base 10,000 here. For 8,192 positions, continue on shards of that length
-with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
---config.model.rotary_base=160000.
+this recipe masks 30%. All layers use rotary base 10,000 here, and the rate is constant after warmup.
 
-The rate is constant after warmup, as in the paper until the last 50 B tokens, where it decays as 1 - sqrt: for this
-decay, resume with --config.steps=MORE --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE
---config.allow_changes=optimizer.schedule,optimizer.decay_share. Differences from the paper: the batch does not grow
-(--config.batch_schedule can do it); large trains from scratch at one rate, while the paper starts from base and once
-returns to a tenth of the rate; updates are scaled for queries, keys and values separately, not as one tensor.
+The other 300 B tokens have rows of 8,192 positions: 250 B at a constant lower rate, and a decay as 1 - sqrt over the
+last 50 B. Base, on LONG, shards of that length:
+
+    python -m bert_jax.pretrain --config modernbert:base --workdir runs/long --config.data.train=LONG \
+        --config.branch_from=runs/modern/checkpoints/360277 --config.batch_size=576 --config.steps=413259 \
+        --config.model.rotary_base=160000 --config.optimizer.learning_rate=3e-4 \
+        --config.optimizer.weight_decay=0.0333 --config.allow_changes=optimizer.weight_decay
+
+and then the same with --config.steps=423855 --config.optimizer.schedule=wsd --config.optimizer.decay_share=0.025
+--config.optimizer.final_share=0.001 --config.allow_changes=optimizer. Large had 5e-5 in both, and 616 and 624 rows.
+
+Differences from the paper and its configurations: theirs drop 0.1 of the outputs of attention, and nothing is dropped
+here; their batch grows over the first 50 B (base) or 10 B tokens (large), which --config.batch_schedule can do; large
+trains from scratch at one rate, while the paper starts from base and later returns to a tenth of the rate; updates are
+scaled for queries, keys and values separately, not as one tensor.
 
 Hardware  published: 8 H100; not run here
 Hours     published: 194.2 (base), 425.3 (large)
 Expected  published: GLUE dev average 88.4 (base), 90.4 (large), after all 2 T tokens; not measured here
 Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T tokens, warmup 3 B (base) and 2 B (large).
-          AnswerDotAI/ModernBERT, modernbert-base-pretrain.yaml, for weight decay independent of the rate, and no
-          clipping
+          AnswerDotAI/ModernBERT, branch pretraining_documentation, the six modernbert-*.yaml: weight decay independent
+          of the rate, no clipping, dropout, growth of the batch, rows, rates and lengths of the long phases
 """
 
 import ml_collections

@@ -33,7 +33,8 @@ Source    Batch, peak rate, warmup, optimizer and decay of weights: Warner et al
           end of the decay: BioClinical ModernBERT, phase1_base.yaml and phase2_base.yaml of
           lindvalllab/BioClinical-ModernBERT (30%, then 15%; 576 rows of 8,192; one_minus_sqrt, alpha_f 0.001).
           Linear fall of the mask rate: Ankner et al. 2024. The lengths of the phases are this repository's choice.
-          Rotary bases are those of the long rows in all phases, because a run has one model
+          Rotary bases are those of the long rows in all phases, because a run has one model. The decay begins at the
+          peak rate of the trunk; both sources train long rows at 3e-4, after a phase at that rate
 """
 
 import ml_collections

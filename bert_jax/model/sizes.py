@@ -129,7 +129,8 @@ PRESETS: dict[str, Fields] = {
         "positions": "sinusoidal",
     },
     "shaw_base": _BASE | {"positions": "none", "relative": "shaw", "relative_distance": 16},
-    "buckets_base": _BASE | {"segment_types": 0, "position_offset": 2, "relative": "buckets"},
+    "buckets_base": _BASE
+    | {"segment_types": 0, "position_offset": 2, "relative": "buckets", "layer_norm_epsilon": 1e-5},
     "albert_base": _BASE | _ALBERT,
     "albert_large": _LARGE | _ALBERT,
     "albert_xlarge": _size(24, 2048) | _ALBERT | {"heads": 16},
