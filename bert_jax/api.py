@@ -10,7 +10,6 @@
 """
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from bert_jax import config as config_lib
-from bert_jax import export, fill_mask
+from bert_jax import export, fill_mask, in_memory
 from bert_jax import predict as prediction
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
@@ -37,9 +36,6 @@ from bert_jax.storage.hub_models import model_folder
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.workdir import CHECKPOINTS
-
-Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
 
 
 class Model:
@@ -144,8 +140,8 @@ def load(source: str | Path, *, average: str = "") -> Model:
 
 def finetune(
     model: Model | str | Path,
-    train: Table,
-    dev: Table | None = None,
+    train: in_memory.Table,
+    dev: in_memory.Table | None = None,
     *,
     text: str,
     label: str = "",
@@ -171,11 +167,11 @@ def finetune(
         kept = folder.with_name(f"{folder.name}-data")  # next to the run, because a workdir must be its own
         tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
         keys: dict[str, Any] = {
-            f"task.{name}": data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
+            f"task.{name}": in_memory.data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
         }
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
         keys |= {f"task.{name}": value for name, value in columns.items() if value}
-        keys["init_from"] = checkpoint_path(model, scratch / "start")
+        keys["init_from"] = _path_of(model, scratch / "start")
         config = config_lib.load(FinetuneConfig, _recipe("own", keys | dict(overrides or {})))
         result = run_finetuning(config, folder)
         return Model(open_checkpoint(folder), result)
@@ -234,63 +230,5 @@ def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:
     return config_lib.read_flags(name, [f"--config.{key}={value}" for key, value in keys.items()])
 
 
-def checkpoint_path(model: Model | str | Path, scratch: Path) -> str:
-    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`."""
-    if not isinstance(model, Model):
-        return str(model_folder(model))
-    loaded = model.loaded
-    folder = Path(model_folder(loaded.origin)) if loaded.origin and not loaded.average else None
-    if folder and (folder / CHECKPOINTS).is_dir():
-        folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
-    if folder and folder.exists():
-        return str(folder)
-    model.save(scratch, "orbax")
-    return str(scratch)
-
-
-def data_file(table: Table, path: Path) -> str:
-    """The file of a table; data in memory is written to `path` as JSON lines."""
-    if isinstance(table, str | Path):
-        return str(table)
-    names = {}
-    if hasattr(table, "features") and hasattr(table, "to_list"):  # datasets.Dataset: classes are numbers with names
-        names = {name: _class_names(one) for name, one in table.features.items()}
-        rows = table.to_list()
-    elif hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas.DataFrame
-        rows = table.to_dict("records")
-    else:
-        rows = list(table)
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise UserError(
-            f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
-            "dictionaries, a DataFrame or a datasets.Dataset"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            values = {key: _plain(value, names.get(key)) for key, value in row.items()}
-            file.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")  # str: dates, in unused columns
-    return str(path)
-
-
-def _class_names(feature: Any) -> Sequence[str] | None:
-    """The names of the classes that a feature of a datasets.Dataset has, also in lists; None if it has none."""
-    while feature is not None and not getattr(feature, "names", None):
-        in_list = isinstance(feature, list) and len(feature) == 1
-        feature = feature[0] if in_list else getattr(feature, "feature", None)
-    return None if feature is None else feature.names
-
-
-def _plain(value: Any, names: Sequence[str] | None) -> Any:
-    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, what is missing as null."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(one, None) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one, names) for one in value]
-    if (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
-        return None
-    if names and isinstance(value, int):
-        return names[value] if value >= 0 else None
-    return value
+def _path_of(model: Model | str | Path, scratch: Path) -> str:
+    return in_memory.checkpoint_path(model.loaded, scratch) if isinstance(model, Model) else str(model_folder(model))

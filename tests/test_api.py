@@ -22,7 +22,7 @@ from hub_server import HubHandler, serving
 from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
-from bert_jax import api
+from bert_jax import in_memory
 from bert_jax.command import UserError
 from bert_jax.embed import embed
 from bert_jax.export import export_loaded
@@ -163,12 +163,12 @@ def test_finetune_starts_from_the_step_or_the_average_that_a_model_holds(tmp_pat
     bert_jax_export.write(loaded, tmp_path / "run")
     [step] = (tmp_path / "run" / "checkpoints").iterdir()
     opened = bert_jax.load(tmp_path / "run")
-    assert api.checkpoint_path(opened, tmp_path / "unused") == str(step)
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "unused") == str(step)
     changed = {path: value + 1 for path, value in opened.loaded.params.items()}
     average = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, average="ema"))
     other = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, step=opened.loaded.step + 1))  # is gone
     for name, model in (("average", average), ("other", other)):
-        written = api.checkpoint_path(model, tmp_path / name)
+        written = in_memory.checkpoint_path(model.loaded, tmp_path / name)
         assert written == str(tmp_path / name)
         for path, value in bert_jax.load(written).loaded.params.items():
             np.testing.assert_array_equal(value, changed[path], err_msg=path)
@@ -196,7 +196,7 @@ def test_rows_with_dates_missing_values_and_classes_in_lists_are_written_as_json
 
     expected = {"date": "2026-11-24", "missing": None, "none": None, "answers": {"text": ["a", "b"], "start": [3]}}
     for name, data, tags in (("rows", [row], [1, 0, -1]), ("dataset", Tagged(), ["B-X", "O", None])):
-        path = Path(api.data_file(data, tmp_path / f"{name}.jsonl"))
+        path = Path(in_memory.data_file(data, tmp_path / f"{name}.jsonl"))
         assert json.loads(path.read_text()) == expected | {"tags": tags}
 
 

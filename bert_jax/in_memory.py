@@ -1,0 +1,78 @@
+"""Data and models in memory, as the files that a run reads: what `bert_jax.finetune` takes."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import export
+from bert_jax.command import UserError
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.storage.hub_models import model_folder
+from bert_jax.train.workdir import CHECKPOINTS
+
+Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
+
+
+def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
+    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`."""
+    folder = Path(model_folder(loaded.origin)) if loaded.origin and not loaded.average else None
+    if folder and (folder / CHECKPOINTS).is_dir():
+        folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
+    if folder and folder.exists():
+        return str(folder)
+    export.export_loaded(loaded, scratch, "orbax")
+    return str(scratch)
+
+
+def data_file(table: Table, path: Path) -> str:
+    """The file of a table; data in memory is written to `path` as JSON lines.
+
+    Raises UserError for data that are no rows.
+    """
+    if isinstance(table, str | Path):
+        return str(table)
+    names = {}
+    if hasattr(table, "features") and hasattr(table, "to_list"):  # datasets.Dataset: classes are numbers with names
+        names = {name: _class_names(one) for name, one in table.features.items()}
+        rows = table.to_list()
+    elif hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas.DataFrame
+        rows = table.to_dict("records")
+    else:
+        rows = list(table)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise UserError(
+            f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
+            "dictionaries, a DataFrame or a datasets.Dataset"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            values = {key: _plain(value, names.get(key)) for key, value in row.items()}
+            file.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")  # str: dates, in unused columns
+    return str(path)
+
+
+def _class_names(feature: Any) -> Sequence[str] | None:
+    """The names of the classes that a feature of a datasets.Dataset has, also in lists; None if it has none."""
+    while feature is not None and not getattr(feature, "names", None):
+        in_list = isinstance(feature, list) and len(feature) == 1
+        feature = feature[0] if in_list else getattr(feature, "feature", None)
+    return None if feature is None else feature.names
+
+
+def _plain(value: Any, names: Sequence[str] | None) -> Any:
+    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, what is missing as null."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(one, None) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, names) for one in value]
+    if (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return None
+    if names and isinstance(value, int):
+        return names[value] if value >= 0 else None
+    return value
