@@ -78,6 +78,7 @@ class System:
     shards    a key of SHARDS
     model     changes to the preset, on top of those that all systems of its encoder have
     search    the field of the model that is chosen so that it has as many parameters as REFERENCE; empty: none
+    rate      the peak rate; 0: RATE, or RECURRENT_RATE for models without attention
     training  the objective and its options
     """
 
@@ -90,6 +91,7 @@ class System:
     shards: str = "single"
     model: Mapping[str, Any] = field(default_factory=dict)
     search: str = ""
+    rate: float = 0.0
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -98,7 +100,18 @@ MASKED, OTHER = "Masked tokens", "Masked spans, masks of ELECTRA's generator, an
 SYSTEMS = (
     System("feed_forward", "Feed-forward", "Bengio et al. 2003", "feed_forward_lm", NEXT, ("lm_loss",), search="width"),
     System("rnn", "RNN", "Elman 1990", "rnn", NEXT, ("lm_loss",), search="width"),
-    System("lstm", "LSTM", "Zaremba et al. 2014", "lstm_medium", NEXT, ("lm_loss",), search="width"),
+    System(
+        "lstm",
+        "LSTM",
+        "Zaremba et al. 2014",
+        "lstm_medium",
+        NEXT,
+        ("lm_loss",),
+        # Two layers of gates make a small signal smaller: with the others' values it learns token frequencies only.
+        model={"initializer_range": 0.2},
+        search="width",
+        rate=5e-3,
+    ),
     System(
         "bilm",
         "biLM (ELMo)",
@@ -227,7 +240,7 @@ def _config(system: System, settings: Settings, size: int) -> PretrainConfig:
         model=ModelOptions(preset=system.preset, **(changes | dict(system.model))),
         data=PretrainDataConfig(**data),
         optimizer=OptimizerConfig(
-            learning_rate=RECURRENT_RATE if recurrent else RATE, warmup_steps=0, warmup_share=0.1
+            learning_rate=system.rate or (RECURRENT_RATE if recurrent else RATE), warmup_steps=0, warmup_share=0.1
         ),
         checkpoint=CheckpointConfig(every_minutes=1.0, keep=1),
         eval=EvalConfig(batch_size=64),
