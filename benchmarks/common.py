@@ -47,12 +47,13 @@ def emit(
         "peer": peer,
         "peer_value": _rounded(peer_value),
         "ratio": _rounded(ratio),
-        "settings": dict(settings) | {"machine": machine()},
-        "versions": versions() | dict(peer_versions or {}),
-        "commit": commit(),
     }
-    print(json.dumps(result), flush=True)
-    return result
+    return _print_line(result, settings, peer_versions)
+
+
+def emit_results(name: str, results: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Prints results of several figures as one JSON line on stdout, and returns it."""
+    return _print_line({"name": name, "results": dict(results)}, settings, None)
 
 
 def versions() -> dict[str, str]:
@@ -191,6 +192,19 @@ class ProcessTree:
             return [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
             return []
+
+
+def _print_line(
+    result: dict[str, Any], settings: Mapping[str, Any], peer_versions: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Prints a result as JSON with its settings, machine, versions and commit, and returns all of it."""
+    whole = result | {
+        "settings": dict(settings) | {"machine": machine()},
+        "versions": versions() | dict(peer_versions or {}),
+        "commit": commit(),
+    }
+    print(json.dumps(whole), flush=True)
+    return whole
 
 
 def _processor() -> str:

@@ -13,7 +13,6 @@ one before them in IOB2, and the largest absolute score of a transition, in nats
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -117,10 +116,17 @@ def main(arguments: Sequence[str]) -> None:
         epochs=known.epochs,
         optimizer=dataclasses.replace(recipe.optimizer, learning_rate=known.learning_rate),
     )
+    settings = {
+        "checkpoint": Path(known.checkpoint).name,
+        "sentences": known.sentences or "all",
+        "epochs": known.epochs,
+        "learning_rate": known.learning_rate,
+        "seeds": known.seeds,
+    }
     for name, options in systems([float(rate) for rate in known.crf_rates.split(",")]):
         task = dataclasses.replace(config.task, **options)
         found = measure(dataclasses.replace(config, task=task), known.workdir / name)
-        print(json.dumps({"system": name, "sentences": known.sentences or "all", "epochs": known.epochs} | found))
+        common.emit_results(f"crf/{name}", found, settings)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def main(arguments: Sequence[str]) -> None:
             results[method] = json.loads(file.read_text(encoding="utf-8"))
         found[task] = compare(results, METRICS[task])
         Console(stderr=True).print(table_of({task: found[task]}))
-    print(json.dumps(found))
+    settings = {"model": Path(options.model).name, **length, "options": [RATE, *DISTILLATION]}
+    common.emit_results("distillation", found, settings)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ parity  both programs train `--seeds` times. The line gives the difference of th
 
 import contextlib
 import json
-import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ import jax
 import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.finetune import compared, our_turn
-from benchmarks.turns import Turn, alternate, peer_turn
+from benchmarks.turns import Turn, alternate, peer_answers, peer_turn
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
@@ -106,7 +104,8 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
     versions: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
-            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, flags.part)))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, flags.part, folder)))
             turns.append(turn)
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     size = CHUNK if embeds else config.batch_size
@@ -130,15 +129,14 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
 def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     """Prints the means of Spearman over seeds, their difference, and twice its standard error."""
     enable_compilation_cache()  # so that the program is compiled once for all seeds
+    versions: dict[str, str] = {}
+    peers: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         values = finetune.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
-    peers: list[float] = []
-    if flags.peer_python:
-        line = peer_line(flags, config, ",".join(map(str, config.seeds)))
-        done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"the peer under {flags.peer_python} stopped; its own message is above")
-        peers = [json.loads(text)["spearman"] for text in done.stdout.splitlines()]
+        if flags.peer_python:
+            line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
+            versions, scores = peer_answers(line)
+            peers = [one["spearman"] for one in scores]
     common.emit(
         f"dev spearman of STS-B over {len(values)} seeds, CoSENT",
         statistics.mean(values),
@@ -146,12 +144,13 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         peer=PEER if peers else None,
         peer_value=statistics.mean(peers) if peers else None,
         settings={"epochs": config.epochs, **compared(values, peers)},
+        peer_versions=versions,
     )
 
 
-def peer_line(flags: Any, config: FinetuneConfig, work: str) -> list[str]:
-    """The command that starts the peer, with the pairs in a file; work is embed, train or the seeds of parity."""
-    file = Path(tempfile.gettempdir()) / f"bert_jax_peer_sts_{os.getpid()}.json"
+def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> list[str]:
+    """The command that starts the peer, with the pairs in a file of the folder. work: embed, train, or seeds."""
+    file = folder / "pairs.json"
     file.write_text(json.dumps(pairs_of(config)), encoding="utf-8")
     values = {
         "model": flags.model,

@@ -1,8 +1,9 @@
 """The peer of benchmarks/embeddings.py: sentence-transformers embeds texts, or trains with CoSENTLoss.
 
-benchmarks/embeddings.py starts it under a Python that has that library, which is imported only when it is used. With
---work=embed or --work=train it reads a number of steps from each line of its input and answers with a JSON list of
-their seconds. Otherwise --work names seeds: it trains once for each, and prints Spearman on dev as a JSON line.
+benchmarks/embeddings.py starts it under a Python that has that library, which is imported only when it is used. Its
+first line has its versions. With --work=embed or --work=train it then reads a number of steps from each line of its
+input and answers with a JSON list of their seconds. Otherwise --work names seeds: it trains once for each, and prints
+Spearman on dev as a JSON line.
 """
 
 from __future__ import annotations
@@ -84,13 +85,17 @@ class PeerModel:
         return float(stats.spearmanr((first * second).sum(axis=1), [row[2] for row in self.rows["dev"]]).statistic)
 
 
-def take_turns(peer: PeerModel) -> None:
-    """Takes as many steps as each line of the input says, and prints the seconds of each step."""
+def print_versions() -> None:
+    """Prints the versions of the peer's libraries as a JSON line."""
     import sentence_transformers
     import torch
 
     versions = {"peer torch": torch.__version__, "peer sentence-transformers": sentence_transformers.__version__}
     print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
+
+
+def take_turns(peer: PeerModel) -> None:
+    """Takes as many steps as each line of the input says, and prints the seconds of each step."""
     batches = peer.batches()
     for line in sys.stdin:
         seconds = []
@@ -114,6 +119,7 @@ def parse(line: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
+    print_versions()
     if arguments.work in ("embed", "train"):
         take_turns(PeerModel(arguments, 0))
         return

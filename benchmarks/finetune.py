@@ -17,9 +17,7 @@ parity  both programs train `--seeds` times and evaluate the dev file. The line 
 import contextlib
 import json
 import math
-import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,9 +29,8 @@ import numpy as np
 
 import bert_jax.finetune as finetune
 from benchmarks import common
-from benchmarks.turns import Turn, alternate, peer_turn
+from benchmarks.turns import Turn, alternate, peer_answers, peer_turn
 from bert_jax import command
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -112,7 +109,8 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
     versions: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
-            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, "turns")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, "turns", folder)))
             turns.append(turn)
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     # Batches differ in length, so the rate is taken over a whole turn.
@@ -140,13 +138,17 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
 def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     """Prints, for each metric, both means over seeds, their difference and twice its standard error."""
     enable_compilation_cache()  # so that the program is compiled once for all seeds
+    versions: dict[str, str] = {}
+    theirs: list[Mapping[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         workdir = flags.workdir or Path(folder) / "run"
         result = finetune.finetune(config, workdir)
-    theirs = peer_scores(flags, config) if flags.peer_python else None
+        if flags.peer_python:
+            line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
+            versions, theirs = peer_answers(line)
     for name in SCORES[flags.task]:
         values = result["metrics"][name]["values"]
-        peers = [scores[name] for scores in theirs] if theirs else []
+        peers = [scores[name] for scores in theirs]
         found = {"std": result["metrics"][name]["std"], **compared(values, peers)}
         common.emit(
             f"dev {name} of {flags.task} over {len(values)} seeds",
@@ -155,20 +157,12 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
             peer="transformers, torch, float32" if peers else None,
             peer_value=statistics.mean(peers) if peers else None,
             settings={"seeds": list(config.seeds), "epochs": config.epochs, **found},
+            peer_versions=versions,
         )
 
 
-def peer_scores(flags: Any, config: FinetuneConfig) -> list[Mapping[str, float]]:
-    """The dev metrics of each of the peer's seeds."""
-    line = peer_line(flags, config, ",".join(map(str, config.seeds)))
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"the peer under {flags.peer_python} stopped; its own message is above")
-    return [json.loads(text) for text in done.stdout.splitlines()]
-
-
-def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
-    """The command that starts the peer, with the rows as bert_jax reads them in a file."""
+def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> list[str]:
+    """The command that starts the peer, with the rows as bert_jax reads them in a file of the folder."""
     task, files = registry.resolve(config.task)
     rows = {}
     for split in ("train", "dev"):
@@ -177,7 +171,7 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
             float(item.label) if task.kind == "regression" else task.labels.index(item.label) for item in found.items
         ]
         rows[split] = [(item.text, item.text_pair, label) for item, label in zip(found.items, labels, strict=True)]
-    file = Path(tempfile.gettempdir()) / f"bert_jax_peer_{flags.task}_{os.getpid()}.json"
+    file = folder / "rows.json"
     file.write_text(json.dumps(rows), encoding="utf-8")
     values = {
         "model": flags.model,

@@ -1,8 +1,9 @@
 """The peer of benchmarks/finetune.py: transformers fine-tunes a sequence classifier, padded by DataCollatorWithPadding.
 
 benchmarks/finetune.py starts it under a Python that has torch and transformers, which are imported only when they are
-used. With --seeds=turns it reads a number of steps from each line of its input and answers with a JSON list of their
-seconds. Otherwise it trains once for each seed and prints the dev metrics of each run as a JSON line.
+used. Its first line has its versions. With --seeds=turns it then reads a number of steps from each line of its input
+and answers with a JSON list of their seconds. Otherwise it trains once for each seed and prints the dev metrics of each
+run as a JSON line.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def main() -> None:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
+    print_versions()
     if arguments.seeds == "turns":
         take_turns(PeerTrainer(arguments, 0))
         return
@@ -120,13 +122,17 @@ def main() -> None:
         print(json.dumps(trainer.scores()), flush=True)
 
 
-def take_turns(trainer: PeerTrainer) -> None:
-    """Trains as many steps as each line of the input says, and prints the seconds of each step."""
+def print_versions() -> None:
+    """Prints the versions of the peer's libraries as a JSON line."""
     import torch
     import transformers
 
     versions = {"peer torch": torch.__version__, "peer transformers": transformers.__version__}
     print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
+
+
+def take_turns(trainer: PeerTrainer) -> None:
+    """Trains as many steps as each line of the input says, and prints the seconds of each step."""
     batches = trainer.batches()
     for line in sys.stdin:
         seconds = []

@@ -93,14 +93,14 @@ class EvenlySpaced:
 
 
 def pretraining(place: Place) -> dict[str, Any]:
-    """Pretrains a system for its minutes, with a program that a run of one step has compiled before."""
+    """Pretrains a system for its minutes or steps, with a program that a run of one step has compiled before."""
     size = sized(place.system, place.settings, vocabulary.load(place.folder / "vocabulary"))
-    minutes, warming = place.settings.budget_minutes, place.runs / "compiling"
+    warming = place.runs / "compiling"
     if not (place.pretrained / "checkpoints").exists():
         shutil.rmtree(warming, ignore_errors=True)
         pretrain(warmed_up_in(size.config, place.shards), warming)
         shutil.rmtree(warming)
-    config = trained_in(size.config, place.shards, minutes)
+    config = trained_in(size.config, place.shards, place.settings)
     result = pretrain(config, place.pretrained)
     rows = RowSpec.of(config, None, None)
     lines = read_metrics(place.pretrained)
@@ -114,7 +114,7 @@ def pretraining(place: Place) -> dict[str, Any]:
         "flops": result["step"] * size.step_flops(rows),
         "start_share": start_share(lines),
         "held_out": {name: value for name, value in result.items() if name.startswith("eval_") and value is not None},
-        "curve": _curve(lines, place.system, minutes),
+        "curve": _curve(lines, place.system, place.settings),
     }
 
 
@@ -191,11 +191,16 @@ def read_settings(folder: Path) -> Settings:
     return Settings(**read_json(folder / common.SETTINGS_FILE))
 
 
-def _curve(lines: Sequence[Mapping[str, Any]], system: System, minutes: float) -> dict[str, list[float]]:
-    """The minutes of the log lines, and the losses of the system's chart."""
-    kept = [line for line in lines if "budget_fraction" in line and all(line.get(loss) for loss in system.losses)]
-    curve = {loss: [round(line[loss], 4) for line in kept] for loss in system.losses}
-    return {"minutes": [round(line["budget_fraction"] * minutes, 4) for line in kept], **curve}
+def _curve(lines: Sequence[Mapping[str, Any]], system: System, settings: Settings) -> dict[str, list[float]]:
+    """The minutes of the log lines, and the losses of the system's chart. Steps count as shares of the minutes."""
+
+    def share(line: Mapping[str, Any]) -> float | None:
+        return line["step"] / settings.steps if settings.steps else line.get("budget_fraction")
+
+    timed = [(part, line) for line in lines if (part := share(line)) is not None]
+    kept = [(part, line) for part, line in timed if all(line.get(loss) for loss in system.losses)]
+    curve = {loss: [round(line[loss], 4) for _, line in kept] for loss in system.losses}
+    return {"minutes": [round(part * settings.budget_minutes, 4) for part, _ in kept], **curve}
 
 
 def portable(values: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Settings:
     """What determines the numbers. A folder of results belongs to one value of it."""
 
     budget_minutes: float = setting(10.0, "minutes of pretraining of each system")
+    steps: int = setting(0, "steps of each system instead of minutes: a row again on a machine of another speed")
     seeds: int = setting(3, "runs of each fine-tuning")
     text: str = setting("", "files to pretrain on, patterns separated by commas (default: wiki_en_0 and books_en_0)")
     eval_fraction: float = setting(0.01, "share of the documents that is held out")
@@ -250,10 +251,12 @@ def _config(system: System, settings: Settings, size: int) -> PretrainConfig:
     )
 
 
-def trained_in(config: PretrainConfig, shards: Path, minutes: float) -> PretrainConfig:
-    """The configuration of a run of so many minutes on the shards."""
+def trained_in(config: PretrainConfig, shards: Path, settings: Settings) -> PretrainConfig:
+    """The configuration of a run of the settings' minutes, or steps, on the shards."""
     data = dataclasses.replace(config.data, train=str(shards))
-    return dataclasses.replace(config, data=data, steps=0, budget_minutes=minutes)
+    if settings.steps:
+        return dataclasses.replace(config, data=data, steps=settings.steps, log_every=max(settings.steps // 100, 1))
+    return dataclasses.replace(config, data=data, steps=0, budget_minutes=settings.budget_minutes)
 
 
 def warmed_up_in(config: PretrainConfig, shards: Path) -> PretrainConfig:

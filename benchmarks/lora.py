@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> None:
             file = options.runs / f"{task}-{method}" / "result.json"
             results[method] = json.loads(file.read_text(encoding="utf-8"))
         found[task] = compare(results, METRICS[task])
-    print(json.dumps(found))
+    settings = {"model": Path(options.model).name, "epochs": options.epochs, "steps": options.steps, "methods": METHODS}
+    common.emit_results("lora", found, settings)
 
 
 if __name__ == "__main__":

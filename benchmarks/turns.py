@@ -35,6 +35,15 @@ def peer_turn(line: Sequence[str]) -> Iterator[tuple[Turn, dict[str, Any]]]:
         process.stdin.close()
 
 
+def peer_answers(line: Sequence[str]) -> tuple[dict[str, str], list[Any]]:
+    """Runs the peer's script to its end; returns what it prints first (its versions), and the other lines' JSON."""
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise command.UserError(f"the peer under {line[0]} stopped; its own message is above")
+    versions, *answers = map(json.loads, done.stdout.splitlines())
+    return {name: str(value) for name, value in versions.items()}, answers
+
+
 def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
     """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps."""
     seconds: list[list[float]] = [[] for _ in turns]

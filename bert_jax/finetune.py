@@ -222,13 +222,15 @@ def prepare(
     for path in files.values():
         for line in measurement.file_remarks(path):
             _print(line)
-    splits = {
-        name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
-        for name, path in files.items()
-    }
     if config.task.submission:
         submission.check(task.name, files)
-    task = task.complete(splits["train"])
+    train = registry.read(task, files["train"])
+    task = task.complete(train)  # with the labels of train, by which those of the other files are matched
+    others = {name: path for name, path in files.items() if name != "train"}
+    splits = {"train": train} | {
+        name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
+        for name, path in others.items()
+    }
     start = open_start(config, tokenizer)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from benchmarks import embeddings, embeddings_peer
+from benchmarks import embeddings, embeddings_peer, turns
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads import Heads
@@ -34,7 +34,8 @@ def test_the_line_has_the_ratio_of_the_rates(flags, monkeypatch, capsys, one_dev
 
     @contextlib.contextmanager
     def peer_turn(line):
-        lines.append(embeddings_peer.parse(line[2:]))
+        parsed = embeddings_peer.parse(line[2:])
+        lines.append((parsed, json.loads(parsed.rows.read_text())))
         yield (lambda count: [1.0] * count), {"peer torch": "1"}
 
     monkeypatch.setattr(embeddings, "peer_turn", peer_turn)
@@ -42,8 +43,8 @@ def test_the_line_has_the_ratio_of_the_rates(flags, monkeypatch, capsys, one_dev
     found = json.loads(capsys.readouterr().out)
     assert found["peer_value"] == {"embed": embeddings.CHUNK, "train": 32}[part]  # each step takes the peer 1 s
     assert found["ratio"] == pytest.approx(found["value"] / found["peer_value"], rel=1e-3)
-    (peer,) = lines
-    rows = json.loads(peer.rows.read_text())
+    ((peer, rows),) = lines
+    assert not peer.rows.exists()  # the pairs are not left behind
     assert (peer.work, peer.batch_size, len(rows["train"]), len(rows["dev"])) == (part, 32, 64, 300)
     assert rows["dev"][7] == ["the cat sat on word27", "a dog on the mat", 1.0]
 
@@ -51,13 +52,14 @@ def test_the_line_has_the_ratio_of_the_rates(flags, monkeypatch, capsys, one_dev
 @pytest.mark.slow
 def test_parity_compares_the_means_of_the_seeds(flags, monkeypatch, capsys, one_device):
     class Done:
-        returncode, stdout = 0, '{"spearman": 0.5}\n{"spearman": 0.7}\n'
+        returncode, stdout = 0, '{"peer torch": "2.9", "peer threads": 2}\n{"spearman": 0.5}\n{"spearman": 0.7}\n'
 
-    monkeypatch.setattr(embeddings.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(turns.subprocess, "run", lambda *_, **__: Done)
     embeddings.main([*flags, "--part=parity", "--seeds=2", "--peer_python=python"])
     found = json.loads(capsys.readouterr().out)
     settings = found["settings"]
     assert found["peer_value"] == 0.6 and len(settings["values"]) == 2
+    assert found["versions"]["peer torch"] == "2.9" and found["versions"]["peer threads"] == "2"
     spread = np.var(settings["values"], ddof=1) / 2 + np.var([0.5, 0.7], ddof=1) / 2
     assert settings["two_standard_errors"] == pytest.approx(2 * np.sqrt(spread))
 

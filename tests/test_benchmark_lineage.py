@@ -186,6 +186,16 @@ def test_shards_that_hold_out_other_documents_are_refused(tmp_path: Path) -> Non
         lineage.check_held_out(tmp_path)
 
 
+def test_a_run_of_steps_has_no_clock() -> None:
+    config = lineage_systems.PretrainConfig()
+    timed, counted = (
+        lineage_systems.trained_in(config, Path("shards"), Settings(budget_minutes=5.0, steps=steps))
+        for steps in (0, 1000)
+    )
+    assert (timed.steps, timed.budget_minutes) == (0, 5.0)
+    assert (counted.steps, counted.budget_minutes, counted.log_every) == (1000, 0.0, 10)
+
+
 TINY = "--eval_fraction=0.1 --vocab_size=1000 --length=32 --layers=1 --width=32 --batch_size=8"
 
 

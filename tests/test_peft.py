@@ -147,6 +147,8 @@ def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_pat
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"bias": "all"}, "bias is 'all'"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
+        ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]"),
         ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'"),
         ({"base_model_name_or_path": "someone/model"}, "base_model_name_or_path is 'someone/model'"),
     ],

@@ -147,6 +147,16 @@ def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
     assert (tops[0] != tops[1]).any()  # each seed has its own
 
 
+def test_labels_of_dev_are_those_of_train_in_another_case(start: Path, tmp_path: Path) -> None:
+    for name, labels in (("train", ("Yes", "No")), ("dev", ("no", "YES"))):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"fine\t{label}\n" for label in labels))
+    files = {name: str(tmp_path / f"{name}.tsv") for name in ("train", "dev")}
+    task = TaskConfig(**files, text="text", label="label")
+    _, data, _ = prepare(test_finetune.config_of(start, task), tmp_path / "run")
+    assert data.task.labels == ("No", "Yes")
+    assert [item.label for item in data.splits["dev"].items] == ["No", "Yes"]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

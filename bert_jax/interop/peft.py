@@ -40,6 +40,14 @@ _FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("layer_replication", (None,)),
     ("target_parameters", (None,)),
     ("trainable_token_indices", (None,)),
+    # Other values change the base model when peft loads it (PiSSA, OLoRA, LoftQ, CorDA), or its forward pass.
+    ("init_lora_weights", (True, False, None, "gaussian", "eva", "orthogonal")),
+    ("use_qalora", (False, None)),
+    ("use_bdlora", (False, None)),
+    ("alora_invocation_tokens", (None,)),
+    ("kasa_config", (None,)),
+    ("velora_config", (None,)),
+    ("monteclora_config", (None,)),
 )
 
 
