@@ -35,6 +35,7 @@ PARTS = 4  # microbatches, which share one gradient all-reduce and one optimizer
 FLASH = "--config.model.attention=flash"
 MANY = "--config.mesh.fsdp=16"  # for 256 chips
 SCAN = "--config.model.layer_loop=scan"
+ZERO = "--config.mesh.shard_optimizer=True"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ def page_plans() -> list[PagePlan]:
         plans.append(_plan(f"v5e_base_{length}_parts", SLICES["v5e"], "base", length, batch, PARTS))
         plans.append(_plan(f"v5e_base_{length}_flash", SLICES["v5e"], "base", length, batch, PARTS, FLASH))
     plans.append(_plan("v6e_base_128_flash", SLICES["v6e"], "base", 128, ROWS["v6e"]["base"][128] * DEVICES, 1, FLASH))
+    for length, rows in ROWS["v4"]["base"].items():
+        batch = rows * DEVICES * PARTS
+        plans.append(_plan(f"v4_base_{length}_flash", SLICES["v4"], "base", length, batch, PARTS, FLASH))
+    plans.append(_plan("v5e_large_512_zero", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, ZERO))
     plans.append(_plan("v5e_large_512_scan", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, SCAN))
     plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, MANY, SCAN))
     plans.append(_plan("v5e_1024_large_512", "v5e:16x16", "large", 512, 4 * 4096, 1, MANY, SCAN, "--slices 4"))
@@ -77,6 +82,7 @@ def _plan(name: str, topology: str, size: str, seq_len: int, batch: int, parts: 
     title += f", {parts} microbatches" if parts > 1 else ""
     title += ", flash" if FLASH in more else ""
     title += ", scan" if SCAN in more else ""
+    title += ", optimizer sharded" if ZERO in more else ""
     return PagePlan(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 

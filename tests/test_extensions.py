@@ -74,6 +74,7 @@ def test_an_extension_is_short_and_uses_public_names_only(name: str, lines: int)
     assert first_token and alibi and lion and word_dropout  # imported, which is what adds them
 
 
+@pytest.mark.slow
 def test_an_objective_pretrains_resumes_evaluates_and_reports(
     shards_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,8 +41,7 @@ def measure(objective: Objective, config: ModelConfig, params: dict, batch: Batc
     return means(terms, objective.counts(batch), objective.term_weights)
 
 
-@pytest.mark.parametrize("at_once", [0, 16])
-@pytest.mark.parametrize("term", ["mlm", "lm"])
+@pytest.mark.parametrize(("term", "at_once"), [("mlm", 0), ("lm", 16), pytest.param("mlm", 16, marks=pytest.mark.slow)])
 def test_the_term_is_the_mean_squared_normalizer_of_the_predictions(term: str, at_once: int) -> None:
     config, batch = (CAUSAL if term == "lm" else MASKED), packed_batch()
     objective = pretraining_objective(PretrainConfig(z_loss=WEIGHT, next_sentence=False), config, [])
