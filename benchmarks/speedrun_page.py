@@ -80,8 +80,8 @@ def collect(output: Path, target: float) -> dict[str, Any]:
 def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the results, and for what they lack, those that the folder already holds.
 
-    So the systems can be measured on several days or machines. Raises UserError for published results of other
-    settings, or of other text or another vocabulary.
+    So the systems, and the tasks of one, can be measured on several days or machines. Raises UserError for published
+    results of other settings, or of other text or another vocabulary.
     """
     file = folder / RESULTS_FILE
     if not file.exists():
@@ -92,8 +92,19 @@ def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             f"{file} holds results of {before['settings']}, and these are of {found['settings']}. Delete it to start a "
             "new table, or choose another --results"
         )
-    parts = {part: before[part] | found[part] for part in ("training", "systems")}
-    return {"settings": found["settings"], **parts}
+    systems = before["systems"] | {
+        name: _with_tasks(system, before["systems"].get(name)) for name, system in found["systems"].items()
+    }
+    return {"settings": found["settings"], "training": before["training"] | found["training"], "systems": systems}
+
+
+def _with_tasks(system: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A system with the tasks that were published of the same parameters: they have the same held-out metrics."""
+    if before is None or before.get("held_out") != system.get("held_out"):
+        return system
+    tasks = before["tasks"] | system["tasks"]
+    values = {name: seed_values(task) for name, task in tasks.items()}
+    return {**system, "tasks": tasks, "values": values | glue_mean(values)}
 
 
 def with_minilm(results: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -105,13 +105,22 @@ def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_er
 
 def test_results_of_another_day_are_kept_and_those_of_other_settings_refused(tmp_path):
     settings, published = {"seeds": 5, "tokens": 100}, tmp_path / speedrun_page.RESULTS_FILE
-    first = {"settings": settings, "training": {"trained": {"step": 1}}, "systems": {"trained": "a", "random": "b"}}
-    second = {"settings": settings, "training": {"peer": {"steps": 2}}, "systems": {"random": "c", "peer": "d"}}
+
+    def system(loss, **tasks):
+        return {"held_out": {"loss": loss}, "tasks": tasks, "values": {}}
+
+    rte, mrpc = (scored(accuracy=OURS) | {"shown": ["accuracy"]} for _ in range(2))
+    first = {"settings": settings, "training": {"trained": {"step": 1}}}
+    first["systems"] = {"trained": system(1.0, rte=rte), "random": system(9.0, rte=rte), "peer": system(2.0, rte=rte)}
+    second = {"settings": settings, "training": {"peer": {"steps": 2}}}
+    second["systems"] = {"random": system(9.0, mrpc=mrpc), "peer": system(3.0, mrpc=mrpc)}
     assert speedrun_page.with_published(first, tmp_path) == first
     published.write_text(json.dumps(first))
     both = speedrun_page.with_published(second, tmp_path)
     assert both["training"] == first["training"] | second["training"]
-    assert both["systems"] == {"trained": "a", "random": "c", "peer": "d"}
+    tasks = {name: list(one["tasks"]) for name, one in both["systems"].items()}
+    assert tasks == {"trained": ["rte"], "random": ["rte", "mrpc"], "peer": ["mrpc"]}  # the peer was trained again
+    assert both["systems"]["random"]["values"]["mrpc"] == OURS
     with pytest.raises(UserError, match=r"results\.json holds results of .*'tokens': 100.*Delete it to start"):
         speedrun_page.with_published(second | {"settings": {"seeds": 5, "tokens": 99}}, tmp_path)
 
