@@ -167,6 +167,7 @@ def test_a_library_call_of_an_unknown_kind_counts_by_its_bytes_and_is_reported(s
     ("change", "flops"),
     [
         (('"mask_type": "NO_MASK"', '"mask_type": "CAUSAL"'), 4 * 8 * 12 * 512 * 256.5 * 64),
+        (('"mask_type": "NO_MASK"', '"mask_type": "PADDING_CAUSAL"'), 4 * 8 * 12 * 512 * 256.5 * 64),
         (('"sliding_window_length": 0', '"sliding_window_length": 128'), 4 * 8 * 12 * 512 * 128 * 64),
         (('"intermediate_tensor_shape"', '"another_shape"'), 4 * 8 * 12 * 512 * 512 * 64),
         (("12,64]", "12,128]"), 4 * 8 * 12 * 512 * 512 * 128),

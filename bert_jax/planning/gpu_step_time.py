@@ -31,6 +31,7 @@ ATTENTION_TFLOPS = {
     (128, "backward"): {512: 305, 1024: 408, 2048: 465, 4096: 499, 8192: 518, 16384: 516},
 }
 BACKWARD_MATMULS = 2.5  # of those of the forward pass: it has five, of which one recomputes the scores, not two
+CAUSAL = ("CAUSAL", "PADDING_CAUSAL")  # cuDNN's masks, without and with lengths of the rows
 PALLAS_EFFICIENCY = 0.5  # of the peak; FlashAttention-2 reaches 63% to 73% on an A100 (Dao 2023, section 4.1)
 
 MATMULS, ATTENTION = "matmuls", "attention"
@@ -146,7 +147,7 @@ def attention_flops(instruction: Instruction) -> tuple[float, float]:
     seen = float(keys)
     if sliding and int(sliding[1]):
         seen = min(seen, int(sliding[1]))
-    elif mask and mask[1] == "CAUSAL":
+    elif mask and mask[1] in CAUSAL:
         seen = (keys + 1) / 2
     direction = "backward" if "Backward" in _target(instruction) else "forward"
     flops = 4.0 * batch * heads * queries * seen * width * (BACKWARD_MATMULS if direction == "backward" else 1.0)
