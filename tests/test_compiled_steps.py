@@ -62,14 +62,33 @@ def arrays(program: hlo.Program) -> set[tuple[int, ...]]:
     """The dimensions of all results of instructions that run, those inside fusions excluded."""
     found = set()
     for instruction, _ in program.runs():
-        shapes = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", instruction.shape)
+        shapes = re.findall(r"\b[a-z]+\d*\[([\d,]+)\]", instruction.shape)
         found |= {tuple(map(int, shape.split(","))) for shape in shapes}
     return found
 
 
 def has_square(program: hlo.Program) -> bool:
-    """Whether an array has the scores of attention, [B, N, T, T], or their mask, [B, 1, T, T]."""
-    return any(len(sizes) >= 4 and sizes.count(LENGTH) >= 2 for sizes in arrays(program))
+    """Whether an array has the scores of attention, [B, N, T, T], or their mask, [B, 1, T, T].
+
+    Compilers write them with fewer axes, too: [B * N, T, T], [B, T, T].
+    """
+    return any(len(sizes) >= 3 and sizes.count(LENGTH) >= 2 for sizes in arrays(program))
+
+
+@pytest.mark.parametrize(
+    ("shape", "square"),
+    [
+        ("bf16[4,2,256,256]{3,2,1,0}", True),
+        ("pred[4,1,256,256]{3,2,1,0}", True),
+        ("(pred[4,256,256]{2,1,0}, u8[16]{0})", True),
+        ("f32[8,256,256]{2,1,0}", True),
+        ("bf16[4,256,2,64]{3,2,1,0}", False),
+        ("f32[256,256]{1,0}", False),
+    ],
+)
+def test_scores_and_masks_are_seen_in_every_shape(shape, square):
+    text = f"ENTRY %main (x: f32[2]) -> {shape} {{\n  ROOT %made = {shape} fusion(%x), kind=kLoop, calls=%body\n}}\n"
+    assert has_square(hlo.parse(text)) == square
 
 
 def has_logits(program: hlo.Program) -> bool:
