@@ -1,6 +1,8 @@
-"""XLA's options for a step are those of the devices that it is compiled for, where there are others to talk to."""
+"""XLA's options are those of the devices that a program is compiled for, in training and evaluation."""
 
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,9 +10,13 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import compiler, steps
+from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.inference import Predictor
+from bert_jax.tasks.kinds.classification import ClassificationTask
+from bert_jax.train import compiler, partitioning, stacked_states, steps
+from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.objectives import MaskedLMObjective
 
 
@@ -26,34 +32,59 @@ def mesh_of(kind: str, devices: int) -> Mesh:
     return Mesh(np.array([Device(number, kind) for number in range(devices)], dtype=object), ("data",))
 
 
-def test_gradient_all_reduces_overlap_with_matmuls():
-    options = compiler.options(mesh_of("TPU v5 lite", 4))
+def test_gradient_all_reduces_overlap_with_matmuls_where_that_is_asked_for():
+    options = compiler.options(mesh_of("TPU v5 lite", 4), overlap=True)
     assert options is not None and options["xla_enable_async_all_reduce"] == "true"
+    assert compiler.options(mesh_of("TPU v5 lite", 4)) is None
 
 
 def test_one_device_and_other_kinds_keep_the_defaults():
-    assert compiler.options(mesh_of("TPU v5 lite", 1)) is None
-    assert compiler.options(mesh_of("TPU v4", 4)) is None
-    assert compiler.options(mesh_of("NVIDIA H100 80GB HBM3", 8)) is None
-    assert compiler.options(Mesh(np.array(jax.devices()), ("data",))) is None
+    assert compiler.options(mesh_of("TPU v5 lite", 1), overlap=True) is None
+    assert compiler.options(mesh_of("TPU v4", 4), overlap=True) is None
+    assert compiler.options(mesh_of("NVIDIA H100 80GB HBM3", 8), overlap=True) is None
+    assert compiler.options(Mesh(np.array(jax.devices()), ("data",)), overlap=True) is None
 
 
 @pytest.mark.parametrize(("kind", "off"), [("TPU v5p", 3), ("TPU v6 lite", 3), ("TPU7x", 5)])
 @pytest.mark.parametrize("devices", [1, 4])
-def test_what_libtpu_cannot_build_is_off_on_any_number_of_devices(kind, off, devices):
-    options = compiler.options(mesh_of(kind, devices))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_libtpu_cannot_build_is_off_in_every_program(kind, off, devices, overlap):
+    options = compiler.options(mesh_of(kind, devices), overlap=overlap)
     assert options is not None and set(options.values()) == {"false"} and len(options) == off
     assert all("sparse" in name for name in options)
 
 
-def test_the_options_are_left_out_without_overlap(monkeypatch, tiny_config):
+def train(plan, mesh):
+    steps.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros(2))}))
+
+
+def train_several(plan, mesh):
+    stacked_states.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros((3, 2)))}))
+
+
+def evaluate(plan, mesh):
+    make_evaluator(plan, mesh, lambda *_: iter(()), 8)
+
+
+def predict(plan, mesh):
+    empty, none = np.zeros(0, np.int32), Split(Path("dev.tsv"), (), labelled=False)
+    rows = TaskRows(
+        input_ids=empty, offsets=np.zeros(1, np.int64), first_lengths=empty, pad_id=0, truncated=0, split=none
+    )
+    Predictor(ClassificationTask("own", ("no", "yes")), plan.model, plan.runtime, mesh).answers({}, rows, 8)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "trains"), [(train, True), (train_several, True), (evaluate, False), (predict, False)]
+)
+def test_all_programs_of_training_and_evaluation_have_the_options(compiled, trains, monkeypatch, tiny_config):
     asked = []
-    monkeypatch.setattr(compiler, "options", asked.append)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    monkeypatch.setattr(compiler, "options", lambda mesh, overlap=False: asked.append((mesh, overlap)))
+    mesh = partitioning.make_mesh(MeshConfig())
     for overlap in (False, True):
         plan = steps.Plan(
-            tiny_config, Runtime(), MaskedLMObjective(), OptimizerConfig(), optax.identity(),
-            overlap=overlap,
+            dataclasses.replace(tiny_config, vocab_size=900 + overlap), Runtime(), MaskedLMObjective(),
+            OptimizerConfig(), optax.identity(), overlap=overlap,
         )  # fmt: skip
-        steps.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros(2))}))
-        assert asked == [mesh] * overlap
+        compiled(plan, mesh)
+        assert asked.pop() == (mesh, overlap and trains) and not asked

@@ -74,12 +74,12 @@ def make_estimate(step, memory, **changes):
 
 def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(step, monkeypatch):
     asked = []
-    monkeypatch.setattr(compiler, "options", asked.append)
+    monkeypatch.setattr(compiler, "options", lambda mesh, overlap: asked.append((mesh, overlap)))
     rows, model = step.rows, step.model
     wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions)
     # The last layer is computed only at the predicted positions; position and segment look-ups are matmuls.
     assert 0.6 * wanted < count_flops(step.traced().jaxpr).total < 1.2 * wanted
-    assert asked == [step.mesh]
+    assert asked == [(step.mesh, True)]
 
 
 def test_a_step_under_shard_map_has_the_work_of_one_without(step):

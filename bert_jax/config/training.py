@@ -84,7 +84,7 @@ class MeshConfig:
     data: int = -1  # shards the rows of a batch; each device has all parameters
     fsdp: int = 1  # shards the rows, the parameters and the optimizer state
     tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
-    overlap: bool = True  # sets XLA options, of which some overlap gradient all-reduces (train/compiler.py)
+    overlap: bool = True  # XLA options with which gradient all-reduces overlap computation (train/compiler.py)
     shard_optimizer: bool = False  # shards the optimizer state and the update over data, too
     # float32 or bfloat16, of gradients while devices sum them; bfloat16 halves the bytes and rounds each sum to 8 bits.
     # auto: float32, or with one microbatch on a mesh of data alone the compute dtype.

@@ -29,7 +29,7 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import partitioning
+from bert_jax.train import compiler, partitioning
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
 
@@ -167,7 +167,7 @@ def _compiled(
     function: Callable[..., Any], objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh
 ) -> Callable[..., Any]:
     compute = functools.partial(function, objective, model, runtime)
-    return jax.jit(compute, out_shardings=partitioning.replicated(mesh))
+    return jax.jit(compute, out_shardings=partitioning.replicated(mesh), compiler_options=compiler.options(mesh))
 
 
 def _answer(

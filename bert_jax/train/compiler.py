@@ -1,4 +1,7 @@
-"""The compiler options of the train step, where they differ from the defaults. Plans compile with them, too."""
+"""The compiler options of training and evaluation, where they differ from the defaults.
+
+Plans compile with those of the train step, too.
+"""
 
 from jax.sharding import Mesh
 
@@ -30,7 +33,7 @@ _REDUCTIONS = (
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
     "xla_tpu_enable_sparse_core_collective_aggregator",
 )
-# The options that are switched off. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
+# The options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
 DISABLED = {
     "TPU v5": _GATHERS,
     "TPU v5p": _GATHERS,
@@ -40,10 +43,14 @@ DISABLED = {
 }
 
 
-def options(mesh: Mesh) -> dict[str, str] | None:
-    """Returns the XLA options of a train step on the mesh; None (the defaults) where no option differs."""
+def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
+    """Returns the XLA options of a program on the mesh; None (the defaults) where no option differs.
+
+    overlap adds those with which a train step's all-reduces overlap with computation (mesh.overlap). What libtpu cannot
+    build is off in every program.
+    """
     kind = mesh.devices.flat[0].device_kind
     found = dict.fromkeys(DISABLED.get(kind, ()), "false")
-    if mesh.size > 1:
+    if overlap and mesh.size > 1:
         found |= _ON_SEVERAL.get(kind, {})
     return found or None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.train import partitioning
+from bert_jax.train import compiler, partitioning
 from bert_jax.train.objectives import Counts, Terms, extended_batch, means
 from bert_jax.train.steps import Forward, evaluation_step
 
@@ -38,7 +38,8 @@ def make_source_evaluator(
     The metrics are those of the rows of all sources together, each row counted once, and as NAME/METRIC those of each
     source with a name.
     """
-    step = jax.jit(evaluation_step, static_argnums=0, out_shardings=partitioning.replicated(mesh))
+    replicated, options = partitioning.replicated(mesh), compiler.options(mesh)
+    step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
     rows = partitioning.local_rows(batch_size, mesh)
 
     def total_of(params: dict[str, Any], batches: Iterator[Any]) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
-from bert_jax.train import partitioning, steps
+from bert_jax.train import compiler, partitioning, steps
 from bert_jax.train.run import Run, Source
 from bert_jax.train.state import TrainState
 
@@ -50,7 +50,9 @@ def stack_states(states: Sequence[TrainState], running: Sequence[bool]) -> Train
 def jitted(plan: steps.Plan, mesh: Mesh, state: TrainState) -> Any:
     """Returns the jitted `train_step` of a stacked state, for (state, batch, fraction, *step_arguments)."""
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
-    return jax.jit(functools.partial(train_step, plan), donate_argnums=0, out_shardings=shardings)
+    options = compiler.options(mesh, overlap=plan.overlap)
+    step = functools.partial(train_step, plan)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
 
 def train_step(

@@ -131,7 +131,7 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     be abstract). Metrics are replicated.
     """
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
-    options = compiler.options(mesh) if plan.overlap else None
+    options = compiler.options(mesh, overlap=plan.overlap)
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
