@@ -1,12 +1,15 @@
 """Tests of what planning reads from a compiled program: trip counts, times, collectives and FLOPs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.config import ModelOptions
+from bert_jax.model import sizes
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.planning import flops, hlo
@@ -127,6 +130,67 @@ ENTRY %main (x: f32[64]) -> f32[32] {
 """
     (found,) = collectives(hlo.parse(text), 2, SLICE.overlapped)
     assert (found.kind, found.bytes, found.overlapped_bytes) == ("reduce-scatter", 256, 256)
+
+
+# In the form that libtpu writes for two slices: gradients that are reduced between them, and a small array that is
+# gathered, behind work of 94,000 cycles. The last transfer is one to the host alone.
+BETWEEN_SLICES = (Path(__file__).parent / "testdata" / "slices_program.hlo").read_text(encoding="utf-8")
+
+
+def test_collectives_between_slices_take_the_network_one_after_another():
+    """The work hides part of the first transfer; the second one is sent before the work, but waits for the first."""
+    slices = TpuTopology("v5e:2x2", V5E, tuple(range(8)), (2, 2), 2)
+    reduced, gathered, within = slices.collectives(hlo.parse(BETWEEN_SLICES))
+    size = 128 * 8 * 128 * 4.0
+    seconds = 2 * 1 / 2 * size / 3.125e9  # a ring of two
+    work = 94000 / V5E.clock
+    assert (reduced.kind, reduced.group, reduced.slices, reduced.count, reduced.bytes) == ("all-reduce", 2, 2, 1, size)
+    assert slices.seconds(reduced, size) == pytest.approx(seconds) and 0 < work < seconds
+    assert reduced.overlapped_bytes == pytest.approx(size * work / seconds)
+    assert (gathered.kind, gathered.bytes, gathered.overlapped_bytes) == ("all-gather", 2 * 1024, pytest.approx(0))
+    assert (within.group, within.slices, within.bytes) == (4, 1, 1024)
+    last = 1 / 2 * 2 * 1024 / 3.125e9
+    assert exposed_seconds([reduced, gathered], slices.seconds) == pytest.approx(seconds - work + last)
+
+
+def test_a_loop_sends_as_often_as_it_runs():
+    loop = """
+%condition (c: f32[128,8,128]) -> pred[] {
+  ROOT %again = pred[] constant(true)
+}
+
+ENTRY %all (z: f32[128,8,128]) -> f32[128,8,128] {
+  %z = f32[128,8,128]{2,1,0} parameter(0)
+  ROOT %loop = f32[128,8,128] while(%z), condition=%condition, body=%main, backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+    once, thrice = (
+        TpuTopology("v5e:2x2", V5E, tuple(range(8)), (2, 2), 2).collectives(hlo.parse(text))[0]
+        for text in (BETWEEN_SLICES, BETWEEN_SLICES.replace("ENTRY ", "") + loop)
+    )
+    assert (thrice.count, thrice.bytes) == (3, 3 * once.bytes)
+    assert thrice.overlapped_bytes == pytest.approx(3 * once.overlapped_bytes)
+
+
+def test_a_permute_within_each_of_several_slices_spans_one():
+    """libtpu counts the devices of a slice where there are several of them."""
+    permute = "collective-permute(%y), channel_id=2, source_target_pairs={{0,1},{1,3},{2,0},{3,2}}"
+    text = BETWEEN_SLICES.replace("all-reduce(%y), replica_groups={{0,1,2,3}}, to_apply=%add", permute)
+    slices = TpuTopology("v5e:2x2", V5E, tuple(range(8)), (2, 2), 2)
+    (permuted,) = (one for one in slices.collectives(hlo.parse(text)) if one.kind == "collective-permute")
+    assert (permuted.group, permuted.slices) == (4, 1)
+
+
+@pytest.mark.parametrize(("name", "assumed"), [("v6e:4x4", False), ("tpu7x:2x2x2", True)])
+def test_a_plan_of_several_slices_says_what_the_network_between_them_carries(name, assumed):
+    chip, sides = parse_topology(name)
+    one, two = (
+        TpuTopology(name, chip, (SimpleNamespace(device_kind=""),) * slices, sides, slices) for slices in (1, 2)
+    )
+    model = sizes.model_config(ModelOptions(preset="tiny"), 100)
+    assert not any("network" in note for note in one.notes(model, flops.Flops(), None))
+    (note,) = (note for note in two.notes(model, flops.Flops(), None) if "network" in note)
+    assert f"{chip.network_bandwidth / 1e9:g} GB/s" in note and ("(assumed)" in note) == assumed
 
 
 FUSED = """HloModule m

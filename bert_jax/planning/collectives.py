@@ -14,6 +14,7 @@ START, DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"  # targets of custom
 
 _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _RANGE_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?[^{]*\{([^}]*)\}"
@@ -106,6 +107,8 @@ def _whole_bytes(instruction: Instruction, kind: str, group: int) -> float:
 def group_of(text: str, devices: int) -> tuple[int, ...]:
     """Returns the devices of the first group of a collective, by their places in the mesh; of all, if it names none.
 
+    Those of a collective-permute are all that send or receive.
+
     Groups are listed, {{0,2},{1,3}}, given as a transposed range, [2,2]<=[2,2]T(1,0), or as axes of a mesh of devices:
     mesh['axis_0'=2,'axis_1'=8] {'axis_1'}. There {'axis_1':(2)4} stands for the second axis of an axis of 8 seen as
     2 x 4, and device_ids may give the devices of the mesh.
@@ -128,6 +131,8 @@ def group_of(text: str, devices: int) -> tuple[int, ...]:
             split += [before, part, size // (before * part)]
         grid = np.moveaxis(given.reshape(split), used, range(-len(used), 0))
         return tuple(grid.reshape(-1, math.prod(grid.shape[len(split) - len(used) :]))[0].tolist())
+    if match := _PAIRS.search(text):
+        return tuple(sorted({int(device) for device in re.findall(r"\d+", match[1])}))
     return tuple(range(devices))
 
 

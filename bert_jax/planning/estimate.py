@@ -8,7 +8,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.model.attention import kernels
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
-from bert_jax.planning.collectives import Collective, collectives, exposed_seconds
+from bert_jax.planning.collectives import Collective, exposed_seconds
 from bert_jax.planning.compiled import Compiled, compile_step
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.memory import Memory
@@ -116,7 +116,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
     model = step.model
     time, least, found, flops = None, None, [], compiled.flops
     if compiled.program is not None:
-        found = collectives(compiled.program, len(topology.devices), topology.overlapped, topology.slices)
+        found = topology.collectives(compiled.program)
         exposed = exposed_seconds(found, topology.seconds)
         flops = topology.flops(compiled.program, compiled.flops)
         time, least = topology.estimate(compiled.program, flops, model, exposed)

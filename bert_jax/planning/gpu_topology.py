@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.planning.collectives import Collective
+from bert_jax.planning.collectives import Collective, collectives
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.gpu_chips import GPUS, LARGEST_HOST, Gpu
 from bert_jax.planning.gpu_step_time import (
@@ -95,6 +95,9 @@ class GpuTopology:
             links = min(links, members * gpu.network_bandwidth) if members > 1 else gpu.network_bandwidth
         launches = collective.count * COLLECTIVE_LAUNCH_SECONDS * (sent / collective.bytes if collective.bytes else 0.0)
         return collective.ring_seconds(sent, RING_EFFICIENCY * links) + launches
+
+    def collectives(self, program: Program) -> list[Collective]:
+        return collectives(program, len(self.devices), self.overlapped, self.slices)
 
     def overlapped(self, program: Program, collective: Collective, between: list[Instruction]) -> float:
         """Returns the time of the kernels in between as a share of that of the collective, at most 1."""

@@ -13,7 +13,7 @@ from bert_jax.planning import gpu_topology, tpu_topology
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.gpu_chips import GPUS
-from bert_jax.planning.hlo import Instruction, Program
+from bert_jax.planning.hlo import Program
 from bert_jax.planning.memory import Memory
 from bert_jax.planning.roofline import Roofline
 from bert_jax.planning.step_time import StepTime
@@ -81,8 +81,8 @@ class Topology(Protocol):
     def seconds(self, collective: Collective, sent: float) -> float:
         """Returns the time of `sent` of a collective's bytes."""
 
-    def overlapped(self, program: Program, collective: Collective, between: list[Instruction]) -> float:
-        """Returns the share of a collective during which the instructions between its start and its end run."""
+    def collectives(self, program: Program) -> list[Collective]:
+        """Returns the collectives of a compiled program, the largest first, with what computation hides of them."""
 
     def flops(self, program: Program, counted: Flops) -> Flops:
         """Returns the FLOPs of a step on all devices, of which those in the traced function were counted."""

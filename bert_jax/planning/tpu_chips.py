@@ -2,8 +2,10 @@
 
 Memory and memory bandwidth are from cloud.google.com/tpu/docs, the page of each version. Link
 bandwidths are bytes per second in one direction of one link, from Austin et al. 2025, "How to Scale
-Your Model", part 2 (jax-ml.github.io/scaling-book). The clock follows from the peak and the matrix
-units: a unit of n x n performs n * n multiply-adds per cycle.
+Your Model", part 2 (jax-ml.github.io/scaling-book), and so is what a chip sends over the network
+between slices. There is no such figure for tpu7x: that of v6e is assumed, half of it for a core. The
+clock follows from the peak and the matrix units: a unit of n x n performs n * n multiply-adds per
+cycle.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ class Chip:
     memory_bytes: float  # available to a program, according to the compiler's messages
     memory_bandwidth: float  # bytes per second
     link_bandwidth: float  # bytes per second in one direction
+    network_bandwidth: float  # bytes per second that the device sends to other slices
     wraparound_from: int  # chips along an axis whose ends are linked; see wraps_around
     dimensions: int  # axes of a slice
     largest: int  # chips in the largest slice
@@ -47,10 +50,11 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", PEAK_FLOPS["TPU v4"], 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 4, 3, 4096),
-        Chip("v5e", PEAK_FLOPS["TPU v5 lite"], 128, 4, 15.75 * GIB, 819e9, 4.5e10, 16, 2, 256),
-        Chip("v5p", PEAK_FLOPS["TPU v5"], 128, 8, 95.74 * GIB, 2765e9, 9e10, 4, 3, 6144),
-        Chip("v6e", PEAK_FLOPS["TPU v6 lite"], 256, 4, 31.25 * GIB, 1638e9, 9e10, 16, 2, 256),
-        Chip("tpu7x", PEAK_FLOPS["TPU7x"], 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 4, 3, 9216, cores=2),
+        Chip("v4", PEAK_FLOPS["TPU v4"], 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 6.25e9, 4, 3, 4096),
+        Chip("v5e", PEAK_FLOPS["TPU v5 lite"], 128, 4, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 16, 2, 256),
+        Chip("v5p", PEAK_FLOPS["TPU v5"], 128, 8, 95.74 * GIB, 2765e9, 9e10, 6.25e9, 4, 3, 6144),
+        Chip("v6e", PEAK_FLOPS["TPU v6 lite"], 256, 4, 31.25 * GIB, 1638e9, 9e10, 12.5e9, 16, 2, 256),
+        Chip("tpu7x", PEAK_FLOPS["TPU7x"], 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 12.5e9 / 2, 4, 3, 9216, cores=2),
     )
 }
+ASSUMED_NETWORK = ("tpu7x",)  # kinds whose network_bandwidth has no source

@@ -11,13 +11,14 @@ import jax
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.planning.collectives import Collective
+from bert_jax.planning.collectives import Collective, collectives
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.hlo import Instruction, Program
 from bert_jax.planning.memory import GIB, Memory
 from bert_jax.planning.roofline import Roofline
+from bert_jax.planning.slice_transfers import slice_transfers
 from bert_jax.planning.step_time import StepTime
-from bert_jax.planning.tpu_chips import CHIPS, Chip
+from bert_jax.planning.tpu_chips import ASSUMED_NETWORK, CHIPS, Chip
 from bert_jax.planning.tpu_step_time import kernel_efficiency, roofline, step_time
 from bert_jax.train import compiler
 
@@ -80,7 +81,14 @@ class TpuTopology:
         return None
 
     def seconds(self, collective: Collective, sent: float) -> float:
-        return collective.ring_seconds(sent, self.chip.link_bandwidth * self.links(collective.group))
+        """A ring over the links of a slice, or between slices over the data-center network."""
+        links = self.chip.link_bandwidth * self.links(collective.group)
+        return collective.ring_seconds(sent, self.chip.network_bandwidth if collective.slices > 1 else links)
+
+    def collectives(self, program: Program) -> list[Collective]:
+        between = slice_transfers(program, self.slices, self.seconds, 1 / self.chip.clock) if self.slices > 1 else []
+        within = collectives(program, len(self.devices), self.overlapped, self.slices)
+        return sorted(between + within, key=lambda one: -one.bytes)
 
     def overlapped(self, program: Program, collective: Collective, between: list[Instruction]) -> float:
         """Returns 1 if any computation, an instruction with estimated cycles, stands between start and end."""
@@ -113,8 +121,10 @@ class TpuTopology:
             )
         if self.slices > 1:
             notes.append(
-                "collectives between slices are counted as if they ran within one, but the network between slices is "
-                "slower"
+                f"collectives between slices are rings over the data-center network, "
+                f"{self.chip.network_bandwidth * 1e-9:.4g} GB/s from each device"
+                + (" (assumed)" if self.chip.name in ASSUMED_NETWORK else "")
+                + ", one after another; the way to the host counts as free"
             )
         if flops.pallas and time:
             share = kernel_efficiency(self.chip, model.width // model.heads)
