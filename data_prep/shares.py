@@ -5,6 +5,9 @@ every other share, and merge_shards joins outputs without reading a row. A manif
 `shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
 part of, 0 if it was added later, `corpus` a hash of the names, sizes and weights of all files of that job, and
 `sources` how many of the manifest's sources belong to the share. An output without the key is one share, number 0.
+
+Jobs with equal hashes divide the files alike, wherever their machines have them: which share a file belongs to depends
+only on what the hash covers.
 """
 
 import hashlib
@@ -57,7 +60,7 @@ def parse(given: str) -> list[Share]:
 
 
 def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The files of a share: the largest go first, each to the share with the fewest bytes so far.
+    """The files of a share: the largest go first, those of equal size by name, each to the share with the fewest bytes.
 
     Raises UserError if there are fewer files than shares.
     """
@@ -70,7 +73,7 @@ def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
         )
     sizes = [0] * share.of
     chosen = []
-    for source in sorted(sources, key=lambda source: (-source.bytes, source.path)):
+    for _, _, source in sorted(zip((-source.bytes for source in sources), names(sources), sources, strict=True)):
         smallest = sizes.index(min(sizes))
         sizes[smallest] += max(source.bytes, 1)
         if smallest == share.number:
@@ -79,11 +82,25 @@ def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
 
 
 def digest(sources: Sequence[Source]) -> str:
-    """A hash of the names, sizes and weights of files, wherever a machine has them."""
+    """A hash of the names, sizes and weights of files."""
     found = hashlib.blake2b(digest_size=16)
-    for name, size, weight in sorted((PurePath(source.path).name, source.bytes, source.weight) for source in sources):
+    for name, source in sorted(zip(names(sources), sources, strict=True)):
+        size, weight = source.bytes, source.weight
         found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode())
     return found.hexdigest()
+
+
+def names(sources: Sequence[Source]) -> list[str]:
+    """A name for each file, which no other file has: its own, wherever it is, if these differ.
+
+    Otherwise it is the path below the folder that all of the files are in.
+    """
+    paths = [PurePath(source.path) for source in sources]
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    folders = set.intersection(*({*path.parents} for path in paths))
+    above = max((len(folder.parts) for folder in folders), default=0)
+    return ["/".join(path.parts[above:]) for path in paths]
 
 
 def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

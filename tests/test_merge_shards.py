@@ -151,6 +151,22 @@ def test_files_are_divided_evenly_and_each_belongs_to_one_share():
         shares.sources_of(shares.parse("0/101")[0], sources)
 
 
+def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
+    """Files of equal size belong to the same share wherever they are mounted, or the hashes differ."""
+
+    def divided(*paths: str) -> tuple[str, list[list[str]]]:
+        """The hash, and the files of each share, each by the last character of its path."""
+        sources = [Source(path, 100) for path in sorted(paths)]
+        groups = [shares.sources_of(share, sources) for share in shares.parse("all/2")]
+        return shares.digest(sources), [sorted(source.path[-1] for source in group) for group in groups]
+
+    assert divided("/data/x/1", "/data/y/2", "/data/z/3") == divided("/mnt/b/1", "gs://bucket/2", "/mnt/a/3")
+    same_names = divided("/data/a/1", "/data/b/1", "/data/c/2")
+    assert same_names[0] == divided("/mnt/deep/a/1", "/mnt/deep/b/1", "/mnt/deep/c/2")[0]
+    assert same_names[0] != divided("/z/a/1", "/x/b/1", "/y/c/2")[0]
+    assert sum(map(len, same_names[1])) == 3 == sum(map(len, divided("/data/x/1", "gs://bucket/1", "text/2")[1]))
+
+
 def test_finished_parts_are_not_merged_with_other_arguments(text, vocab_dir, tmp_path, monkeypatch):
     built = []
 
