@@ -1,5 +1,6 @@
 """data_prep.clean: every document is kept or counted, whatever the number of workers, and after a crash."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bert_jax.command import UserError
 from data_prep import clean as command
 from data_prep import readers
 from data_prep.clean import CleanOptions, clean
-from data_prep.cleaning import merging, unit
+from data_prep.cleaning import merging, rules, unit
 
 
 def prose(number: int) -> str:
@@ -67,6 +68,20 @@ def test_each_document_is_kept_or_counted_by_reason(corpus, tmp_path):
     page = (output / "index.html").read_text()
     assert "gopher_length" in page and "Too short." in page
     assert not (output / "job").exists() and len(np.load(output / merging.SIGNATURES)) == len(wanted)
+
+
+def test_the_speed_of_a_step_counts_only_the_text_that_reaches_it(corpus, tmp_path, monkeypatch):
+    """By a clock that shows 0.1 ms for each document and step, a speed is the mean size of the documents."""
+    ticks = itertools.count()
+    monkeypatch.setattr("time.process_time", lambda: next(ticks) / 10_000)
+    monkeypatch.setitem(rules.RULES, "gopher", lambda text: (text, "short" if len(text) < 100 else ""))
+    monkeypatch.setitem(rules.RULES, "c4", lambda text: (text[:100], ""))
+    found = clean(CleanOptions(corpus, tmp_path / "clean", rules="gopher,c4,fineweb", workers=1))
+    long = [text for text in TEXTS if len(text) >= 100]
+    assert found["dropped"]["short"] == len(TEXTS) - len(long) == 1
+    sizes = {"gopher": np.mean([*map(len, TEXTS)]), "c4": np.mean([*map(len, long)]), "fineweb": 100}
+    assert found["mb_a_second"] == pytest.approx({name: size / 100 for name, size in sizes.items()}, abs=0.01)
+    assert found["mb_a_second"]["gopher"] < found["mb_a_second"]["c4"]
 
 
 def test_repeated_lines_are_removed_wherever_they_occur(corpus, tmp_path):

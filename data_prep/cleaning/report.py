@@ -19,32 +19,32 @@ _SAMPLES = 10  # of each reason
 def report(
     records: Sequence[CleanedUnit], merging: Merging, refused: Mapping[str, int], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Counts of documents by reason, megabytes a second of each step, and samples of what was dropped.
+    """Counts of documents by reason, MB/s of each step for the text that reaches it, and samples of what was dropped.
 
     refused   what the readers could not use
     """
     dropped: Counter[str] = Counter()
     seconds: dict[str, float] = {}
+    sizes: Counter[str] = Counter()  # bytes of the text that reached each step
     samples: dict[str, list[str]] = {}
     for record in records:
         dropped.update(record.dropped)
-        for name, spent in record.seconds.items():
-            seconds[name] = seconds.get(name, 0.0) + spent
+        for name, size in record.step_bytes.items():
+            sizes[name] += size
+            seconds[name] = seconds.get(name, 0.0) + record.seconds[name]
     dropped.update(merging.dropped)
     for found in [*(record.samples for record in records), merging.samples]:
         for reason, texts in found.items():
             kept = samples.setdefault(reason, [])
             kept += texts[: _SAMPLES - len(kept)]
-    read = sum(record.bytes for record in records)
     return {
         "settings": dict(settings),
         "documents": {"read": sum(record.documents for record in records), "kept": merging.documents},
-        "bytes": {"read": read, "kept": merging.bytes},
+        "bytes": {"read": sum(record.bytes for record in records), "kept": merging.bytes},
         "dropped": dict(dropped.most_common()),
         "removed_lines": merging.removed_lines,
         "refused": dict(sorted(refused.items())),
-        # All text is counted for each step, though a document that one step drops reaches none after it.
-        "mb_a_second": {name: round(read / 1e6 / spent, 2) for name, spent in seconds.items() if spent},
+        "mb_a_second": {name: round(sizes[name] / 1e6 / spent, 2) for name, spent in seconds.items() if spent},
         "samples": samples,
     }
 
@@ -74,7 +74,11 @@ def document(found: Mapping[str, Any], name: str) -> Document:
         ],
         sections=[
             Section("Documents", [Table(["", "documents", "of those read"], [rows])]),
-            Section("Speed", [Table(["step", "MB/s"], [speeds])] if speeds else [], "On one core, of all text."),
+            Section(
+                "Speed",
+                [Table(["step", "MB/s"], [speeds])] if speeds else [],
+                "On one core, of the text that reaches a step.",
+            ),
             Section(
                 "What was dropped",
                 [Excerpts([_excerpt(reason, text) for reason, texts in found["samples"].items() for text in texts])],

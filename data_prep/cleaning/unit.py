@@ -52,13 +52,22 @@ class CleanedUnit(NamedTuple):
     dropped: dict[str, int]  # documents, by reason
     seconds: dict[str, float]  # of one core, by step
     samples: dict[str, list[str]]  # beginnings of dropped documents, by reason
+    step_bytes: dict[str, int]  # of the text that reached each step; empty if an earlier version wrote the record
 
 
 @dataclass
 class _Counts:
     dropped: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    bytes: Counter[str] = field(default_factory=Counter)
     samples: dict[str, list[str]] = field(default_factory=dict)
+
+    def time(self, step: str, start: float, size: int) -> float:
+        """Counts the time since `start` for a step that read so many bytes of text. Returns the time now."""
+        now = time.process_time()
+        self.seconds[step] = self.seconds.get(step, 0.0) + now - start
+        self.bytes[step] += size
+        return now
 
     def drop(self, reason: str, text: str) -> None:
         self.dropped[reason] += 1
@@ -75,21 +84,22 @@ def stem(directory: Path, number: int) -> Path:
 def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
     """Writes a unit's files. A function of its text and the steps, which any process may compute."""
     counts = _Counts()
-    texts = [text for document in unit.documents if (text := _kept(steps, document.decode(), counts)) is not None]
+    texts = [text for document in unit.documents if (text := _kept(steps, document, counts)) is not None]
     path = stem(directory, unit.number)
     write_texts(path.with_suffix(".jsonl.zst"), texts)
-    start = time.process_time()
     arrays: dict[str, Any] = {"digests": _digests(texts)}
+    size = sum(len(text.encode()) for text in texts)
+    start = time.process_time()
     if steps.near_duplicates:
         arrays["bands"] = np.array([near_duplicates.bands(text) for text in texts], np.uint64).reshape(
             -1, near_duplicates.BANDS
         )
-        start = _timed(counts, "near_duplicates", start)
+        start = counts.time("near_duplicates", start, size)
     if steps.duplicate_lines:
         hashes = [_line_hashes(text) for text in texts]
         arrays["lines"] = np.concatenate([np.zeros(0, np.uint64), *hashes])
         arrays["line_counts"] = np.array(list(map(len, hashes)), np.int64)
-        _timed(counts, "duplicate_lines", start)
+        counts.time("duplicate_lines", start, size)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_atomic(path.with_suffix(".npz"), buffer.getvalue())
@@ -102,6 +112,7 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
         dropped=dict(counts.dropped),
         seconds={name: round(seconds, 4) for name, seconds in counts.seconds.items()},
         samples=counts.samples,
+        step_bytes=dict(counts.bytes),
     )
     write_atomic(path.with_suffix(".json"), json.dumps(record._asdict()).encode())
     return record
@@ -110,7 +121,8 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
 def read_record(directory: Path, unit: Unit) -> CleanedUnit | None:
     """The record of a unit that an earlier run finished on the same text, or None."""
     try:
-        record = CleanedUnit(**json.loads(stem(directory, unit.number).with_suffix(".json").read_text("utf-8")))
+        content = json.loads(stem(directory, unit.number).with_suffix(".json").read_text("utf-8"))
+        record = CleanedUnit(**({"step_bytes": {}} | content))
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return record if record.text_hash == unit.text_hash else None
@@ -125,18 +137,23 @@ def write_texts(path: Path, texts: list[str]) -> None:
     write_atomic(path, memoryview(sink.getvalue()))
 
 
-def _kept(steps: Steps, text: str, counts: _Counts) -> str | None:
+def _kept(steps: Steps, document: bytes, counts: _Counts) -> str | None:
     """The document after all rules, or None if one drops it."""
-    original, reason, start = text, "", time.process_time()
+    original = text = document.decode()
+    size = len(document)
     for name in steps.rules:
-        text, reason = RULES[name](text)
-        start = _timed(counts, name, start)
+        start = time.process_time()
+        kept, reason = RULES[name](text)
+        counts.time(name, start, size)
         if reason:
             counts.drop(reason, original)
             return None
+        if kept != text:
+            text, size = kept, len(kept.encode())
     if steps.languages:
+        start = time.process_time()
         language, score = languages.identify(text)
-        _timed(counts, "languages", start)
+        counts.time("languages", start, size)
         if language not in steps.languages:
             counts.drop(f"language_{language}", original)
             return None
@@ -144,12 +161,6 @@ def _kept(steps: Steps, text: str, counts: _Counts) -> str | None:
             counts.drop("language_score", original)
             return None
     return text
-
-
-def _timed(counts: _Counts, name: str, start: float) -> float:
-    now = time.process_time()
-    counts.seconds[name] = counts.seconds.get(name, 0.0) + now - start
-    return now
 
 
 def _digests(texts: list[str]) -> np.ndarray:
