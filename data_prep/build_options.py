@@ -20,8 +20,8 @@ Builds pretraining examples from text: sentences, token ids, pairs, fixed-width 
 
 The input is text with a blank line between documents (or another line, --document_separator), .jsonl, .csv, .tsv,
 .parquet, .arrow, a folder of Hugging Face's save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz
-.zst, on this machine, gs://, s3:// or hf://; or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file in another
-format is refused, never read as text.
+.zst, on this machine, gs://, s3:// or hf://; or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file that is
+recognized as another format is refused.
 Lines are split into sentences, so a line may be a sentence or a paragraph.
 OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json; docs/data_format.md
 describes them. The job writes to OUTPUT.incomplete. If it is stopped or killed, the same command continues it. The

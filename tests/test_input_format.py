@@ -88,14 +88,29 @@ def contents(folder: Path) -> dict[str, bytes]:
         "HTML in lower case": b"\xef\xbb\xbf\n <!-- saved\npage -->\n<html lang='en'><head></head></html>",
         "HTML with an XML declaration": b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD">\n<html></html>',
         "XML": b'<?xml version="1.0" encoding="utf-8"?>\n<TEI><text>x</text></TEI>',
+        "HTML that begins with a title": b"<title>A page</title>\n<h1>A page</h1>\nSome <b>text</b> of it.\n",
+        "HTML that begins with a script": b"<script type='module'>\nlet a = b < c;\n</script>\n<p>A page",
+        "HTML that begins with a div": b"<!-- a --><div class='a'>\n<p>One<br>\n<p>Two</p></div>\n<hr>\n<p>End.</p>\n",
+        "HTML that begins with a table": b"<table border=0>\n<tr><td>One<td>Two\n</table>\n",
+        "HTML that begins with paragraphs": b"<p>A paragraph of some words.</p>\n" * 2500,
+        "XML without a declaration": b"<books>\n<book id='1'>One</book>\n<book id='2'/>\n</books>\n",
+        "XML of many roots": b"<DOC>\n<DOCNO> 1 </DOCNO>\n<TEXT>\nOne, two.\n</TEXT>\n</DOC>\n" * 2,
+        "XML of one large root": b"<books>\n" + b"<book><title>A</title> Text.</book>\n" * 2500 + b"</books>\n",
         "XML of a feed": b'<rss version="2.0"><channel></channel></rss>',
         "a MediaWiki XML dump": b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"></mediawiki>',
         "wikiextractor's <doc> markup": b'<doc id="12" url="https://a.org" title="A">\nA\n\nText.\n</doc>\n',
         "WARC": b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 0\r\n\r\n\r\n\r\n",
         "JSON": b'{"id": 7, "text": "one"}\n{"id": 8, "text": "two"}\n',
         "JSON of one list": b'[\n {"text": "one"},\n {"text": "two"}\n]\n',
+        "JSON of strings": b'[\n  "One, \\"two\\".",\n  "Three."\n]\n',
         "CSV": b'id,text\n1,"one, two"\n2,three\n',
         "CSV with a quoted line end": b'\xef\xbb\xbf"id","The text",n\r\n1,"one\r\ntwo",3\r\n2,four,5\r\n',
+        "CSV with a ragged row": b"id,text\n1,one\n2,two,three\n3,four\n",
+        "CSV with few ragged rows": b"id,text\n" + (b"1,one\n" * 19 + b"2,two,three\n") * 500,
+        "CSV with other names": b"text (en),label/class\none,1\ntwo,2\n",
+        "CSV with one row": b'text,label\n"One, two.",1\n',
+        "CSV with spaces in quotes": b'text,label\n" One, two.",1\n" Three,\n four, five.",1\n" Six",2\n',
+        "CSV with semicolons": b"id;text\n1;one, two\n2;three\n",
         "TSV": b"id\ttext\n1\tone, two\n2\tthree\n",
         "Parquet": parquet(),
         "Arrow": arrow(pa.ipc.new_stream),
@@ -127,8 +142,10 @@ def arguments(folder: Path, name: str, vocab_dir: Path, **options: object) -> di
 
 def test_content_of_other_formats_is_refused_under_any_name(tmp_path):
     for number, (kind, content) in enumerate(contents(tmp_path).items()):
-        what = re.sub(r" (in lower|with an XML|of a feed|of one list|with a quoted|file$).*", "", kind)
-        for name in ("a.txt", "wiki_00", "part-00000", "corpus.en", "a.txt.gz"):
+        what = re.sub(
+            r" (in lower|with (?!semicolons)|without|that begins|of (a feed|one|many|strings)|file$).*", "", kind
+        )
+        for name in (("a.txt", "wiki_00", "part-00000", "corpus.en")[number % 4], "a.txt.gz"):
             folder = tmp_path / f"{number} {name}"
             folder.mkdir()
             (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -194,6 +211,25 @@ TEXTS = {
     "words with tabs": b"\tone\ttwo\n\tthree\tfour\n\tfive\tsix\n",
     "a carriage return in a line": b"Emma,Austen\nA line\rof, two\nmore\n",
     "code": b"import csv,json\nx = {1: 2}\nprint(x, x)\n",
+    "a heart": b"<3 you\n\n<3 <3\n",
+    "unknown words": b"<unk> of the <unk> </unk>\n" * 3000,
+    "marked sentences": b"<s> The <unk> of it . </s>\n" * 3000,
+    "a chat": b"<nick> hello\n<bob> hi, nick\n<nick> </3 <b>bold</b>\n" * 2000,
+    "turns of a dialogue": b"<user>Hello</user>\n<model>Hi</model>\n" * 3,
+    "thoughts and an answer": b"<think>\nOne <b>two</b>.\n</think>\nAn answer.\n",
+    "Markdown that begins with HTML": b'<div align="center">\n<img src="a.png"><h1>A</h1>\n</div>\n\nA *readme*.\n',
+    "Markdown with an open tag": b'<h1 align="center">A</h1>\n\n<p align="center">\n\nA <b>readme</b> of it.\n' * 2000,
+    "wikitext": b"<noinclude>{{doc}}<br/></noinclude>\n'''A''' is [[b]].<ref>C <i>d</i></ref>\n\n<poem>a</poem>\n",
+    "a link": b"<https://a.org> is a page.\n\n<a@b.org>, <c@d.org>\n",
+    "one comma in each line": b"Yes,sir\nHe came, he saw\nOne, two\nThree, four\n" * 100,
+    "one comma in each of two lines": b"Harbour,boats\nIt was quiet, and the boats came home.\n",
+    "one semicolon in each line": b"He came; he saw\nThey came; they saw\nOne; two\n",
+    "a list of names": b"London, England\nParis, France\nRome, Italy\n",
+    "LaTeX": b"\\documentclass{article}\n\\begin{document}\n$a < b, c > d$\n\\end{document}\n",
+    "code of a function": b"foo(a,b)\nbar(c,d)\n",
+    "code of a class": b"template<class T>\nclass A : B<T> {};\n",
+    "code of a page": b"<?php get_header(); ?>\n<div>\n<p>A</p>\n</div>\n",
+    "a list of links": b'["A"] is a letter, and ["B"], too\n\n[1] A book\n',
     "control characters": b"a\0b " * 100,
     "UTF-16": "one\n\ntwo".encode("utf-16") * 200,
     "Latin-1": "caf\u00e9 \u00fcber \u00e4u\u00dfern\n".encode("latin-1") * 100,

@@ -1,17 +1,19 @@
 """The format of an input file: by --input_format, by its name, and for text also by its first bytes.
 
-What is not plain text is never read as plain text. A name with the suffix of another format is refused. So is a file
-with any other name whose first bytes are those of another format; whatever else a name may be (`wiki_00`, `corpus.en`,
-`part-00000`), its file is text.
+A name with the suffix of another format is refused. So is a file with any other name whose first bytes are recognized
+as another format; whatever else a name may be (`wiki_00`, `corpus.en`, `part-00000`), its file is text. A rare form of
+another format is rather missed than true text refused.
 """
 
 import csv
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from bert_jax.command import UserError
 from bert_jax.storage.compression import suffixes
+from data_prep.readers import markup
 from data_prep.readers.refusal import COMPRESSED, Refusal, looks_like_utf16
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki")
@@ -75,11 +77,13 @@ _MARKUP = [
     ("XML", "", re.compile(rb"<\?xml\s|<!doctype\s|<(?:rss|feed|svg|tei|corpus)(?:\s[^<>]*)?>")),
     ("wikiextractor's <doc> markup (its option --json leaves it out)", "", re.compile(rb"<doc\s[^<>]*\bid=[^<>]*>")),
     ("JSON", "jsonl", re.compile(rb'\[?\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:\s*["\d\[{tfn-]')),
+    ("JSON", "", re.compile(rb'\[\s*"(?:[^"\\\n]|\\.)*"\s*(?:,\s*"|\]\s*\Z)')),
 ]
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _BINARY_BYTES, _BINARY_SHARE = 512, 0.05  # of random bytes, 11% are control characters; text has almost none
-_COLUMN_NAME = re.compile(r'"?[^\W\d][\w .-]{0,63}"?')
-_ROWS = 2  # with as many fields as the header has, for the content to be a table
+_COLUMN_NAME = re.compile(r'"?[^\W\d](?:[\w ./%&#-]|\([^()",;\t]*\)){0,63}"?')
+_MOST_RAGGED = 0.1  # of the rows of a table, or one of three or more
+_TABLES = [(",", "CSV", "csv"), ("\t", "TSV", "tsv"), (";", "CSV with semicolons", "")]
 
 # The packages that a format needs, and the extra of bert_jax that has them.
 _EXTRAS = {"warc": (("fastwarc", "resiliparse"), "warc"), "mediawiki": (("mwparserfromhell",), "wiki")}
@@ -133,16 +137,20 @@ def _other_format(path: str, what: str, advice: str = "Convert it, or choose a f
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """What the content is, and the format that reads it; both are empty for text."""
+    """What the content is, and the format that reads it, if one does; both are empty for text."""
+    head = head[:HEAD_BYTES]
     for what, format, start in _MAGIC:
         if start.match(head):
             return what, format
-    markup = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text, cut = head.removeprefix(b"\xef\xbb\xbf").lstrip(), len(head) == HEAD_BYTES
+    lowered = text.lower()
     for what, format, start in _MARKUP:
-        if start.match(markup[:4096].lower()):
+        if start.match(lowered):
             return what, format
-    for delimiter, what, format in ((",", "CSV", "csv"), ("\t", "TSV", "tsv")):
-        if _is_table(markup, delimiter, cut=len(head) >= HEAD_BYTES):
+    if what := markup.recognize(lowered, cut):
+        return what, ""
+    for delimiter, what, format in _TABLES:
+        if _is_table(text, delimiter, cut):
             return what, format
     controls = len(head) - len(head.translate(None, _CONTROLS))
     is_text = controls < _BINARY_SHARE * len(head) or len(head) < _BINARY_BYTES
@@ -150,13 +158,30 @@ def _recognize(head: bytes) -> tuple[str, str]:
 
 
 def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
-    """Whether text, whose end may be cut off, is a header of column names, and rows with as many fields."""
+    """Whether text, whose end may be cut off, is a header of column names, and rows with as many fields.
+
+    A comma before a space is punctuation, except in quotes.
+    """
     lines = [f"{line}\n" for line in head.decode("utf-8", "replace").split("\n")]
     names = lines[0].strip().split(delimiter)
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
-    quotes = '"' if delimiter == "," else None
-    # csv refuses a carriage return inside of a line.
-    without_returns = (line.replace("\r", " ") for line in lines[1:])
-    rows = [row for row in csv.reader(without_returns, delimiter=delimiter, quotechar=quotes) if row]
-    return len(rows) >= _ROWS and all(len(row) == len(names) for row in rows[: -1 if cut else None])
+    quotes = None if delimiter == "\t" else '"'
+    consumed: list[str] = []  # of the current row
+
+    def following() -> Iterator[str]:
+        for line in lines[1:]:
+            consumed.append(line)
+            yield line.replace("\r", " ")  # csv refuses a carriage return inside of a line
+
+    are_ragged = []
+    for row in csv.reader(following(), delimiter=delimiter, quotechar=quotes):
+        written = "".join(consumed)
+        consumed.clear()
+        is_prose = delimiter != "\t" and f"{delimiter} " in written and '"' not in written
+        if row:
+            are_ragged.append(len(row) != len(names) or is_prose)
+    if cut:
+        are_ragged = are_ragged[:-1]
+    most = max(1, _MOST_RAGGED * len(are_ragged)) if len(are_ragged) > 2 else 0
+    return bool(are_ragged) and sum(are_ragged) <= most
