@@ -205,9 +205,10 @@ def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
 
     options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`
     """
+    from data_prep.flags import by_field
     from data_prep.train_tokenizer import TokenizerOptions, train
 
-    return train(TokenizerOptions(**_texts(options)), quiet=quiet)
+    return train(TokenizerOptions(**by_field(TokenizerOptions, _texts(options))), quiet=quiet)
 
 
 def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
@@ -218,8 +219,9 @@ def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
     """
     from data_prep.build_examples import build
     from data_prep.build_options import BuildOptions
+    from data_prep.flags import by_field
 
-    return build(BuildOptions(**_texts(options)), quiet=quiet)
+    return build(BuildOptions(**by_field(BuildOptions, _texts(options))), quiet=quiet)
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,10 +72,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. See: {self.prog} --help")
 
     def add_switch(self, name: str, **keywords: object) -> None:
-        """Adds --name and --noname; the value is None if neither is given."""
+        """Adds --name and --noname, also --no-name; the value is None if none of them is given."""
         group = self.add_mutually_exclusive_group()
         group.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)  # type: ignore[arg-type]
-        group.add_argument(f"--no{name}", dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+        negations = f"--no{name}", f"--no-{name}"
+        group.add_argument(*negations, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:

@@ -42,7 +42,13 @@ def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.convert", DESCRIPTION)
-    parser.add_argument("--input", required=True, metavar="DIR", help="a folder in Hugging Face or Google format")
+    parser.add_argument(
+        "--input",
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a folder in Hugging Face or Google format, or hf:NAME",
+    )
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
     options = parser.parse_args(arguments)
     loaded = convert(options.input, options.output)

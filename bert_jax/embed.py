@@ -1,6 +1,5 @@
 """Computes vectors of texts, one for each token, word or text, from any layer."""
 
-import argparse
 import dataclasses
 import io
 from collections.abc import Iterable, Sequence
@@ -172,16 +171,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--format", default="npz", help=f"see above: {', '.join(FORMATS)} (default: npz)")
     parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
     parser.add_argument("--shard_size", type=int, default=65536, metavar="N", help="texts per shard (default: 65536)")
-    parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(FORMS)} (default: auto)")
+    what = f"of the input: {', '.join(FORMS)} (default: auto)"
+    parser.add_argument("--form", "--input_format", default="auto", help=what)
     parser.add_argument("--text", default="", metavar="NAME", help="field or column of the text (default: text)")
     parser.add_argument("--text_pair", default="", metavar="NAME", help="that of the second text of a pair")
     parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
-    parser.add_argument("--pool", default="", help="see above (default: the checkpoint's own, or mean)")
-    parser.add_argument(
-        "--normalize",
-        action=argparse.BooleanOptionalAction,
-        help="give vectors of texts length 1 (default: as the checkpoint says)",
-    )
+    parser.add_argument("--pool", "--pooling", default="", help="see above (default: the checkpoint's own, or mean)")
+    normalize = "give vectors of texts length 1, or --no-normalize to leave it (default: as the checkpoint says)"
+    parser.add_switch("normalize", help=normalize)
     parser.add_argument("--prompt", metavar="TEXT", help="put before each text (default: as the checkpoint says)")
     parser.add_argument("--prompt_name", default="", metavar="NAME", help="use this prompt of the checkpoint")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts per batch (default: 32)")

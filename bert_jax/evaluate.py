@@ -66,6 +66,7 @@ def evaluate(
     max_rows: int = 0,
     columns: Columns | None = None,
     label_map: str = "",
+    max_length: int = 0,
     average: str = "",
     mesh: MeshConfig | None = None,
     pseudo_perplexity: bool = False,
@@ -77,37 +78,39 @@ def evaluate(
     model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
 
     An undefined metric, such as a correlation with a constant, is None. columns names the columns of
-    a task file, for a checkpoint that does not record them; label_map is as in measurement.evaluate. average is as in
-    open_checkpoint. Without mesh, rows are sharded over all devices. Raises UserError if the checkpoint
-    lacks the head that the data or pseudo_perplexity requires, if its tokenizer is not that of the data,
-    or if the mesh does not fit the model or the devices.
+    a task file, for a checkpoint that does not record them; label_map and max_length are as in measurement.evaluate.
+    max_length is also that of texts in retrieval. average is as in open_checkpoint. Without mesh, rows are sharded over
+    all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its
+    tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the model or the devices.
     """
     loaded = open_checkpoint(checkpoint, average)
     if beir.is_beir(Path(data)):
-        return _retrieval(loaded, Path(data), batch_size, compute_dtype)
+        return _retrieval(loaded, Path(data), batch_size, compute_dtype, max_length)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         if pseudo_perplexity:
             raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-        found = measurement.evaluate(loaded, data, config, columns, label_map)
+        found = measurement.evaluate(loaded, data, config, columns, label_map, max_length)
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
     if label_map:
         raise UserError(f"--label_map is {label_map!r}, but the checkpoint has no task; omit it")
+    if max_length:
+        raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
     dataset = open_dataset(data, "train" if Path(data).name == "train" else "eval")
     pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
 
 
-def _retrieval(loaded: LoadedModel, data: Path, batch_size: int, compute_dtype: str) -> dict[str, Any]:
+def _retrieval(loaded: LoadedModel, data: Path, batch_size: int, compute_dtype: str, max_length: int) -> dict[str, Any]:
     """The metrics of retrieval, by cosines, of vectors made as the checkpoint says (embedder.settings_of)."""
     if jax.process_count() > 1:
         raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
     config = TrainConfig(compute_dtype=compute_dtype)
-    settings = dataclasses.replace(settings_of(loaded), normalize=True)
+    settings = dataclasses.replace(settings_of(loaded, max_length=max_length), normalize=True)
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
     metrics, counts = beir.measure(data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]))
     return {**metrics, "counts": counts | {"truncated": model.truncated}}
@@ -136,6 +139,8 @@ def main(arguments: Sequence[str]) -> None:
         "case; the number I means LABEL_I)"
     )
     parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=what)
+    what = "truncate texts to N tokens (default: as fine-tuned); not for shards"
+    parser.add_argument("--max_length", type=int, default=0, metavar="N", help=what)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
     for axis in partitioning.AXES:
         default = getattr(MeshConfig(), axis)
@@ -154,6 +159,7 @@ def main(arguments: Sequence[str]) -> None:
             pseudo_perplexity=known.pseudo_perplexity,
             columns=columns if columns != Columns() else None,
             label_map=known.label_map,
+            max_length=known.max_length,
             average=known.average,
             mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )

@@ -1,5 +1,6 @@
 """Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each."""
 
+import argparse
 import dataclasses
 import json
 import re
@@ -18,7 +19,8 @@ from rich.table import Table
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig
+from bert_jax.config import FinetuneConfig, short_flags
+from bert_jax.config.training import SEEDS
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -67,21 +69,31 @@ class FeatureOptions(HeadOptions):
     """What is compared, and how the heads are trained. Raises UserError for a value out of range."""
 
     layers: str = option("all", "see above (default: all)", "NAME,...")
-    seeds: int = option(3, "heads trained per layer (default: 3)")
-    max_sentences: int = option(0, "use the first N of each file (default: 0, all)")
-    feature_dtype: str = option("float16", "of the stored vectors: float16 (default) or float32", None)
+    seeds: int | tuple[int, ...] = option(
+        3, "heads trained per layer, or several different seeds, such as 0,7,9 (default: 3)", "N|SEED,..."
+    )
+    max_sentences: int = option(0, "use the first N of each file (default: 0, all)", alias="max_rows")
+    feature_dtype: str = option("float16", "of the stored vectors: float16 (default) or float32", None, "dtype")
     compute_dtype: str = option("float32", "of the model: float32 (default), bfloat16 or auto", None)
     scratch: str = option("", "folder for the vectors (default: the system's)", "DIR")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seeds < 1 or self.max_sentences < 0:
+        given = self.seeds if isinstance(self.seeds, tuple) else (self.seeds - 1,)  # the last one of a count
+        if not given or len(set(given)) < len(given) or not all(0 <= seed < SEEDS for seed in given):
             raise UserError(
-                f"--seeds is {self.seeds} and --max_sentences is {self.max_sentences}; use at least 1 seed, and 0 "
-                "(all) or more"
+                f"--seeds is {self.seeds}; use a number of seeds of at least 1, or several different seeds from 0 to "
+                f"{SEEDS - 1}, such as 0,7,9"
             )
+        if self.max_sentences < 0:
+            raise UserError(f"--max_sentences is {self.max_sentences}; use 0 (all) or more")
         if self.feature_dtype not in DTYPES:
             raise UserError(f"unknown --feature_dtype {self.feature_dtype!r}; choose from {', '.join(DTYPES)}")
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds that --seeds names or counts."""
+        return self.seeds if isinstance(self.seeds, tuple) else tuple(range(self.seeds))
 
 
 def features(
@@ -114,10 +126,10 @@ def features(
         print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
         vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
         found: dict[str, Any] = {}
-        with Reporter("heads", len(vectors) * options.seeds, ["heads"], quiet) as progress:
+        with Reporter("heads", len(vectors) * len(options.seed_numbers), ["heads"], quiet) as progress:
             for name, of_layer in vectors.items():
                 runs, mixed = [], loaded.model.layers + 1 if name == MIX else 0
-                for seed in range(options.seeds):
+                for seed in options.seed_numbers:
                     runs.append(_train(task, splits, of_layer, options, seed, mixed))
                     progress.advance(1, 1)
                 width = model.widths[name] // (mixed or 1)
@@ -130,7 +142,7 @@ def features(
     return {
         "task": task.name,
         "head": {item.name: getattr(options, item.name) for item in fields(HeadOptions)},
-        "seeds": list(range(options.seeds)),
+        "seeds": list(options.seed_numbers),
         "counts": {name: measurement.counts(rows, task, loaded.vocabulary) for name, rows in splits.items()},
         "layers": found,
     }
@@ -172,10 +184,14 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--config", required=True, help="a tagging recipe, such as tagging:task=conll2003")
     for item in fields(FeatureOptions):
-        parser.add_argument(f"--{item.name}", type=type(item.default), default=item.default, **item.metadata)
+        names = [f"--{name}" for name in (item.name, item.metadata["alias"]) if name]
+        kind = _seeds if item.name == "seeds" else type(item.default)
+        texts = {name: item.metadata[name] for name in ("help", "metavar")}
+        parser.add_argument(*names, dest=item.name, type=kind, default=item.default, **texts)
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
     checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
+    overrides = short_flags.as_keys(overrides)
     for override in overrides:
         _refuse_without_effect(override)
     if known.output:
@@ -194,12 +210,28 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(result))
 
 
+def _flags() -> set[str]:
+    """The names of all flags that set how heads are trained."""
+    return {name for item in fields(FeatureOptions) for name in (item.name, item.metadata["alias"]) if name}
+
+
+def _seeds(text: str) -> int | tuple[int, ...]:
+    """Parses --seeds: one number, which is a count, or several seeds."""
+    try:
+        numbers = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of seeds nor several seeds, such as 0,7,9"
+        ) from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def _refuse_without_effect(override: str) -> None:
     """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
     if match and not match[1].startswith("task."):
         section, _, name = match[1].rpartition(".")
-        same = section in ("", "optimizer") and name in {item.name for item in fields(FeatureOptions)}
+        same = section in ("", "optimizer") and name in _flags()
         advice = f"use --{name}" if same else "the flags of --help set how heads are trained"
         raise UserError(f"--config.{match[1]} has no effect on features, which trains heads only; {advice}")
 

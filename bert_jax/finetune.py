@@ -21,7 +21,7 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, short_flags
 from bert_jax.data.batch_schedule import check_batch_size
 from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
@@ -92,6 +92,8 @@ Common configuration keys (see also docs/finetuning.md):
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
   --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
   --config.task.submission=DIR                 also write the files that the GLUE and SuperGLUE leaderboards accept
+
+{short_flags.help_text(FinetuneConfig)}
 
 If the run is interrupted, run the same command again to resume. One run at a time may train in a workdir.
 """

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> None:
     add("--slices", type=_positive, default=1, help="number of TPU slices (default: 1)")
     add(
         "--seq_len",
+        "--max_length",
         type=_positive,
+        metavar="T",
         help="positions per row (default: those of --config.data.train, else the model's, at most 512)",
     )
     add(

@@ -114,7 +114,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", default="", metavar="FILE", help="the file to write (default: standard output)")
     what = f"lines (default), or a leaderboard's format: {', '.join(FORMATS[1:])}; --output is then a folder"
     parser.add_argument("--format", default="lines", help=what)
-    parser.add_argument("--form", default="auto", help=f"see above: {', '.join(input_lines.FORMS)} (default: auto)")
+    what = f"see above: {', '.join(input_lines.FORMS)} (default: auto)"
+    parser.add_argument("--form", "--input_format", default="auto", help=what)
     parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
     all_scores = "also write scores: of all classes or choices, or of the n_best answers (no effect for other kinds)"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)

@@ -19,7 +19,7 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig, short_flags
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
@@ -45,7 +45,7 @@ from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.steps import Plan
 from bert_jax.train.token_length import TokenLength
 
-DESCRIPTION = """Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
+DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
 trained to predict the next token.
 
@@ -84,6 +84,8 @@ trained to predict the next token.
   optimizer.name=NAME             adamw, lamb, muon or stable_adamw
   optimizer.schedule=NAME         linear, cosine, wsd, constant or inverse_sqrt
   optimizer.ema_decay=0.999       a moving average of the parameters
+
+{short_flags.help_text(PretrainConfig)}
 
 docs/pretraining.md describes objectives, optimizers and phases. After an interruption, run the same
 command again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a

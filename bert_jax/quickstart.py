@@ -291,6 +291,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder for all results; required")
     parser.add_argument(
         "--minutes",
+        "--budget_minutes",
         type=float,
         default=Plan.minutes,
         metavar="M",

@@ -38,7 +38,9 @@ class BuildOptions:
     )
     tokenizer: str | Path = option(REQUIRED, "a tokenizer folder, a vocab.txt, or hf:NAME", metavar="DIR_OR_VOCAB")
     output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
-    seq_len: int = option(REQUIRED, "tokens in a row, for example 128", metavar="T", valid=between(8, 65535))
+    seq_len: int = option(
+        REQUIRED, "tokens in a row, for example 128", metavar="T", valid=between(8, 65535), aliases=["max_length"]
+    )
     weights: tuple[float, ...] = option(
         (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
     )

@@ -10,7 +10,7 @@ class Options:
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
@@ -37,10 +37,26 @@ def option(
     choices: Sequence[str] = (),
     valid: Valid | None = None,
     dashes: bool = False,
+    aliases: Sequence[str] = (),
 ) -> Any:
-    """A field of a dataclass of options. With `dashes`, its value may look like a flag: `--separator ---`."""
+    """A field of a dataclass of options. With `dashes`, its value may look like a flag: `--separator ---`.
+
+    aliases are further names of its flag: those that other commands have for the same thing.
+    """
     metadata = {"help": help, "metavar": metavar, "choices": choices, "valid": valid, "dashes": dashes}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata | {"aliases": tuple(aliases)})
+
+
+def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values of a class of options by the names of its fields, where they may have aliases.
+
+    Raises UserError for two names of one field.
+    """
+    names = {alias: field.name for field in dataclasses.fields(options) for alias in field.metadata["aliases"]}
+    for alias, name in names.items():
+        if alias in values and name in values:
+            raise UserError(f"{name} and {alias} are the same option; give one of them")
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def check(options: Any) -> None:
@@ -67,6 +83,8 @@ def parse(module: str, description: str, options: Any, arguments: Sequence[str])
         else:
             parser.add_argument(
                 flag,
+                *(f"--{alias}" for alias in field.metadata["aliases"]),
+                dest=field.name,
                 required=required,
                 default=field.default,
                 type=_PARSERS.get(types[field.name], str),

@@ -17,7 +17,10 @@ def input_format() -> Any:
 
 def text_field() -> Any:
     return option(
-        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
+        "text",
+        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        metavar="NAME",
+        aliases=["text"],
     )
 
 

@@ -49,7 +49,6 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
         (["stray"], "stray"),
         (["--batch_size=3"], r"unknown flag --batch_size; write the key as --config\.batch_size=VALUE"),
         (["--model.preset", "mini"], r"unknown flag --model\.preset; write the key as --config\.model\.preset=VALUE"),
-        (["--checkpoint=x"], r"unknown flag --checkpoint; write the key as --config\.init_from=VALUE"),
     ],
 )
 def test_a_mistake_in_an_override_is_named(overrides, said):

@@ -16,7 +16,7 @@ def folder(tmp_path):
 
 
 def test_the_output_opens_as_the_same_model(tmp_path, folder, capsys):
-    convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
+    convert.main(["--checkpoint", str(folder), "--output", str(tmp_path / "ours")])
     ours, theirs = open_checkpoint(tmp_path / "ours"), huggingface.read(folder)
     assert (ours.model, ours.heads, ours.task, ours.step) == (theirs.model, theirs.heads, theirs.task, 0)
     assert_same_tensors(ours.params, theirs.params)

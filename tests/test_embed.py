@@ -185,7 +185,7 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in written))
     output = tmp_path / "new" / "vectors.npz"
     arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "texts.txt"), "--output", str(output)]
-    command.main([*arguments, "--pool=none", "--layers=second_to_last"])
+    command.main([*arguments, "--pooling=none", "--no-normalize", "--input_format=text", "--layers=second_to_last"])
     wanted = embed(loaded, lines, pool="none", layers="second_to_last")
     with np.load(output) as written:
         assert set(written) == set(wanted)

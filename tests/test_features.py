@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,11 +102,12 @@ def test_a_bilstm_learns_from_neighboring_words() -> None:
 
 
 def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: LoadedModel, config: FinetuneConfig) -> None:
-    result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=2))
+    result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=(3, 8)))
     assert list(result["layers"]) == list(command.LAYERS)
     assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width
     one = result["layers"]["last"]["test"]["f1"]
-    assert len(one["values"]) == 2 and one["mean"] == pytest.approx(np.mean(one["values"]))
+    assert result["seeds"] == [3, 8] and len(one["values"]) == 2
+    assert one["mean"] == pytest.approx(np.mean(one["values"]))
     assert one["std"] == pytest.approx(np.std(one["values"], ddof=1))
     assert json.loads(json.dumps(result)) == result and result["counts"]["train"]["examples"] == 60
     shown = io.StringIO()
@@ -118,7 +120,10 @@ def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: Loade
     [
         ({"layers": "middle"}, "unknown --layers 'middle'; choose from embeddings"),
         ({"layers": ","}, "--layers is ','; use all, or a comma-separated list of"),
-        ({"seeds": 0}, "--seeds is 0"),
+        ({"seeds": 0}, "--seeds is 0; use a number of seeds of at least 1, or several different"),
+        ({"seeds": (7, 7)}, r"--seeds is \(7, 7\)"),
+        ({"seeds": (7, -1)}, r"--seeds is \(7, -1\)"),
+        ({"max_sentences": -1}, "--max_sentences is -1"),
         ({"feature_dtype": "int8"}, "unknown --feature_dtype 'int8'; choose from float16, float32"),
     ],
 )
@@ -136,6 +141,29 @@ def test_keys_without_an_effect_are_refused() -> None:
         main([*line, "--config.length_pool=3"])
     with pytest.raises(UserError, match="the flags of --help set how"):
         main([*line, "--length_pool=3"])
+    with pytest.raises(UserError, match="use --early_stop"):
+        main([*line, "--config.early_stop=3"])
+    with pytest.raises(UserError, match=r"--config\.seed has no effect"):
+        main([*line, "--seed=3"])
+
+
+def test_flags_have_the_names_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[FinetuneConfig, FeatureOptions]] = []
+
+    def stop(checkpoint: str, config: Any, options: FeatureOptions, **_: Any) -> None:
+        given.append((config, options))
+        raise UserError("stop")
+
+    monkeypatch.setattr(command, "features", stop)
+    line = ["--checkpoint=c", "--config=tagging:task=own"]
+    with pytest.raises(UserError, match="stop"):
+        main([*line, "--seeds=0,7,9", "--early_stop", "2", "--dtype=float32", "--max_rows=5", "--label=3"])
+    [(config, options)] = given
+    assert config.task.label == "3" and options.seed_numbers == (0, 7, 9)
+    assert (options.patience, options.feature_dtype, options.max_sentences) == (2, "float32", 5)
+    for seeds, said in (("1,x", "neither a number of seeds nor several"), ("0", "--seeds is 0")):
+        with pytest.raises(UserError, match=said):
+            main([*line, f"--seeds={seeds}"])
 
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
+from bert_jax import evaluate
 from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
 from bert_jax.embed import embed
@@ -171,6 +172,22 @@ def test_an_invalid_input_is_reported_by_its_line_or_in_its_place(classifier: Lo
     assert predict(classifier, [" "], on_error="skip") == [{"error": told[1]["error"].replace("2", "1")}]
 
 
+def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path: Path) -> None:
+    file = tmp_path / "dev.tsv"
+    file.write_text("text\tlabel\n" + "".join(f"{text}\tglad\n" for text in TEXTS), encoding="utf-8")
+    columns = Columns("text", label="label")
+    short = measurement.evaluate(classifier, file, columns=columns, max_length=8)
+    trained_so = dataclasses.replace(classifier, task={**CLASSES, "max_length": 8})
+    assert short == measurement.evaluate(trained_so, file, columns=columns)
+    assert "lost tokens to task.max_length=8" in " ".join(short.remarks)
+    with pytest.raises(UserError, match="--max_length is 25; use 8 to 24"):
+        measurement.evaluate(classifier, file, columns=columns, max_length=25)
+    bert_jax_export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
+    arguments = [f"--checkpoint={tmp_path / 'pretrained'}", f"--data={tmp_path}", "--max_length=16"]
+    with pytest.raises(UserError, match="--max_length is 16, but shards have a length of their own; omit it"):
+        evaluate.main(arguments)
+
+
 def test_tags_of_raw_text_lie_in_it(tagger: LoadedModel) -> None:
     text = "the (cat) sat, a dog"
     (told,) = predict(tagger, [text])
@@ -201,7 +218,7 @@ def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys
         assert same(lines_of(output), wanted)
         assert not (tmp_path / f"{name}.out.incomplete").exists()
     capsys.readouterr()
-    run("--checkpoint", workdir, "--input", tmp_path / "in.txt")
+    run("--checkpoint", workdir, "--input", tmp_path / "in.txt", "--input_format=text")
     assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], wanted)
     assert same(predict(workdir, tmp_path / "in.jsonl"), wanted)
 

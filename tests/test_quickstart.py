@@ -113,7 +113,7 @@ def test_a_model_no_better_than_frequencies_fails_the_quickstart(tmp_path: Path,
 
 def test_no_time_to_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--minutes is 0"):
-        quickstart.main(["--output", str(tmp_path / "out"), "--minutes", "0"])
+        quickstart.main(["--output", str(tmp_path / "out"), "--budget_minutes", "0"])
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ from unittest import mock
 
 import bert_jax
 from bert_jax import command, commands
+from bert_jax.config import short_flags
 from bert_jax.config.shipped import shipped_recipes
 from website import config_keys
 from website.config_keys import Key
@@ -72,6 +73,8 @@ def recipes_page() -> str:
 
 def config_page() -> str:
     """All configuration keys with types, defaults and meanings."""
+    rows = (f"| `--{flag}` | `{key}` |" for flag, key in short_flags.KEYS.items())
+    flags = "\n".join(["| flag | key |", "|---|---|", *rows])
     return _joined(
         [
             "# Configuration keys",
@@ -84,6 +87,7 @@ def config_page() -> str:
             f"{_table(config_keys.finetuning_keys())}",
             "## Model\n\n`model.preset` names an architecture, whose values the other keys change. Defaults of the "
             f"architecture are BERT's.\n\n{_table(config_keys.model_keys())}",
+            f"## Short flags\n\nThese flags set keys, too, where a recipe has them.\n\n{flags}",
         ]
     )
 

@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from bert_jax.command import UserError
+from bert_jax.config import short_flags
 from bert_jax.config.shipped import recipe_module
 
 Config = TypeVar("Config")
@@ -62,12 +63,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
     """The configuration of a recipe, FILE or NAME or either with :ARG, with `--config.a.b=value` overrides applied.
 
-    NAME is that of a recipe that comes with bert_jax. Raises UserError for a recipe that does not exist, an argument
-    that it does not accept, an unknown key or a value of the wrong type.
+    NAME is that of a recipe that comes with bert_jax. The flags of short_flags.KEYS are overrides, too. Raises
+    UserError for a recipe that does not exist, an argument that it does not accept, an unknown key or a value of the
+    wrong type.
     """
-    arguments = ["command", *overrides]
     values = flags.FlagValues()
     tree = _run_recipe(recipe_name)
+    overrides = short_flags.as_keys(overrides, tree)
+    arguments = ["command", *overrides]
     for override in overrides:
         _check_override(tree, override)
     try:
@@ -84,9 +87,8 @@ def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
     """Raises UserError for `--config.a.b=...` if the recipe has no key a.b, and for a key that lacks `config.`."""
     if not (match := re.match(r"--?config\.([\w.]+)", override)):
         name = re.match(r"--?([\w.]+)", override)
-        key = "init_from" if name and name[1] == "checkpoint" else name[1] if name else ""
-        if key.partition(".")[0] in tree:
-            raise UserError(f"unknown flag --{name[1] if name else key}; write the key as --config.{key}=VALUE")
+        if name and name[1].partition(".")[0] in tree:
+            raise UserError(f"unknown flag --{name[1]}; write the key as --config.{name[1]}=VALUE")
         return
     where = "config"
     node: Any = tree

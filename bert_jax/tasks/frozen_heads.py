@@ -22,9 +22,9 @@ POOL = 16  # batches; the sentences of a pool are sorted by length, which reduce
 SHORTEST = 8  # words; a batch is padded to this length times a power of two
 
 
-def option(default: Any, help: str, metavar: str | None = "N") -> Any:
-    """A field with the help text of its command-line flag."""
-    return field(default=default, metadata={"help": help, "metavar": metavar})
+def option(default: Any, help: str, metavar: str | None = "N", alias: str = "") -> Any:
+    """A field with the help text of its command-line flag, and the name that other commands have for it."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "alias": alias})
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class HeadOptions:
     batch_size: int = option(32, "sentences per batch (default: 32)")
     learning_rate: float = option(1e-3, "of Adam (default: 1e-3)", None)
     epochs: int = option(30, "maximum number of epochs (default: 30)")
-    patience: int = option(4, "epochs without a better dev metric before training stops (default: 4)")
+    patience: int = option(
+        4, "epochs without a better dev metric before training stops (default: 4)", alias="early_stop"
+    )
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:

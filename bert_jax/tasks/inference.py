@@ -113,14 +113,12 @@ class FineTuned:
         compute_dtype: str = "auto",
         columns: Columns | None = None,
     ) -> None:
-        task = task_of(loaded)
-        if max_length and not 8 <= max_length <= loaded.model.max_positions:
-            raise UserError(f"--max_length is {max_length}; use 8 to {loaded.model.max_positions} (the positions)")
+        task = with_max_length(task_of(loaded), max_length, loaded.model)
         if columns:  # without the label, so that a table without a header may be described by numbers alone
             task = dataclasses.replace(
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
-        self.task = dataclasses.replace(task, max_length=max_length or task.max_length)
+        self.task = task
         self.tokenizer = Tokenizer(loaded.vocabulary.spec)
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
@@ -146,6 +144,13 @@ class FineTuned:
     def predictions(self, rows: TaskRows) -> list[dict[str, Any]]:
         """Task.predictions of each item of the split that the rows encode, in order."""
         return self.task.predictions(rows, self.answers(rows))
+
+
+def with_max_length(task: Task, max_length: int, model: ModelConfig) -> Task:
+    """The task with rows of up to max_length tokens; 0: as in training. Raises UserError for other numbers."""
+    if max_length and not 8 <= max_length <= model.max_positions:
+        raise UserError(f"--max_length is {max_length}; use 8 to {model.max_positions} (the positions)")
+    return dataclasses.replace(task, max_length=max_length or task.max_length)
 
 
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:

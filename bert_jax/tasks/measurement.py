@@ -15,7 +15,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
-from bert_jax.tasks.inference import Predictor, task_params
+from bert_jax.tasks.inference import Predictor, task_params, with_max_length
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -104,17 +104,18 @@ def evaluate(
     config: TrainConfig | None = None,
     columns: Columns | None = None,
     label_map: str = "",
+    max_length: int = 0,
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
     The file has the columns of the training files unless columns names others (a Hugging Face folder does not record
     them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
-    the same (label_names.py). config says how to run the model (batch_size, compute_dtype). Raises UserError for a
-    checkpoint that was not fine-tuned, an unknown label, a label_map for a task without labels, and a folder without
-    such files.
+    the same (label_names.py). max_length replaces that of training, unless it is 0. config says how to run the model
+    (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label, a
+    label_map for a task without labels, a max_length that the model does not have, and a folder without such files.
     """
     config = config or TrainConfig(batch_size=32)
-    task = task_of(loaded)
+    task = with_max_length(task_of(loaded), max_length, loaded.model)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     if label_map:
         if not isinstance(task, NamedLabelsTask):

@@ -1,0 +1,91 @@
+"""One flag for one thing: keys that pretrain and finetune take as flags, and the names that commands have in common."""
+
+import re
+
+import pytest
+
+from bert_jax import config
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, PretrainConfig, short_flags
+from data_prep import build_options, flags
+from data_prep.build_options import BuildOptions
+from data_prep.train_tokenizer import TokenizerOptions
+from website import reference
+
+VALUES = {"learning_rate": "0.5", "budget_minutes": "2.5", "seed": "7", "seeds": "0,7,9", "max_length": "64"}
+RECIPES = {"bert_tiny": PretrainConfig, "own": FinetuneConfig}
+NAMES = {  # by commands that import without jax; the others have tests of their own
+    "data_prep.build_examples": ["--seq_len T, --max_length T", "--text_field NAME, --text NAME"],
+    "data_prep.train_tokenizer": ["--text_field NAME, --text NAME"],
+    "data_prep.clean": ["--text_field NAME, --text NAME"],
+    "bert_jax.plan": ["--seq_len T, --max_length T"],
+}
+
+
+def value_of(tree: dict, key: str) -> object:
+    """The value of a dotted key, None where the tree has none."""
+    section, _, name = key.rpartition(".")
+    return (tree.get(section, {}) if section else tree).get(name)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
+    tree, listed = config.read_flags(recipe).to_dict(), short_flags.help_text(RECIPES[recipe])
+    own = {flag: key for flag, key in short_flags.KEYS.items() if value_of(tree, key) is not None}
+    assert len(own) == {"bert_tiny": 5, "own": len(short_flags.KEYS)}[recipe]
+    values = {flag: VALUES.get(flag, "there") for flag in own}
+    wanted = config.read_flags(recipe, [f"--config.{own[flag]}={value}" for flag, value in values.items()])
+    assert config.read_flags(recipe, [f"--{flag}={value}" for flag, value in values.items()]) == wanted
+    separate = [part for flag, value in values.items() for part in (f"--{flag}", value)]
+    assert config.read_flags(recipe, separate) == wanted
+    assert config.read_flags(recipe, [*separate, "--config.seed", values["seed"]]) == wanted
+    for flag, key in own.items():
+        assert value_of(wanted.to_dict(), key) != value_of(tree, key), flag
+        assert re.search(rf"^  --{flag}=VALUE +--config\.{re.escape(key)}=VALUE$", listed, re.MULTILINE)
+    for flag in short_flags.KEYS.keys() - own:
+        assert f"--{flag}=VALUE" not in listed
+        with pytest.raises(UserError, match=f"unknown flag --{flag}, which sets config.{short_flags.KEYS[flag]}: the"):
+            config.read_flags(recipe, [f"--{flag}=1"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--label=a", "--config.task.label=b"], r"^--label is a and --config.task.label is b, but they set one key"),
+        (["--config.init_from", "b", "--checkpoint", "a"], r"^--config.init_from is b and --checkpoint is a, but"),
+        (["--text"], "^--text has no value; write --text=VALUE"),
+        (["--text", "--label=a"], "^--text has no value; write --text=VALUE"),
+    ],
+)
+def test_contradictions_and_missing_values_are_refused(typed, said):
+    with pytest.raises(UserError, match=said):
+        config.read_flags("own", typed)
+
+
+def test_the_last_of_equal_flags_counts_as_for_keys():
+    assert config.read_flags("own", ["--seed=1", "--config.epochs=2", "--seed", "3"]).seed == 3
+    assert config.read_flags("own", ["--seed=1", "--seed=3", "--config.seed=3"]).seed == 3
+    assert config.read_flags("own", ["--seeds=0,7,9", "--config.seeds=0,7,9"]).seeds == (0, 7, 9)
+
+
+def test_the_reference_has_every_short_flag():
+    page = reference.config_page()
+    for flag, key in short_flags.KEYS.items():
+        assert f"| `--{flag}` | `{key}` |" in page
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_help_lists_all_names_of_a_flag(module):
+    shown = reference.help_text(module)
+    for names in NAMES[module]:
+        assert names in shown
+
+
+def test_options_of_data_preparation_have_the_names_of_other_commands():
+    required = ["--input=a", "--tokenizer=b", "--output=c"]
+    wanted = build_options.parse([*required, "--seq_len=64", "--text_field=body", "--nolowercase"])
+    assert build_options.parse([*required, "--max_length=64", "--text=body", "--no-lowercase"]) == wanted
+    assert flags.by_field(BuildOptions, {"max_length": 64, "seed": 1}) == {"seq_len": 64, "seed": 1}
+    assert flags.by_field(TokenizerOptions, {"text": "body"}) == {"text_field": "body"}
+    with pytest.raises(UserError, match="text_field and text are the same option; give one of them"):
+        flags.by_field(BuildOptions, {"text": "a", "text_field": "b"})
