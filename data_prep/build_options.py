@@ -8,9 +8,8 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS
 from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
-from data_prep import engines, flags, formats, reading_options, shares
+from data_prep import engines, flags, formats, objectives, reading_options, shares
 from data_prep.flags import REQUIRED, Valid, between, option
-from data_prep.objectives import OBJECTIVES
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -59,7 +58,6 @@ class BuildOptions:
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), or single (SpanBERT)",
-        choices=OBJECTIVES,
     )
     masking: str = option(
         "dynamic",
@@ -168,6 +166,7 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         flags.check(self)
+        objectives.check(self.objective)
         formats.check(self.format, self.masking, self.pack)
         if self.part and self.format != "arrow":
             raise UserError(

@@ -13,8 +13,7 @@ from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_pro
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder, refuse_inside
 from bert_jax.storage.remote import Folder
-from data_prep import checksums, formats, import_tfrecord
-from data_prep.objectives import OBJECTIVES
+from data_prep import checksums, formats, import_tfrecord, objectives
 
 DESCRIPTION = """\
 Converts shards to another format. The text is not needed again.
@@ -55,8 +54,8 @@ def convert(
         raise UserError(f"no {MANIFEST} in {input}. Name the files, for example '{input}/*.tfrecord', and --tokenizer")
     if tokenizer is None:
         raise UserError(f"{input}: TFRecord files hold only ids; give the --tokenizer that made them")
-    if objective is not None and objective not in OBJECTIVES:
-        raise UserError(f"unknown --objective {objective}; choose from {', '.join(OBJECTIVES)}")
+    if objective is not None:
+        objectives.check(objective)
     formats.check(format, "static", 1)
     with atomic_folder(output) as folder:
         patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}

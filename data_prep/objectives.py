@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Bool, Int64, UInt
-from bert_jax.data.manifest import PAIRS
+from bert_jax.command import UserError
+from bert_jax.data.manifest import OBJECTIVES, PAIRS
 from data_prep.pairing import (
     Pair,
     next_sentence_pairs,
@@ -28,7 +29,8 @@ from data_prep.passages import blocks, sentence_passages
 from data_prep.split_for_packing import fill_gaps
 
 RANDOM_SEGMENT = 1  # the label of nsp for a B from another document
-OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
+# What config.objective of pretraining names (bert_jax.train.objectives, which imports jax).
+OF_TRAINING = ("mlm", "causal", "bidirectional_lm", "replaced_tokens", "diffusion")
 
 
 class Encoded(NamedTuple):
@@ -54,6 +56,16 @@ class Borders(NamedTuple):
 
     positions: Int64[np.ndarray, "K"]  # ascending
     separators: Bool[np.ndarray, "K"]  # which of them are separators
+
+
+def check(objective: str) -> None:
+    """Raises UserError, with the name of the flag, for an objective that makes no sequences."""
+    if objective in OBJECTIVES:
+        return
+    hint = ""
+    if objective in OF_TRAINING:
+        hint = f". {objective} is an objective of training: python -m bert_jax.pretrain --config.objective={objective}"
+    raise UserError(f"unknown --objective {objective}; choose from {', '.join(OBJECTIVES)}{hint}")
 
 
 def segments_of(objective: str) -> int:

@@ -527,7 +527,8 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"tokenizer": "nowhere"}, "nowhere"),
         (
             {"objective": "mlm"},
-            "unknown --objective mlm; choose from nsp, sop, full_sentences, doc",
+            "unknown --objective mlm; choose from nsp, sop, full_sentences, doc_sentences, single. mlm is an objective "
+            "of training: python -m bert_jax.pretrain --config.objective=mlm",
         ),
         ({"masking": "none"}, "unknown --masking none; choose from dynamic, static"),
         ({"mask_unit": "sentence"}, "unknown --mask_unit sentence; choose from token, word, ngram, span"),

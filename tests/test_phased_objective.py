@@ -32,7 +32,13 @@ from bert_jax.train import metrics, optim
 from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.integrity import read_meta
 from bert_jax.train.metric_accumulator import MetricAccumulator
-from bert_jax.train.objectives import MaskedLMObjective, PhasedObjective, means, pretraining_objective
+from bert_jax.train.objectives import (
+    OBJECTIVES,
+    MaskedLMObjective,
+    PhasedObjective,
+    means,
+    pretraining_objective,
+)
 from bert_jax.train.objectives.causal_lm import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
 from bert_jax.train.objectives.pretraining import ShardTraits
@@ -40,6 +46,7 @@ from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import latest_step
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
+from data_prep.objectives import OF_TRAINING
 
 WORDS = 40
 CONFIG = odd_config(vocab_size=WORDS, layers=1)
@@ -161,6 +168,10 @@ def test_a_log_line_across_a_border_is_the_mean_of_the_steps_that_have_a_metric(
         assert "absent" not in accumulator.state()
 
 
+def test_data_preparation_knows_the_objectives_of_training():
+    assert set(OF_TRAINING) == {name for name, build in OBJECTIVES.items() if build.__module__.startswith("bert_jax.")}
+
+
 TRAITS = ShardTraits("the shards", False, "token")
 
 
@@ -170,6 +181,7 @@ TRAITS = ShardTraits("the shards", False, "token")
         ("0:causal", {}, {}, {}, r"its last phase is causal\. End with mlm.*--config\.objective=causal"),
         ("0:mlm,5:replaced_tokens", {}, {}, {}, "replaced_tokens trains other parameters .*choose from causal, mlm"),
         ("0:casual,5:mlm", {}, {}, {}, "unknown 'casual'; choose from causal, mlm"),
+        ("0:causal,5:nsp", {}, {}, {}, "choose from causal, mlm. nsp is an objective of shards"),
         ("5:causal,9:mlm", {}, {}, {}, "Its steps must ascend from 0"),
         ("0:causal,x:mlm", {}, {}, {}, "not of the form STEP:VALUE"),
         ("0:causal,5:mlm", {}, {"causal": True}, {}, r"--config\.model\.causal=false"),

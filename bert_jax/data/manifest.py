@@ -23,7 +23,8 @@ COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows
 # masked, words, and those of them that are longer than the mask budget of their sequence.
 COUNTED_IF_PRESENT = ("one_sentence", "random_pairs", "words", "long_words")
 
-# The objectives whose sequences are labelled pairs of segments.
+# The objectives by which data_prep makes sequences, and those whose sequences are labelled pairs of segments.
+OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 PAIRS = ("nsp", "sop")
 
 # The keys of the manifest's `corruption` that are present only if they are above 0.

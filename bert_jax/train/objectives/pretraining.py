@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data import step_schedule
+from bert_jax.data.manifest import OBJECTIVES as OBJECTIVES_OF_SHARDS
 from bert_jax.data.shards import Dataset
 from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
@@ -59,7 +60,9 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
     if name == AUTO:
         name = "bidirectional_lm" if model.directions > 1 else "causal" if model.causal else "mlm"
     if name not in OBJECTIVES:
-        raise UserError(f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}")
+        raise UserError(
+            f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}{_shards_hint(name)}"
+        )
     if config.z_loss and name not in WITH_Z_LOSS:
         raise UserError(
             f"config.z_loss is {config.z_loss:g}, but config.objective is {name}; it is of {', '.join(WITH_Z_LOSS)}. "
@@ -73,6 +76,13 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
     return OBJECTIVES[name](config, model, shards)
 
 
+def _shards_hint(name: str) -> str:
+    """What a message adds about an objective by which shards are built."""
+    if name not in OBJECTIVES_OF_SHARDS:
+        return ""
+    return f". {name} is an objective of shards: python -m data_prep.build_examples --objective {name}"
+
+
 def is_schedule(objective: str) -> bool:
     """Whether config.objective names an objective for each phase of the run."""
     return ":" in objective
@@ -83,7 +93,9 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
     phases = step_schedule.parse(text, "config.objective", str.strip, EXAMPLE)
     for name in phases.values:
         if name not in OBJECTIVES:
-            raise UserError(f"config.objective is {text!r}: unknown {name!r}; choose from {CAUSAL}, {MASKED}")
+            raise UserError(
+                f"config.objective is {text!r}: unknown {name!r}; choose from {CAUSAL}, {MASKED}{_shards_hint(name)}"
+            )
         if name not in TYPES:
             raise UserError(
                 f"config.objective is {text!r}, but {name} trains other parameters than the other phases; choose from "
