@@ -32,7 +32,8 @@ from bert_jax.model import paths
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.pretrain import pretrain as run_pretraining
-from bert_jax.storage.hub_models import model_folder
+from bert_jax.storage.hub_models import PREFIX, model_folder
+from bert_jax.storage.location import absolute, location
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
@@ -122,7 +123,7 @@ class Model:
         size = f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
         name = f"{config.layers} layers of {config.width}, {size} parameters"
         task = f", fine-tuned on {loaded.task['name']} ({loaded.task['kind']})" if loaded.task else ""
-        where = f", from {loaded.origin}" if loaded.origin else ""
+        where = f", from {_as_typed(loaded.origin)}" if loaded.origin else ""
         return f"Model({name}, {loaded.vocabulary.vocab_size:,} tokens{task}{where})"
 
 
@@ -135,7 +136,10 @@ def load(source: str | Path, *, average: str = "") -> Model:
     """
     folder = model_folder(source)
     loaded = open_checkpoint(folder, average)
-    return Model(loaded if folder == source else dataclasses.replace(loaded, origin=str(source)))
+    # An origin means the same in any folder that the program changes to, and a path is never that of a Hub's model.
+    named = PREFIX + str(source).removeprefix(PREFIX)
+    origin = str(absolute(location(loaded.origin))) if folder is source else named
+    return Model(dataclasses.replace(loaded, origin=origin))
 
 
 def finetune(
@@ -159,12 +163,14 @@ def finetune(
     workdir      keeps the run, which the same call then resumes; None: a temporary folder
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5}
 
-    Raises UserError as `bert_jax.finetune.finetune` does, and for data in memory that are no rows.
+    Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows, and for data in memory
+    with a workdir at gs://.
     """
+    in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as temporary:
         scratch = Path(temporary)
-        folder = Path(workdir) if workdir else scratch / "run"
-        kept = folder.with_name(f"{folder.name}-data")  # next to the run, because a workdir must be its own
+        folder = location(workdir or scratch / "run")
+        kept = Path(f"{folder}-data")  # next to the run, because a workdir must be its own
         tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
         keys: dict[str, Any] = {
             f"task.{name}": in_memory.data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
@@ -174,7 +180,9 @@ def finetune(
         keys["init_from"] = _path_of(model, scratch / "start")
         config = config_lib.load(FinetuneConfig, _recipe("own", keys | dict(overrides or {})))
         result = run_finetuning(config, folder)
-        return Model(open_checkpoint(folder), result)
+        # A temporary folder is about to be removed, so no path of it is kept.
+        loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
+        return Model(loaded, result)
 
 
 def pretrain(
@@ -226,6 +234,12 @@ def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def _as_typed(origin: str) -> str:
+    """An origin as a user would type it here: a path below the current folder is relative."""
+    path, here = Path(origin), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else origin
 
 
 def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:

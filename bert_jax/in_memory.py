@@ -10,21 +10,35 @@ import numpy as np
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.storage.hub_models import model_folder
+from bert_jax.storage.hub_models import named_folder
+from bert_jax.storage.location import SCHEME, location, location_address
 from bert_jax.train.workdir import CHECKPOINTS
 
 Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
 
 
 def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
-    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`."""
-    folder = Path(model_folder(loaded.origin)) if loaded.origin and not loaded.average else None
+    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`.
+
+    Only an origin with the prefix hf: is looked up on the Hub, so that no model of the Hub replaces a folder.
+    """
+    folder = location(named_folder(loaded.origin)) if loaded.origin and not loaded.average else None
     if folder and (folder / CHECKPOINTS).is_dir():
         folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
     if folder and folder.exists():
         return str(folder)
     export.export_loaded(loaded, scratch, "orbax")
     return str(scratch)
+
+
+def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
+    """Raises UserError for a workdir in a store and data in memory, which are kept as files next to a workdir."""
+    address = location_address(workdir)
+    if address.startswith(SCHEME) and not all(isinstance(table, str | Path) for table in tables):
+        raise UserError(
+            f"workdir is {address}, but data in memory can only be kept next to a workdir on disk. Write the data to "
+            "files and give their paths, or use a workdir on disk"
+        )
 
 
 def data_file(table: Table, path: Path) -> str:

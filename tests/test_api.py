@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,8 +23,9 @@ from hub_server import HubHandler, serving
 from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
-from bert_jax import in_memory
+from bert_jax import api, in_memory
 from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig
 from bert_jax.embed import embed
 from bert_jax.export import export_loaded
 from bert_jax.fill_mask import fill_mask
@@ -174,6 +176,51 @@ def test_finetune_starts_from_the_step_or_the_average_that_a_model_holds(tmp_pat
             np.testing.assert_array_equal(value, changed[path], err_msg=path)
 
 
+def test_the_origin_of_a_model_is_neither_a_folder_of_that_name_elsewhere_nor_a_model_of_the_hub(
+    folder, tmp_path, monkeypatch
+):
+    def download(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is looked up on the Hub")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    shutil.copytree(folder, tmp_path / "org" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    opened = bert_jax.load("org/tiny")
+    assert repr(opened).endswith("from org/tiny)")
+    monkeypatch.chdir(tmp_path / "org")
+    assert repr(opened).endswith("from tiny)")
+    shutil.copytree(folder, tmp_path / "org" / "org" / "tiny")  # another one
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "unused") == str(tmp_path / "org" / "tiny")
+    shutil.rmtree(tmp_path / "org" / "tiny")
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "written") == str(tmp_path / "written")
+    assert (tmp_path / "written").is_dir()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_a_run_that_is_kept_is_the_origin_of_its_model(model, tmp_path, monkeypatch, kept):
+    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+        assert json.loads(Path(config.task.train).read_text().splitlines()[0]) == ROWS[0]
+        bert_jax_export.write(model.loaded, workdir)
+        return {"start": config.init_from}
+
+    monkeypatch.setattr(api, "run_finetuning", run)
+    monkeypatch.chdir(tmp_path)
+    tuned = bert_jax.finetune(model, ROWS, text="review", label="stars", workdir="runs/a" if kept else None)
+    assert tuned.result["start"] == model.loaded.origin
+    assert tuned.loaded.origin == (str(tmp_path / "runs" / "a") if kept else "")
+    assert repr(tuned).endswith(", from runs/a)" if kept else " tokens)")
+    assert (tmp_path / "runs" / "a-data" / "train.jsonl").exists() == kept
+
+
+@pytest.mark.parametrize("workdir", ["gs://bucket/run", Path("gs://bucket/run")])
+def test_data_in_memory_are_refused_for_a_workdir_in_a_store(model, tmp_path, monkeypatch, workdir):
+    monkeypatch.chdir(tmp_path)
+    for tables in ((ROWS,), ("train.jsonl", ROWS)):
+        with pytest.raises(UserError, match=r"^workdir is gs://bucket/run, but data in memory .* Write the data"):
+            bert_jax.finetune(model, *tables, text="review", label="stars", workdir=workdir)
+    assert not list(tmp_path.iterdir())
+
+
 class NAType:
     """What pandas has for a missing value."""
 
@@ -235,7 +282,7 @@ def test_data_in_memory_are_fine_tuned_on_as_files_are(model, tmp_path):
         assert tuned.result["metrics"] == found[0].result["metrics"]
         for path, value in found[0].loaded.params.items():
             np.testing.assert_array_equal(tuned.loaded.params[path], value, err_msg=path)
-    assert "fine-tuned on own (classification)" in repr(found[0])
+    assert repr(found[0]).endswith("fine-tuned on own (classification))")
     [prediction] = found[0].predict(["a good cat"])
     assert prediction == found[0].predict("a good cat") == predict(found[0].loaded, ["a good cat"])[0]
     assert prediction["label"] in ("one", "five")
@@ -333,14 +380,14 @@ def test_models_of_the_hub_are_downloaded_once_and_explained_without_a_network(e
         return run.stdout.splitlines()
 
     found, missing = load("org/tiny", "org/nonesuch")
-    assert found.endswith("tokens, from org/tiny)")
+    assert found.endswith("tokens, from hf:org/tiny)")
     assert missing.startswith("no checkpoint at org/nonesuch, and no model of that name on the Hugging Face Hub.")
     cached, unknown = load("org/tiny", "org/other", HF_HUB_OFFLINE="1")
     assert cached == found
     assert "cannot be reached" in unknown and "hf download org/other --local-dir DIR" in unknown
     assert not list(tmp_path.rglob("pytorch_model.bin"))
     named, wrong = load("hf:org/tiny", "hf:org/tiny/more", HF_HUB_OFFLINE="1")
-    assert named == found.replace("from org/tiny", "from hf:org/tiny")
+    assert named == found
     assert wrong.endswith("is not the name of a model on the Hugging Face Hub. Use hf:NAME or hf:ORG/NAME")
     [local] = load(str(folder), HF_ENDPOINT="http://127.0.0.1:9")
     assert local.startswith("Model(2 layers")

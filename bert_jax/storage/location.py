@@ -42,9 +42,7 @@ def location(address: str | PurePath) -> Location:
     """
     if isinstance(address, epath.Path) and str(address).startswith(SCHEME):
         return address
-    text = str(address)
-    if isinstance(address, PurePath):  # which joins double slashes
-        text = re.sub(r"^([a-z][a-z0-9+.-]+):/(?=[^/])", r"\1://", text)
+    text = location_address(address)
     scheme = re.match(r"[a-z][a-z0-9+.-]+://", text)
     if scheme is None:
         return Path(address)
@@ -58,6 +56,12 @@ def location(address: str | PurePath) -> Location:
         raise UserError(f"{text} names no folder in a bucket. Use gs://BUCKET/NAME")
     _prepare(text)
     return epath.Path(text.rstrip("/"))
+
+
+def location_address(address: str | PurePath) -> str:
+    """Returns an address as text, also one that a path of pathlib holds, which joins double slashes."""
+    text = str(address)
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/(?=[^/])", r"\1://", text) if isinstance(address, PurePath) else text
 
 
 def is_stored(path: PurePath) -> bool:
