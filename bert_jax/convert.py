@@ -9,6 +9,7 @@ from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.folder_formats import is_original_bert
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import atomic_folder
 
 DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoint: config.json, tokenizer/ and
@@ -18,8 +19,8 @@ Families: {", ".join(family.title for family in FAMILIES.values())}.
   python -m bert_jax.convert --input bert-base-uncased --output checkpoints/bert-base-uncased
 
 --input is a folder in Hugging Face format, with config.json, model.safetensors (or its parts and their index) and
-tokenizer.json or vocab.txt. Pickles (pytorch_model.bin) are refused, since reading one can run code; the error message
-explains how to convert one.
+tokenizer.json or vocab.txt, or hf:NAME, a model of the Hugging Face Hub. Pickles (pytorch_model.bin) are refused, since
+reading one can run code; the error message explains how to convert one.
 
 --input may also be a folder in Google's original BERT format, with bert_config.json, bert_model.ckpt.index,
 bert_model.ckpt.data-00000-of-00001 and vocab.txt, or the prefix of one of its checkpoints (DIR/model.ckpt-1000).
@@ -29,13 +30,14 @@ The other commands also accept a Hugging Face folder directly."""
 
 
 def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
-    """Converts a Hugging Face or Google folder; the output folder appears complete or not at all.
+    """Converts a Hugging Face or Google folder, or hf:NAME; the output folder appears complete or not at all.
 
-    Raises UserError if the output exists, and whenever `huggingface.read` or `original_bert.read` does.
+    Raises UserError if the output exists, and whenever `named_folder`, `huggingface.read` or `original_bert.read` does.
     """
+    folder = Path(named_folder(input_directory))
     with atomic_folder(output) as unfinished:
-        read = original_bert.read if is_original_bert(Path(input_directory)) else huggingface.read
-        loaded = read(input_directory)
+        read = original_bert.read if is_original_bert(folder) else huggingface.read
+        loaded = read(folder)
         bert_jax_export.write(loaded, unfinished)
     return loaded
 

@@ -24,6 +24,14 @@ def test_the_output_opens_as_the_same_model(tmp_path, folder, capsys):
     assert "3 layers x 20" in capsys.readouterr().out
 
 
+def test_a_model_of_the_hub_is_converted_by_its_name(tmp_path, folder, monkeypatch):
+    downloaded = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name) or str(folder))
+    monkeypatch.setattr("bert_jax.interop.bert_jax_export.write", lambda loaded, _: None)  # as of a folder
+    assert_same_tensors(convert.convert("hf:org/tiny", tmp_path / "ours").params, huggingface.read(folder).params)
+    assert downloaded == ["org/tiny"]
+
+
 def test_an_existing_output_and_a_missing_input_write_nothing(tmp_path, folder):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="taken exists"):
