@@ -75,7 +75,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
     def stop(self: argparse.ArgumentParser, arguments: list[str] | None = None, namespace: object = None) -> None:
         raise Parsed(*whole(self, arguments, namespace))
 
-    line = re.sub(r"\$SLURM_\w+", "0", line)  # a number that Slurm sets
+    line = re.sub(r"\$SLURM_\w+", "0", line).replace("$task", "rte")  # what the scheduler and the script set
     words = shlex.split(re.split(r" [>|&]", line)[0], comments=True)
     start = words.index("-m") + 1
     module = importlib.import_module(words[start])
@@ -117,6 +117,16 @@ def test_lines_are_found() -> None:
     modules = {MODULE.search(line.values[0])[1] for line in LINES}  # type: ignore[index]
     assert {"data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"} <= modules
     assert len(LINES) > 15
+
+
+def test_parts_that_a_scheduler_numbers_have_outputs_of_their_own() -> None:
+    """The tasks of an array run at the same time, and only one job may write an output."""
+    texts = [document.read_text(encoding="utf-8") for document in DOCUMENTS]
+    numbered = [line for text in texts for line in commands(text) if re.search(r"--part \"?\$\w+", line)]
+    assert numbered
+    for line in numbered:
+        [variable] = re.findall(r"--part \"?(\$\w+)", line)
+        assert re.search(rf"--output \"?[^ ]*{re.escape(variable)}\b", line), line
 
 
 MARKED = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _FENCE = re.compile(r"( *)(```+|~~~+) *([\w-]*)")
 _MARK = re.compile(r"<!-- *(?:(run)|not run: *(.+?)) *-->")
-_PREFIX = r"(?:\$ |\w+=\S* |srun (?:-\S+ )*|nice (?:-n \d+ )?)*"  # what may stand before a command on its line
+_PREFIX = r"(?:\$ |\w+=\S* |srun (?:-\S+ )*|exec |nice (?:-n \d+ )?)*"  # what may stand before a command on its line
 COMMAND = re.compile(rf"\s*{_PREFIX}(?:\.venv/bin/)?(?:python -m (?:bert_jax|data_prep|benchmarks)|bert-jax [a-z])")
 
 
