@@ -11,6 +11,7 @@ import pytest
 from bert_jax import commands, config, recipes
 from bert_jax.command import UserError
 from bert_jax.config.shipped import shipped_recipes
+from website.links import without_relative_links
 
 ROOT = Path(__file__).parent.parent
 
@@ -144,6 +145,10 @@ def test_a_wheel_holds_two_packages_and_works_from_an_empty_folder(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     assert {path.name for path in site.iterdir()} == {"bert_jax", "data_prep", "bert_jax-0.1.0.dist-info"}
+    metadata = (site / "bert_jax-0.1.0.dist-info" / "METADATA").read_text(encoding="utf-8")
+    headers, _, description = metadata.partition("\n\n")
+    assert "Classifier: Programming Language :: Python :: 3.11" in headers
+    assert description.strip() == without_relative_links((ROOT / "README.md").read_text(encoding="utf-8")).strip()
     assert (site / "bert_jax" / "py.typed").exists() and len(list(site.glob("data_prep/sample/books/*.xz"))) == 10
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,6 +1,8 @@
-"""The version has one source, which a checkout that is on the path but not installed can read too."""
+"""The version has one source, which a checkout that is not installed can read too; what is imported is required."""
 
 import configparser
+import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,19 @@ def test_the_distribution_and_a_checkpoint_have_the_version_of_the_package() -> 
     settings.read(ROOT / "setup.cfg")
     assert settings["metadata"]["version"] == "attr: bert_jax.__version__"
     assert workdir.versions()["bert_jax"] == bert_jax.__version__
+
+
+def test_every_package_that_is_imported_is_required_with_its_purpose() -> None:
+    """By requirements.txt or an extra; a package that only another one requires may disappear."""
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    settings = (ROOT / "setup.cfg").read_text(encoding="utf-8").partition("[options.extras_require]")[2]
+    extras = re.findall(r"^(?:\w+ =)? +([a-zA-Z]\S+)", settings.partition("[tool:pytest]")[0], re.MULTILINE)
+    names = {re.split(r"[<>=\[]", one)[0] for one in [*(line for line in lines if line and line[0] != "#"), *extras]}
+    other = {"google": "protobuf", "sklearn": "scikit-learn", "absl": "absl-py", "orbax": "orbax-checkpoint"}
+    sources = [path for package in ("bert_jax", "data_prep", "configs") for path in (ROOT / package).rglob("*.py")]
+    statement = re.compile(r"^ *(?:from|import) (\w+)(?:[.\w]* import |[.\w]*(?: as \w+)?$)", re.MULTILINE)
+    imported = {name for path in sources for name in statement.findall(path.read_text(encoding="utf-8"))}
+    for name in imported - set(sys.stdlib_module_names) - {"bert_jax", "data_prep"}:
+        assert {name, name.replace("_", "-"), other.get(name)} & names, f"{name} is imported, but not required"
+    for line, below in itertools.pairwise(lines):
+        assert line.startswith("#") or not below or below.startswith("#"), f"requirements.txt: say what needs {below}"

@@ -157,6 +157,20 @@ def test_links_to_files_that_the_site_lacks_become_text():
     assert links.site_line(line, "recipes.md") == "See `own.py`, [the log](changelog.md) and ![a](pipeline.svg)."
 
 
+def test_the_description_of_the_package_has_no_relative_link_and_all_text_and_code_of_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = links.without_relative_links(readme)
+    targets = re.findall(r"\]\(([^)]*)\)", "\n".join(line for _, line in code_blocks.outside_of_code(shown)))
+    assert all(target.startswith("https://") for target in targets), targets
+    assert "![" not in shown and "<!--" not in shown
+    assert [block.code for block in code_blocks.code_blocks(shown)] == [
+        block.code for block in code_blocks.code_blocks(readme)
+    ]
+    text = "See [`own`](../own.py), ![a](a.svg)[here](#x) ([more](b.md)) and [there](https://example.org/a.md).\n"
+    assert links.without_relative_links(text) == "See `own`, here and [there](https://example.org/a.md).\n"
+    assert links.without_relative_links("[All](a.md)\n([a](https://example.org))\n") == "\n([a](https://example.org))\n"
+
+
 def test_no_line_of_the_drawing_is_behind_a_box():
     drawing = (ROOT / "docs" / "pipeline.svg").read_text()
     boxes = [

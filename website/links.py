@@ -8,6 +8,8 @@ import posixpath
 import re
 from pathlib import Path
 
+from website.code_blocks import outside_of_code
+
 ROOT = Path(__file__).parent.parent
 PAGES = {
     "README.md": "index.md",
@@ -24,6 +26,32 @@ PAGES = {
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(!?)\[([^\]\[]*(?:\[[^\]]*\][^\]\[]*)*)\]\(([^)\s]+)\)")
+_ASIDE = re.compile(rf"^{_LINK.pattern}$| \({_LINK.pattern}\)")  # a line, or parentheses, with nothing but a link
+_ADDRESS = re.compile(r"[a-z]+:|/")
+_COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+
+
+def without_relative_links(text: str) -> str:
+    """A Markdown document to be shown outside the repository, such as the description of a package.
+
+    Relative links become plain text, or are left out where nothing else is in the line or the parentheses. Relative
+    images and comments are left out, too. Code stays as it is.
+    """
+
+    def is_relative(target: str | None) -> bool:
+        return target is not None and not _ADDRESS.match(target)
+
+    def without_aside(found: re.Match[str]) -> str:
+        return "" if is_relative(found[3]) or is_relative(found[6]) else found[0]
+
+    def changed(found: re.Match[str]) -> str:
+        image, text, target = found.groups()
+        return found[0] if not is_relative(target) else "" if image else text
+
+    lines = text.splitlines()
+    for number, line in outside_of_code(text):
+        lines[number] = _LINK.sub(changed, _ASIDE.sub(without_aside, line))
+    return re.sub(r"\n{3,}", "\n\n", _COMMENT.sub("", "\n".join(lines) + "\n"))
 
 
 def site_line(line: str, uri: str) -> str:
@@ -47,7 +75,7 @@ def site_target(target: str, uri: str) -> str | None:
     uri      the page in the site, such as decisions/index.md
     """
     path, mark, anchor = target.partition("#")
-    if not path or re.match(r"[a-z]+:|/", path):
+    if not path or _ADDRESS.match(path):
         return target
     source = SOURCES.get(uri, posixpath.join("docs", uri))
     found = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
