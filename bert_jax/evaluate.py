@@ -67,6 +67,8 @@ def evaluate(
     columns: Columns | None = None,
     label_map: str = "",
     max_length: int = 0,
+    metrics: str = "",
+    positive: str = "",
     average: str = "",
     mesh: MeshConfig | None = None,
     pseudo_perplexity: bool = False,
@@ -78,7 +80,8 @@ def evaluate(
     model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
 
     An undefined metric, such as a correlation with a constant, is None. columns names the columns of
-    a task file, for a checkpoint that does not record them; label_map and max_length are as in measurement.evaluate.
+    a task file, for a checkpoint that does not record them; label_map, max_length, metrics and positive are as in
+    measurement.evaluate.
     max_length is also that of texts in retrieval. average is as in open_checkpoint. Without mesh, rows are sharded over
     all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its
     tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the model or the devices.
@@ -91,13 +94,14 @@ def evaluate(
     if loaded.task:
         if pseudo_perplexity:
             raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-        found = measurement.evaluate(loaded, data, config, columns, label_map, max_length)
+        found = measurement.evaluate(loaded, data, config, columns, label_map, max_length, metrics, positive)
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
-    if label_map:
-        raise UserError(f"--label_map is {label_map!r}, but the checkpoint has no task; omit it")
+    for flag, value in (("label_map", label_map), ("metrics", metrics), ("positive", positive)):
+        if value:
+            raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
     if max_length:
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
     dataset = open_dataset(data, "train" if Path(data).name == "train" else "eval")
@@ -139,6 +143,10 @@ def main(arguments: Sequence[str]) -> None:
         "case; the number I means LABEL_I)"
     )
     parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=what)
+    what = "of a task file: those to print, such as accuracy,macro_f1 (default: as fine-tuned)"
+    parser.add_argument("--metrics", default="", metavar="NAME,...", help=what)
+    what = "the class that f1, precision and recall are of (default: as fine-tuned)"
+    parser.add_argument("--positive", default="", metavar="LABEL", help=what)
     what = "truncate texts to N tokens (default: as fine-tuned); not for shards"
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help=what)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
@@ -160,6 +168,8 @@ def main(arguments: Sequence[str]) -> None:
             columns=columns if columns != Columns() else None,
             label_map=known.label_map,
             max_length=known.max_length,
+            metrics=known.metrics,
+            positive=known.positive,
             average=known.average,
             mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
+from sklearn.metrics import f1_score
 
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
@@ -64,6 +65,22 @@ def test_a_model_is_measured_on_files_that_name_its_labels_otherwise(tmp_path: P
     assert accuracy(model, json_lines, turned) == pytest.approx(share([NLI[2 - one] for one in numbers], guessed))
     with pytest.raises(UserError, match=r"line 2: unknown label 'no'.*--label_map"):
         accuracy(model, table(tmp_path / "d.tsv", ["no"] * len(TEXTS)))
+
+
+def test_the_positive_class_and_the_metrics_are_chosen_when_a_model_is_measured(tmp_path: Path) -> None:
+    model = model_of(tmp_path, ("LABEL_0", "LABEL_1"))  # without bert_jax's own metrics
+    guessed = [one["label"] for one in predict(model, TEXTS)]
+    truth = ["LABEL_1" if index % 2 else "LABEL_0" for index in range(len(TEXTS))]
+    data, columns = table(tmp_path / "a.tsv", truth), Columns("text", label="label")
+    for positive in ("LABEL_0", "LABEL_1"):
+        found = measurement.evaluate(model, data, columns=columns, positive=positive).metrics
+        assert list(found) == ["accuracy", "f1", "task_loss"]
+        assert found["f1"] == pytest.approx(f1_score(truth, guessed, pos_label=positive))
+    named = measurement.evaluate(model, data, columns=columns, metrics="recall, accuracy", positive="LABEL_0").metrics
+    assert list(named) == ["recall", "accuracy", "task_loss"]
+    for wrong, said in (({"metrics": "bleu"}, "unknown metric 'bleu'"), ({"positive": "no"}, "'no', which is not a")):
+        with pytest.raises(UserError, match=said):
+            measurement.evaluate(model, data, columns=columns, **wrong)
 
 
 def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path: Path) -> None:

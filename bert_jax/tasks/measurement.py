@@ -16,7 +16,9 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import Predictor, task_params, with_max_length
+from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
+from bert_jax.tasks.label_names import parse_names
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
@@ -105,14 +107,18 @@ def evaluate(
     columns: Columns | None = None,
     label_map: str = "",
     max_length: int = 0,
+    metrics: str = "",
+    positive: str = "",
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
     The file has the columns of the training files unless columns names others (a Hugging Face folder does not record
     them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
-    the same (label_names.py). max_length replaces that of training, unless it is 0. config says how to run the model
-    (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label, a
-    label_map for a task without labels, a max_length that the model does not have, and a folder without such files.
+    the same (label_names.py). max_length replaces that of training, unless it is 0. metrics names those to return, and
+    positive is the class that f1, precision and recall are of; empty: as in training (accuracy and macro_f1 of a
+    Hugging Face folder, with positive accuracy and f1). config says how to run the model (batch_size, compute_dtype).
+    Raises UserError for a checkpoint that was not fine-tuned, an unknown label or metric, a label_map or a positive
+    class for a task without them, a max_length that the model does not have, and a folder without such files.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
@@ -123,23 +129,37 @@ def evaluate(
                 f"--label_map is {label_map!r}, but a task of kind {task.kind} has no labels to map; omit it"
             )
         task = dataclasses.replace(task, label_map=label_map)
+    task = _with_metrics(task, metrics, positive)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
     tokenizer = Tokenizer(loaded.vocabulary.spec)
     params = task_params(loaded, task, partitioning.make_mesh(config.mesh))
-    metrics: dict[str, float] = {}
+    values: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
     messages: list[str] = []
     for name, split in labelled.items():
         rows = task.encode(split, tokenizer)
         sizes[name] = counts(rows, task, tokenizer)
-        split_task = registry.metrics_of(task, _split_of(task, name, split.path))
+        split_task = task if metrics else registry.metrics_of(task, _split_of(task, name, split.path))
         measured = measure(split_task, loaded.model, config, params, rows)
-        metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
+        values |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         messages += file_remarks(split.path) + remarks(rows, split_task)
-    return Evaluation(metrics, sizes, tuple(messages))
+    return Evaluation(values, sizes, tuple(messages))
+
+
+def _with_metrics(task: Task, metrics: str, positive: str) -> Task:
+    """The task with other metrics and another positive class, where they are given."""
+    if positive:
+        if not isinstance(task, ClassificationTask):
+            raise UserError(
+                f"--positive is {positive!r}, but a task of kind {task.kind} has no positive class; omit it"
+            )
+        task = dataclasses.replace(task, positive=positive, metrics=()).with_metrics()
+    if metrics:
+        task = dataclasses.replace(task, metrics=parse_names("--metrics", metrics))
+    return task
 
 
 def metric_prefix(split: str) -> str:
