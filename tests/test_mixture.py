@@ -180,7 +180,11 @@ def test_a_plan_of_a_mixture_has_the_rows_of_its_sources(folders):
     mixture = THREE.format(**folders)
     mixed = PretrainConfig(data=PretrainDataConfig(mixture=mixture, phases="9:nowhere"))
     single = PretrainConfig(data=PretrainDataConfig(train=str(folders["small"])))
-    assert RowSpec.of(mixed, None, None) == RowSpec.of(single, None, None)
+    rows = RowSpec.of(mixed, None, None)
+    counts = [open_dataset(folders[name], "train").manifest["parts"]["train"] for name in ("large", "middle", "small")]
+    filled = np.average([one["tokens"] / one["rows"] / 32 for one in counts], weights=(0.5, 0.3, 0.2))
+    assert rows.filled == pytest.approx(filled) and 0 < filled < 1
+    assert rows == dataclasses.replace(RowSpec.of(single, None, None), filled=rows.filled)
     with pytest.raises(UserError, match=r"--seq_len is 64, but the rows of .* have 32 positions"):
         RowSpec.of(mixed, 64, None)
 

@@ -148,6 +148,20 @@ def test_text_page_and_json_of_a_plan_agree(step, capsys):
     assert values["mfu_at_most"] == pytest.approx(3 * mfu)
 
 
+def test_tokens_without_padding_are_those_of_the_manifest(step, shards_dir, capsys):
+    counts = open_dataset(shards_dir, "train").manifest["parts"]["train"]
+    rows = RowSpec.of(PretrainConfig(data=PretrainDataConfig(train=str(shards_dir))), None, None)
+    made = make_estimate(dataclasses.replace(step, rows=rows), ROOMY)
+    positions = 64 * rows.seq_len / 6e-3
+    real = positions * counts["tokens"] / (counts["rows"] * rows.seq_len)
+    values = made.as_json()
+    assert values["tokens_per_second"] == pytest.approx(positions) and 0 < real < positions
+    assert values["real_tokens_per_second"] == pytest.approx(real)
+    assert f"{positions:,.0f} positions per second, {real:,.0f} of them tokens" in printed(made, capsys)
+    without = make_estimate(step, ROOMY)
+    assert without.as_json()["real_tokens_per_second"] is None and "of them tokens" not in printed(without, capsys)
+
+
 def test_a_batch_schedule_is_noted(step):
     growing = dataclasses.replace(step, config=dataclasses.replace(CONFIG, batch_schedule="0:64,100:128"))
     compiled = Compiled(None, FULL, Flops())

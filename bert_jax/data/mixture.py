@@ -59,6 +59,14 @@ class Mixture(NamedTuple):
         return self.sources[0].dataset
 
     @property
+    def filled(self) -> float:
+        """The share of positions that are not padding, by the manifests, in rows of the mixture's shares."""
+        counts = [training_counts(source.dataset) for source in self.sources]
+        shares = [one["tokens"] / max(one["rows"] * self.dataset.seq_len, 1) for one in counts]
+        weights = self.shares.weights
+        return sum(weight * share for weight, share in zip(weights, shares, strict=True)) / sum(weights)
+
+    @property
     def named(self) -> bool:
         """Whether the sources have names."""
         return bool(self.sources[0].name)

@@ -31,13 +31,17 @@ USUAL_LENGTH = 512
 
 @dataclass(frozen=True)
 class RowSpec:
-    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none."""
+    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none.
+
+    filled   the share of positions that hold a token, by the manifest of the shards; None without shards
+    """
 
     seq_len: int
     pack: int
     predictions: int
     vocab_size: int
     labelled: bool
+    filled: float | None = None
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
@@ -57,8 +61,8 @@ class RowSpec:
                     f"--seq_len is {seq_len}, but the rows of {data.directory} have {data.seq_len} positions; "
                     "omit --seq_len"
                 )
-            predictions = batch_predictions(data, rates)
-            return cls(data.seq_len, data.pack, predictions, data.vocabulary().vocab_size, data.labelled)
+            predictions, words = batch_predictions(data, rates), data.vocabulary().vocab_size
+            return cls(data.seq_len, data.pack, predictions, words, data.labelled, phase.mixture.filled)
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
         rate = MASK_RATE if rates is None else max(rates.values)

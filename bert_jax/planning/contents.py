@@ -46,8 +46,8 @@ def _configuration(found: Estimate) -> Sequence[str]:
     loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
     return [
         f"{len(step.topology.devices)} devices ({mesh})",
-        f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} tokens, "
-        f"attention by {' and '.join(found.kernels)}, layers {loop}, remat {step.config.model.remat}",
+        f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} "
+        f"positions, attention by {' and '.join(found.kernels)}, layers {loop}, remat {step.config.model.remat}",
     ]
 
 
@@ -56,12 +56,12 @@ def _tiles(found: Estimate) -> list[Tile]:
     tiles = [
         Tile("yes" if memory.fits else "no", "fits", f"{gib(memory.total)} of {gib(memory.available)}"),
         Tile(f"{len(step.topology.devices):,}", "devices", step.topology.title),
-        Tile(f"{step.config.batch_size:,}", "rows per step", f"of {step.rows.seq_len} tokens"),
+        Tile(f"{step.config.batch_size:,}", "rows per step", f"of {step.rows.seq_len} positions"),
     ]
     if found.time is not None and found.mfu is not None:
         tiles += [
             Tile(f"{found.mfu:.1%}", "MFU", "estimated"),
-            Tile(_milliseconds(found.time.total), "per step", f"{found.tokens_per_second:,.0f} tokens per second"),
+            Tile(_milliseconds(found.time.total), "per step", _speed(found)),
         ]
     return tiles
 
@@ -96,8 +96,7 @@ def _time(found: Estimate) -> list[Section]:
         f"{found.step.topology.time_basis} The lower bound, an MFU of at most {found.mfu_at_most:.0%}: arithmetic at "
         f"the peak takes {_milliseconds(least.arithmetic)}, {least.traffic / 1e9:,.1f} GB to and from memory "
         f"{_milliseconds(least.memory)}. A step has {found.flops.total:.4g} FLOPs on all devices, "
-        f"{found.model_flops:.4g} of them the model's, and the speed is {found.tokens_per_second:,.0f} tokens per "
-        "second."
+        f"{found.model_flops:.4g} of them the model's. The speed is {_speed(found)}."
     )
     return [Section("Time of a step", [Panels([Panel("", "", bars)])], note)]
 
@@ -152,6 +151,12 @@ def _collectives(found: Estimate) -> list[Section]:
     ]
     table = Table(["", "count", "MB per device", "ms", "bytes overlapped"], [rows])
     return [Section("Collectives of a step", [table])] if rows else []
+
+
+def _speed(found: Estimate) -> str:
+    """Positions a second, and how many of them hold a token where the shards say so."""
+    positions, real = f"{found.tokens_per_second:,.0f} positions per second", found.real_tokens_per_second
+    return positions if real is None else f"{positions}, {real:,.0f} of them tokens without padding"
 
 
 def _milliseconds(seconds: float) -> str:

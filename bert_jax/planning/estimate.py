@@ -52,9 +52,16 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Positions a second, with padding."""
         if self.time is None:
             return None
         return self.step.config.batch_size * self.step.rows.seq_len / self.time.total
+
+    @property
+    def real_tokens_per_second(self) -> float | None:
+        """Tokens a second, without padding; None without shards, whose manifest says how much of a row is padding."""
+        positions, filled = self.tokens_per_second, self.step.rows.filled
+        return None if positions is None or filled is None else positions * filled
 
     def as_json(self) -> dict[str, Any]:
         """Returns what --json writes."""
@@ -78,6 +85,7 @@ class Estimate:
             "mfu_at_most": self.mfu_at_most,
             "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
+            "real_tokens_per_second": self.real_tokens_per_second,
             **topology.assumptions(self.step.model),
             **self._kernels_as_json(),
             "attention": self.kernels,
