@@ -229,6 +229,11 @@ def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
     monkeypatch.setattr(attention_tokamax, "is_installed", lambda: True)
     assert choose("tokamax", **GPU) == choose("tokamax", **GPU | {"some_queries": True}) == "tokamax"
     assert choose("auto", **GPU) == "cudnn" and choose("auto", **GPU | {"head_width": 256}) == "einsum"
+    for capability in ("9.0", "10.3"):
+        assert choose("tokamax", **GPU | {"capability": capability}) == "tokamax"
+    for capability in ("8.0", "12.0"):
+        with pytest.raises(UserError, match=rf"Hopper or Blackwell GPU \(.* 9 or 10\), and this one has {capability}"):
+            choose("tokamax", **GPU | {"capability": capability})
     monkeypatch.setattr(attention_tokamax, "is_installed", lambda: False)
     with pytest.raises(UserError, match=r"pip install '\.\[tokamax\]'"):
         choose("tokamax", **GPU)

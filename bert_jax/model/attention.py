@@ -56,6 +56,7 @@ def _kernel(
 ) -> str:
     situation = attention_kernels.Situation(
         platform=runtime.device_platform,
+        capability=runtime.compute_capability,
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
         dropout_rate=dropout_rate,

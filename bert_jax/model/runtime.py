@@ -58,6 +58,8 @@ class Runtime:
     platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
     bert_jax.plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
 
+    capability: the compute capability of the NVIDIA GPUs of `platform`, such as 9.0 for Hopper; empty: unknown.
+
     frozen_layers: the lowest layers in and below which nothing trains; their backward pass is left out.
 
     placement: the sharding of arrays over a mesh; the default one requests nothing.
@@ -72,6 +74,7 @@ class Runtime:
     logits_at_once: int = 0
     scan_group: int = 1
     platform: str = ""
+    capability: str = ""
     frozen_layers: int = 0
     placement: Placement = field(default_factory=Placement)
 
@@ -128,6 +131,13 @@ class Runtime:
     def device_platform(self) -> str:
         """The platform that programs are compiled for, with this machine's GPUs by their maker: `cuda`, `rocm`."""
         return self.platform or platform_of(jax.devices()[0].client)
+
+    @property
+    def compute_capability(self) -> str:
+        """The compute capability of the NVIDIA GPUs that programs are compiled for; empty if it is unknown."""
+        if self.platform or not self.on_nvidia:
+            return self.capability
+        return getattr(jax.devices()[0], "compute_capability", "")
 
     def unrolled(self, layers: int) -> bool:
         """Returns whether a stack of that many layers is unrolled rather than scanned."""

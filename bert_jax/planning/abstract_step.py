@@ -107,7 +107,7 @@ class AbstractStep:
         trained = Trained.by_factors(factors)
         plan = Plan(
             model=model,
-            runtime=runtime_of(config, topology.platform),
+            runtime=runtime_of(config, topology.platform, topology.capability),
             objective=objective,
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract, trained),

@@ -67,6 +67,10 @@ class GpuTopology:
         return self.name
 
     @property
+    def capability(self) -> str:
+        return f"{self.gpu.capability[0]}.0"
+
+    @property
     def peak_flops(self) -> float:
         return self.gpu.peak_flops
 

@@ -37,6 +37,10 @@ class Topology(Protocol):
         """The platform that programs are compiled for, as jax.default_backend() names it."""
 
     @property
+    def capability(self) -> str:
+        """The compute capability of NVIDIA GPUs, such as 9.0; empty for other devices."""
+
+    @property
     def compiler(self) -> str:
         """The name of the compiler in messages."""
 

@@ -51,6 +51,7 @@ class TpuTopology:
     sides: tuple[int, ...]  # chips along each axis of a slice
     slices: int = 1
     platform: str = "tpu"
+    capability: str = ""
     compiler: str = "libtpu"
     slice_name: str = "slice"
     fused_attention: str = "the splash kernel"

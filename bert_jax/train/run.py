@@ -104,10 +104,11 @@ class Result:
     stop_requested: bool = False  # SIGTERM arrived after the last step: start nothing more
 
 
-def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
+def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") -> Runtime:
     """Returns how a configuration runs its model; compute_dtype=auto is float32 on a CPU and bfloat16 elsewhere.
 
-    platform   the platform to compile for, where that is not this machine's
+    platform     the platform to compile for, where that is not this machine's
+    capability   the compute capability of its GPUs
     """
     dtype = config.compute_dtype
     if dtype == "auto":
@@ -122,4 +123,5 @@ def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
         logits_at_once=model.logits_at_once,
         placement=mesh_placement.OnMesh(),
         platform=platform,
+        capability=capability,
     )

@@ -91,6 +91,7 @@ class Situation:
     local: bool = False  # this layer is one of them
     narrow: bool = False  # the window is so much shorter than the rows that bands save work
     some_queries: bool = False  # only some positions have queries; kernels of whole rows give way to einsum
+    capability: str = ""  # the compute capability of an NVIDIA GPU, where it is known
     shardable: bool = True  # kernels for TPUs can be sharded over the devices: there is only one, or a mesh is set
 
 
@@ -265,9 +266,14 @@ def _cudnn(a: Attention) -> Context:
 
 
 def _tokamax_obstacles(s: Situation) -> Reasons:
-    multiple = attention_tokamax.HEAD_MULTIPLE
+    multiple, generation = attention_tokamax.HEAD_MULTIPLE, s.capability.partition(".")[0]
+    known = " or ".join(attention_tokamax.GENERATIONS)
     return [
         *_needs_nvidia(s),
+        (
+            f"needs a Hopper or Blackwell GPU (compute capability {known}), and this one has {s.capability}",
+            generation and generation not in attention_tokamax.GENERATIONS,
+        ),
         ("needs the package tokamax: pip install '.[tokamax]'", not attention_tokamax.is_installed()),
         *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),

@@ -8,6 +8,7 @@ from bert_jax.model.placement import Placement
 
 PACKAGE = "tokamax"
 HEAD_MULTIPLE = 8
+GENERATIONS = ("9", "10")  # compute capabilities: Hopper, Blackwell. Its backward pass has no kernel for others.
 
 
 def is_installed() -> bool:
