@@ -211,7 +211,9 @@ def pretrain(
 def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
     """Trains a vocabulary on text, writes it to a folder, and returns it.
 
-    options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`
+    quiet     False shows progress and remarks on stderr
+    options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
+              defaults are those of data_prep.train_tokenizer.TokenizerOptions
     """
     from data_prep.flags import by_field
     from data_prep.train_tokenizer import TokenizerOptions, train
@@ -222,8 +224,11 @@ def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
 def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
     """Makes shards for pretraining from text, and returns the content of manifest.json.
 
-    options   input, tokenizer, output, seq_len, objective, ...: the flags of `bert-jax build-examples --help`. In a
-              script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires
+    quiet     False shows progress and remarks on stderr
+    options   input, tokenizer, output, seq_len, objective, ...: the flags of `bert-jax build-examples --help`, whose
+              types and defaults are those of data_prep.build_options.BuildOptions
+
+    In a script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires.
     """
     from data_prep.build_examples import build
     from data_prep.build_options import BuildOptions

@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.progress import print_note
+from bert_jax.progress import is_watched, print_note
 from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.inference import FineTuned
@@ -100,7 +100,8 @@ def predict(
         loaded, batch_size=batch_size, max_length=max_length, compute_dtype=compute_dtype, columns=columns
     )
     predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
-    windows = predictor.file(inputs) if isinstance(inputs, Path) else predictor.objects(inputs)
+    quiet = not is_watched()
+    windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     found = [prediction for window in windows for prediction in window]
     for remark in predictor.remarks():
         print_note(remark)

@@ -19,6 +19,11 @@ def print_note(line: str, quiet: bool = False) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def is_watched() -> bool:
+    """Whether somebody reads stderr while the program runs: on a terminal, or in a notebook."""
+    return sys.stderr.isatty() or type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+
+
 class Reporter:
     """Shows the progress of a job while its `with` block runs: share, rates, memory of all processes, time left.
 

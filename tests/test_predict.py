@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import sys
@@ -9,13 +10,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import evaluate
+from bert_jax import evaluate, progress
 from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
 from bert_jax.embed import embed
@@ -24,7 +26,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
-from bert_jax.tasks import input_lines, measurement
+from bert_jax.tasks import embedder, input_lines, measurement, predictor
 from bert_jax.tasks.kinds.question_metrics import compared_words
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.submission import write_squad
@@ -153,6 +155,25 @@ def test_parameters_are_copied_to_the_device_once(classifier: LoadedModel, monke
     gone = weakref.ref(loaded)
     del loaded
     assert gone() is None  # nothing keeps the copies
+
+
+def test_progress_is_shown_where_somebody_watches(
+    classifier: LoadedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predictor, "WINDOW", 1)
+    seconds = itertools.count(0, 20)  # a line appears every 15
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    predict(classifier, TEXTS * 4, batch_size=8)
+    embed(classifier, TEXTS, batch_size=8)
+    assert capsys.readouterr().err == ""
+    for module in (predict_lib, embedder):
+        monkeypatch.setattr(module, "is_watched", lambda: True)
+    predict(classifier, TEXTS * 4, batch_size=8)
+    embed(classifier, TEXTS, batch_size=8)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("%")[0] for line in lines] == ["predicting:  50.0", "predicting: 100.0", "embedding: 100.0"]
+    predict(classifier, TEXTS[:1], batch_size=8)
+    assert capsys.readouterr().err == ""  # of one window
 
 
 def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,6 +1,8 @@
 """The progress of a long job on stderr."""
 
+import io
 import re
+import sys
 
 import pytest
 
@@ -29,6 +31,14 @@ def test_a_line_has_share_rates_memory_and_time_left(clock: list[float], capsys:
         reporter.update(25, 37.5, 18_750)
     printed = capsys.readouterr().err
     assert re.fullmatch(LINE, printed), printed
+
+
+def test_progress_is_shown_to_somebody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, and where stderr is what a notebook's kernel puts in its place."""
+    assert not progress.is_watched()
+    for settings in ({"isatty": lambda self: True}, {"__module__": "ipykernel.iostream"}):
+        monkeypatch.setattr(sys, "stderr", type("OutStream", (io.StringIO,), settings)())
+        assert progress.is_watched()
 
 
 def test_nothing_is_printed_when_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """Computes vectors of texts, of their tokens or of their words with one model, whose parameters are placed once."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.layer_selection import MIX
-from bert_jax.progress import Reporter, print_note
+from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import spans
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
@@ -120,7 +119,7 @@ class Embedder:
             return none | ({"input_ids": np.zeros(0, np.int32)} if pool == "none" else {})
         encoded = self._encode(texts, self.settings.prompt)
         batches = bucketed_batches(encoded.rows, self._batch_size, self._model.mesh.size, self.settings.max_length)
-        embeddings = self._run(encoded, batches, quiet=not sys.stderr.isatty())
+        embeddings = self._run(encoded, batches, quiet=not is_watched())
         if pool == "none":
             return {"embeddings": embeddings, "offsets": encoded.rows.offsets, "input_ids": encoded.rows.input_ids}
         if pool == "words":

@@ -1,7 +1,7 @@
 """Predicts inputs from files, from standard input and from Python, in windows of several batches."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,10 +78,16 @@ class InputPredictor:
             form = input_lines.form_of_line(window[0][1]) if form == "auto" else form
             yield self._lines(input_lines.STDIN, window, form)
 
-    def objects(self, inputs: Iterable[Any]) -> Iterator[Predictions]:
-        """The predictions for texts and objects of the caller, window by window."""
-        for window in input_lines.windows(enumerate(inputs, 1), self._window):
-            yield self._lines(Path("inputs"), window, input_lines.PYTHON)
+    def objects(self, inputs: Sequence[Any], quiet: bool = True) -> Iterator[Predictions]:
+        """The predictions for texts and objects of the caller, window by window.
+
+        Unless quiet, the progress of several windows is shown on stderr.
+        """
+        with Reporter("predicting", len(inputs), ["inputs"], quiet or len(inputs) <= self._window) as progress:
+            for window in input_lines.windows(enumerate(inputs, 1), self._window):
+                predictions = self._lines(Path("inputs"), window, input_lines.PYTHON)
+                progress.update(self.inputs, self.inputs)
+                yield predictions
 
     def split(self, split: Split[Any]) -> Predictions:
         """The predictions for a split, whose labels are ignored."""
