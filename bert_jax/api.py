@@ -13,7 +13,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import ml_collections
 import numpy as np
@@ -31,6 +31,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
+from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.storage.hub_models import PREFIX, model_folder
 from bert_jax.storage.location import absolute, location
@@ -72,15 +73,32 @@ class Model:
         return bind(self.config, self.loaded.heads, dict(params or self.params), runtime or Runtime())
 
     def encode(
-        self, texts: str | Iterable[Any], *, batch_size: int = 32, **settings: Any
+        self,
+        texts: str | Iterable[Any],
+        *,
+        layers: str = "last",
+        pool: str = "",
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str = "",
+        max_length: int = 0,
+        batch_size: int = 32,
     ) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
-        settings   layers, pool, normalize, prompt, prompt_name, max_length; by default those of a sentence-transformers
-                   folder, otherwise the mean of the last layer. Raises UserError as `bert_jax.embed.embed` does, and
-                   for a pool of more than one vector of each text.
+        The settings are those of `bert-jax embed --help`; by default those of a sentence-transformers folder, otherwise
+        the mean of the last layer. Raises UserError as `bert_jax.embed.embed` does, and for a pool of more than one
+        vector of each text.
         """
-        found = settings_of(self.loaded, **settings)
+        found = settings_of(
+            self.loaded,
+            layers=layers,
+            pool=pool,
+            normalize=normalize,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            max_length=max_length,
+        )
         if found.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
@@ -90,19 +108,35 @@ class Model:
         vectors = Embedder(self.loaded, found, batch_size=batch_size).arrays(several)["embeddings"]
         return vectors[0] if isinstance(texts, str) else vectors
 
-    def fill_mask(self, sentences: str | Sequence[str], *, top: int = 5) -> Any:
+    @overload  # a str is a Sequence[str], too; the first one that fits counts
+    def fill_mask(self, sentences: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def fill_mask(self, sentences: Sequence[str], *, top: int = 5) -> list[Filled]: ...
+
+    def fill_mask(self, sentences: str | Sequence[str], *, top: int = 5) -> Filled | list[Filled]:
         """Returns the `top` most probable tokens at each [MASK]: fill_mask.Filled of a sentence, or a list of them.
 
         Raises UserError as `bert_jax.fill_mask.fill_mask` does.
         """
         several = [sentences] if isinstance(sentences, str) else sentences
-        filled: list[Filled] = fill_mask.fill_mask(self.loaded, several, top)
+        filled = fill_mask.fill_mask(self.loaded, several, top)
         return filled[0] if isinstance(sentences, str) else filled
 
-    def predict(self, inputs: str | Iterable[Any] | Path, **options: Any) -> Any:
+    @overload
+    def predict(self, inputs: str, **options: Unpack[PredictOptions]) -> Prediction: ...
+
+    @overload
+    def predict(self, inputs: Iterable[Any] | Path, **options: Unpack[PredictOptions]) -> list[Prediction]: ...
+
+    def predict(
+        self, inputs: str | Iterable[Any] | Path, **options: Unpack[PredictOptions]
+    ) -> Prediction | list[Prediction]:
         """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
 
-        options    those of `bert_jax.predict.predict`, which says what a prediction holds and what is refused.
+        A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task. The options (form,
+        words, all_scores, on_error, batch_size, max_length, compute_dtype, columns) are those of
+        `bert_jax.predict.predict`, which says what is refused.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
         found = prediction.predict(self.loaded, several, **options)

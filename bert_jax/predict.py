@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -70,6 +70,22 @@ where there may be none, the odds of no answer as null_odds.json.
 """
 
 
+Prediction = dict[str, Any]  # by field, which the kind of task decides
+
+
+class PredictOptions(TypedDict, total=False):
+    """The options of `predict` that an opened model takes."""
+
+    form: str
+    words: bool
+    all_scores: bool
+    on_error: str
+    batch_size: int
+    max_length: int
+    compute_dtype: str
+    columns: Columns | None
+
+
 def predict(
     checkpoint: str | Path | LoadedModel,
     inputs: Iterable[Any] | Path,
@@ -83,7 +99,7 @@ def predict(
     compute_dtype: str = "auto",
     columns: Columns | None = None,
     average: str = "",
-) -> list[dict[str, Any]]:
+) -> list[Prediction]:
     """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
     inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns

@@ -1,8 +1,10 @@
 """`import bert_jax`: its public names, and models that are loaded, used, fine-tuned and saved from Python."""
 
+import ast
 import dataclasses
 import datetime
 import importlib
+import inspect
 import json
 import os
 import re
@@ -31,7 +33,7 @@ from bert_jax.export import export_loaded
 from bert_jax.fill_mask import fill_mask
 from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
-from bert_jax.predict import predict
+from bert_jax.predict import PredictOptions, predict
 
 ROWS = [{"review": f"a {word} cat sat .", "stars": stars} for word, stars in (("good", "five"), ("bad", "one"))] * 4
 ROOT = Path(__file__).parent.parent
@@ -84,6 +86,17 @@ def test_a_model_computes_what_the_commands_compute(model, folder):
     assert model.fill_mask(sentences[0], top=3) == fill_mask(folder, sentences[:1], 3)[0]
     with pytest.raises(UserError, match="one vector of each text"):
         model.encode(texts, pool="none")
+
+
+def test_the_types_of_a_model_s_methods_are_exact():
+    source = ast.parse((ROOT / "bert_jax" / "api.py").read_text())
+    returned: dict[str, list[str]] = {"predict": [], "fill_mask": []}
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef) and [*map(ast.unparse, node.decorator_list)] == ["overload"]:
+            returned[node.name].append(ast.unparse(node.returns))
+    assert returned == {"predict": ["Prediction", "list[Prediction]"], "fill_mask": ["Filled", "list[Filled]"]}
+    known = {name for name, one in inspect.signature(predict).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert set(PredictOptions.__annotations__) == known - {"average"}
 
 
 def test_a_second_call_compiles_and_uploads_nothing(model, monkeypatch):

@@ -30,6 +30,7 @@ from website.config_keys import Key
 _PLACES = re.compile(
     r"\b(?:pathlib\._local|pathlib|collections\.abc|typing|jaxtyping|ml_collections[.\w]*|bert_jax[.\w]*)\.(?=[A-Z])"
 )
+_UNPACKED = re.compile(r'\*<class "(?:[\w.]+\.)?(\w+)">')  # the type of keyword arguments
 _MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
 
 
@@ -169,7 +170,7 @@ def _documented(heading: str, name: str, value: Any) -> str:
 def _signature(value: Any) -> str:
     """The signature, a parameter a line where it is long, with annotations as the source has them."""
     found = inspect.signature(value)
-    shown = _PLACES.sub("", str(found).replace("'", '"'))
+    shown = _UNPACKED.sub(r"Unpack[\1]", _PLACES.sub("", str(found).replace("'", '"')))
     if len(shown) <= 90:
         return shown
     inner, _, returned = shown[1:].rpartition(") -> ")
