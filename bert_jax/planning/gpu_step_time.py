@@ -2,8 +2,9 @@
 
 A kernel takes the longest of three times: its bytes at the bandwidth of the memory, its matmuls at the speed that a
 large matmul reaches, and the arithmetic of its other operations according to XLA's cost model. Every operand is read
-once and every result written once, as if no cache held any of it. Attention by cuDNN counts by its algorithm: the
-matmuls that the shapes of its operands imply, at the speed that was measured for rows of that length.
+once and every result written once, as if no cache held any of it. What a library call moves in addition is not in the
+program, and not counted. The FLOPs of attention by cuDNN count by its algorithm: the matmuls that the shapes of its
+operands imply, at the speed that was measured for rows of that length.
 """
 
 import json

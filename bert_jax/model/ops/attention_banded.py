@@ -20,7 +20,10 @@ def block_of(window: int) -> int:
 
 
 def saves(window: int, length: int) -> bool:
-    """Returns whether blocks save work on rows of that length: with four blocks, 3/4 of the scores remain."""
+    """Returns whether blocks save work on rows of that length: with four blocks, 3/4 of the scores remain.
+
+    On GPUs `auto` takes cuDNN for shorter rows, which computes all of the scores and stores none.
+    """
     return length > 4 * block_of(window)
 
 
