@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
@@ -133,7 +131,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
             read = sum(record.documents for record in records)
             raise UserError(f"none of the {read} documents of --input is left. Use fewer --rules, or other text")
         if steps.near_duplicates:
-            np.save(directory / SIGNATURES, merging.signatures())
+            merging.write_signatures(directory)
         found = report.report(records, merging, corpus.refused, settings)
         report.write(found, directory, output.name)
         complete(directory, output)

@@ -13,6 +13,7 @@ from data_prep import clean as command
 from data_prep import readers
 from data_prep.clean import CleanOptions, clean
 from data_prep.cleaning import merging, rules, unit
+from data_prep.cleaning.near_duplicates import BANDS
 
 
 def prose(number: int) -> str:
@@ -101,6 +102,22 @@ def test_against_drops_what_an_earlier_output_holds(corpus, tmp_path):
     options = CleanOptions(more, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first"), workers=1)
     assert clean(options)["dropped"] == {"near_duplicate": 2}
     assert kept(tmp_path / "second") == [prose(100)]
+
+
+def test_a_document_is_dropped_that_resembles_a_near_duplicate_in_one_of_two_outputs(tmp_path):
+    """Outputs that were cleaned apart may have documents that are near-duplicates of each other."""
+    one, other = np.arange(BANDS, dtype=np.uint64), np.arange(100, 100 + BANDS, dtype=np.uint64)
+    other[0] = one[0]
+    for name, signature in (("a", one), ("b", other)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / merging.SIGNATURES, signature[None])
+    seen = merging.Merging(CleanOptions("x", "y", near_duplicates=True).steps)
+    for name in ("a", "b"):
+        seen.add_others(tmp_path / name)
+    new = np.arange(200, 200 + BANDS, dtype=np.uint64)
+    assert seen.index.add(new)
+    new[:2] = 300, other[1]
+    assert not seen.index.add(new)
 
 
 def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash(corpus, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.storage.compression import read_blocks
-from data_prep.cleaning.near_duplicates import Index
+from data_prep.cleaning.near_duplicates import BANDS, Index
 from data_prep.cleaning.unit import EXCERPT, SAMPLES, CleanedUnit, Steps, stem, write_texts
 from data_prep.dedup import Seen
 
@@ -30,29 +30,42 @@ class Merging:
 
     def __post_init__(self) -> None:
         self._digests, self._lines = Seen(), Seen()
-        self._kept_bands: list[np.ndarray] = []
+        self._chosen: dict[int, np.ndarray] = {}  # of each unit that has bands, the numbers of the kept documents
 
     def add_others(self, folder: Path) -> None:
-        """Counts the documents of another output as seen (--against). Raises OSError for a missing file."""
-        for signature in np.load(folder / SIGNATURES):
-            self.index.add(signature)
+        """Counts all documents of another output as seen (--against), also those that are near-duplicates of others.
+
+        Raises OSError for a missing file.
+        """
+        for signature in np.load(folder / SIGNATURES, mmap_mode="r"):
+            self.index.insert(signature)
 
     def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
         """Writes the documents of a unit that repeat none before them to `target`, unless none is left."""
         path = stem(directory, record.number)
         texts = list(_read_texts(path.with_suffix(".jsonl.zst")))
         with np.load(path.with_suffix(".npz")) as arrays:
-            kept = self._kept(texts, {name: arrays[name] for name in arrays.files})
+            kept, chosen = self._kept(texts, {name: arrays[name] for name in arrays.files})
+        if self.steps.near_duplicates:
+            self._chosen[record.number] = np.array(chosen, np.int32)
         if kept:
             write_texts(target, kept)
         self.documents += len(kept)
         self.bytes += sum(len(text.encode()) for text in kept)
 
-    def signatures(self) -> np.ndarray:
-        """The bands of the documents that were kept."""
-        return np.concatenate(self._kept_bands) if self._kept_bands else np.zeros((0, 0), np.uint64)
+    def write_signatures(self, directory: Path) -> None:
+        """Writes the bands of the documents that were kept, from the files of their units."""
+        shape = self.documents, BANDS
+        signatures = np.lib.format.open_memmap(directory / SIGNATURES, "w+", np.uint64, shape)
+        end = 0
+        for number, chosen in self._chosen.items():
+            start, end = end, end + len(chosen)
+            with np.load(stem(directory, number).with_suffix(".npz")) as arrays:
+                signatures[start:end] = arrays["bands"][chosen]
+        signatures.flush()
 
-    def _kept(self, texts: Sequence[str], arrays: dict[str, np.ndarray]) -> list[str]:
+    def _kept(self, texts: Sequence[str], arrays: dict[str, np.ndarray]) -> tuple[list[str], list[int]]:
+        """The documents that are kept, shortened or not, and their numbers."""
         kept, chosen = [], []
         ends = np.cumsum(arrays.get("line_counts", []))
         for number, text in enumerate(texts):
@@ -69,9 +82,7 @@ class Merging:
                     chosen.append(number)
                 else:
                     self._drop("duplicate_lines", texts[number])
-        if self.steps.near_duplicates:
-            self._kept_bands.append(arrays["bands"][chosen])
-        return kept
+        return kept, chosen
 
     def _without_lines(self, text: str, hashes: np.ndarray) -> str:
         """The text without the lines that occurred before, in this document or in an earlier one."""

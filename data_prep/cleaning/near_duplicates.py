@@ -63,19 +63,22 @@ def bands(text: str) -> UInt64[np.ndarray, " b"]:
 
 
 class Index:
-    """The bands of the documents that are kept, in 170 to 340 bytes for each document."""
+    """The bands of documents, in 170 to 340 bytes for each document."""
 
     def __init__(self) -> None:
         self._seen = Seen()
 
     def add(self, signature: UInt64[np.ndarray, " b"]) -> bool:
         """Adds a document unless it is a near-duplicate of one before it. Returns whether it was added."""
-        digests = list(_digests(signature))
-        if any(digest in self._seen for digest in digests):
+        if any(digest in self._seen for digest in _digests(signature)):
             return False
-        for digest in digests:
-            self._seen.add(digest)
+        self.insert(signature)
         return True
+
+    def insert(self, signature: UInt64[np.ndarray, " b"]) -> None:
+        """Adds a document, also one that is a near-duplicate of another."""
+        for digest in _digests(signature):
+            self._seen.add(digest)
 
 
 def _digests(signature: UInt64[np.ndarray, " b"]) -> Iterator[bytes]:
