@@ -10,12 +10,12 @@ from typing import Any
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
-from bert_jax.data.manifest import PAIRS
+from bert_jax.data.manifest import MANIFEST, PAIRS, read_manifest
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
 from bert_jax.storage.local import refuse_existing
 from bert_jax.tokenizer import Tokenizer
-from data_prep import build_options, engines, processes, reading_options, shares, summary, worker
+from data_prep import build_options, checksums, engines, processes, reading_options, shares, summary, worker
 from data_prep.build_options import BuildOptions
 from data_prep.build_parts import build_parts
 from data_prep.cleaning import lineage
@@ -25,6 +25,7 @@ from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Source, find_sources
 from data_prep.resumable import finished_units, keeping_units, own_folders
+from data_prep.shares import Share
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord, read_record
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
@@ -44,6 +45,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     refuse_existing(output)
     if len(every := shares.parse(options.part)) > 1:
         return build_parts(options, output, every, quiet=quiet)
+    _refuse_taken(every[0], options.tokenizer)
     engines.begin(options.engine, options.workers)
     sources = find_sources(str(options.input), options.weights, own_folders(output))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
@@ -61,6 +63,19 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         cache.prepare()
     with open_job(output, arguments, tokenizer) as job:
         return _run(job, corpus, cleaning, cache, quiet)
+
+
+def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
+    """Raises UserError for an added share if the output that has the tokenizer already has one of its number."""
+    folder = Path(os.path.abspath(tokenizer)).parent
+    if share.of or not all((folder / name).exists() for name in (MANIFEST, checksums.SUMS)):
+        return
+    taken = {each["number"] for each in shares.of_manifest(read_manifest(folder))}
+    if share.number in taken:
+        raise UserError(
+            f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
+            f"+{max(taken) + 1}, or name the tokenizer of the output that the text is added to"
+        )
 
 
 def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:

@@ -136,6 +136,8 @@ def test_added_text_changes_no_row_of_the_first_output(text, vocab_dir, tmp_path
     assert both["parts"]["eval"]["documents"] == at_once["parts"]["eval"]["documents"]
     with pytest.raises(UserError, match=r"are both share 1\. Build one of them with --part \+2"):
         merge([tmp_path / "both", tmp_path / "more"], tmp_path / "three")
+    with pytest.raises(UserError, match=r"--part \+1: .*both, .* already has this share\. Use --part \+2, or"):
+        build(options(text, vocab_dir, tmp_path / "three", "+1", tokenizer=tmp_path / "both" / "tokenizer"))
     assert not (tmp_path / "three").exists()
 
 
