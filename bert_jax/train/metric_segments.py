@@ -2,7 +2,8 @@
 
 WORKDIR/metrics/START-SEGMENT.jsonl holds lines as metrics.jsonl does. Every start of the run has a number; its first
 segment begins with the lines that it keeps of earlier starts, whose segments it then removes. Readers take the newest
-start, so lines that a resumed run repeats are dropped by one write.
+start, so lines that a resumed run repeats are dropped by one write; those that it keeps are therefore in one segment,
+however many they are.
 """
 
 import collections
@@ -15,7 +16,7 @@ from bert_jax.storage.location import Location, write_file
 
 FOLDER = "metrics"
 SECONDS = 60.0  # between two writes, unless the run saves
-SEGMENT_BYTES = 1 << 20  # the last segment is written again with each new line, so none grows larger than this
+SEGMENT_BYTES = 1 << 20  # the last segment is written again with its new lines until it has this many bytes
 _READERS = 16  # at once: each request takes a round trip
 
 
