@@ -53,6 +53,14 @@ def model(folder: Path) -> bert_jax.Model:
     return bert_jax.load(folder)
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> bert_jax.Model:
+    """A fine-tuned model with random parameters."""
+    task = {"name": "own", "kind": "classification", "labels": ["one", "five"], "max_length": 16}
+    heads = Heads(pooler=True, classes=2)
+    return bert_jax.Model(random_checkpoint(tmp_path_factory.mktemp("words"), odd_config(layers=1), heads, task=task))
+
+
 def test_the_public_names_are_those_that_are_documented():
     documented = set(re.findall(r"^## `bert_jax\.(\w+)", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE))
     assert set(bert_jax.__all__) == documented
@@ -99,10 +107,11 @@ def test_the_types_of_a_model_s_methods_are_exact():
     assert set(PredictOptions.__annotations__) == known - {"average"}
 
 
-def test_a_second_call_compiles_and_uploads_nothing(model, monkeypatch):
+def test_a_second_call_compiles_and_uploads_nothing(model, classifier, monkeypatch):
     def calls() -> None:
         model.encode(["the cat sat"])
         model.fill_mask("the [MASK] sat")
+        classifier.predict(["a dog", "the cat sat"])
 
     def other_numbers() -> None:
         """Of sentences, and of masks in one: 4 and 4, as 3 and 3 are padded to."""
