@@ -3,7 +3,7 @@
     python -m benchmarks.tpu_plans --plans benchmarks/results/tpu_plans [--only v5e] [--page docs/tpu_plan.md]
 
 Each plan is stored as JSON in the folder of --plans; existing plans are not recomputed. Without --page, the table is
-printed with the command of each plan. Needs libtpu (pip install 'bert_jax[tpu]') but no TPU; a plan takes minutes.
+printed with the command of each plan. Needs libtpu (pip install '.[tpu]') but no TPU; a plan takes minutes.
 """
 
 import json

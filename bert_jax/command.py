@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 EXIT_USER_ERROR = 2
@@ -128,6 +129,17 @@ def explain_os_error(error: OSError) -> str | None:
         errno.EMFILE: f"cannot open {where}: too many open files. Raise the limit (ulimit -n) and run it again",
     }
     return advice.get(error.errno or 0)
+
+
+def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
+    """The command that adds an extra to this installation of bert_jax: a clone, or a package that was installed.
+
+    No package index has bert_jax, so its name alone would find nothing, or a project of somebody else.
+    """
+    if (package.parent / "setup.cfg").is_file():
+        return f"pip install --editable '{package.parent}[{extra}]'"
+    wheel = f"pip install --no-index --find-links WHEELS 'bert_jax[{extra}]'"
+    return f"pip install '.[{extra}]' in the clone of bert_jax, or {wheel} with its wheels (docs/install.md)"
 
 
 def one_line(message: str) -> str:

@@ -43,7 +43,7 @@ stablehlo  programs for every platform of JAX that run without bert_jax: hidden_
            the workdir.
 onnx       a program for onnxruntime, for any batch size and length: model.onnx, with the names of inputs and outputs
            that transformers uses, config.json, tokenizer files, README.md. For models with a Hugging Face format. It is
-           compared with the model in onnxruntime before it is written. Needs pip install 'bert_jax[onnx]'. This is
+           compared with the model in onnxruntime before it is written. Needs the extra onnx (docs/install.md). This is
            not a checkpoint: keep the workdir.
 peft       LoRA's adapters and the trained head alone, as peft saves them: adapter_config.json and
            adapter_model.safetensors. They refer to the Hugging Face folder of the base model, which is init_from, or

@@ -16,9 +16,9 @@ fits the memory, how long it takes, and what to change.
   python -m bert_jax.plan --config bert_base --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
   python -m bert_jax.plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
-TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu (pip
-install 'bert_jax[tpu]'). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8, h100:8x4,
-h200:8, b200:8. They need jax's CUDA plugin (pip install 'bert_jax[gpu]', or 'bert_jax[gpu12]' for CUDA 12).
+TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu, which
+is in the extra tpu (docs/install.md). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8,
+h100:8x4, h200:8, b200:8. They need jax's CUDA plugin, which is in the extras gpu12 and, for CUDA 13, gpu.
 
 Memory is the compiler's own count. Time on TPUs is the sum of the cycles that the compiler estimates for each
 instruction, divided by the clock; Pallas kernels, for which it has none, are counted at a stated share of the peak, and

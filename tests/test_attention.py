@@ -235,7 +235,7 @@ def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
         with pytest.raises(UserError, match=rf"Hopper or Blackwell GPU \(.* 9 or 10\), and this one has {capability}"):
             choose("tokamax", **GPU | {"capability": capability})
     monkeypatch.setattr(attention_tokamax, "is_installed", lambda: False)
-    with pytest.raises(UserError, match=r"pip install '\.\[tokamax\]'"):
+    with pytest.raises(UserError, match=r"pip install --editable '.*\[tokamax\]'"):
         choose("tokamax", **GPU)
 
 

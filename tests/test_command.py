@@ -2,10 +2,11 @@ import errno
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bert_jax.command import explain_os_error
+from bert_jax.command import explain_os_error, install_hint
 
 PROGRAM = """
 import os, errno, sys
@@ -46,6 +47,14 @@ def test_exit_codes_and_one_line(arguments, code, said):
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_extra_is_installed_from_where_bert_jax_comes_from(tmp_path):
+    """No package index has bert_jax, so a plain `pip install bert_jax[gcs]` is no advice."""
+    root = Path(__file__).parent.parent
+    assert install_hint("gcs") == f"pip install --editable '{root}[gcs]'"
+    told = install_hint("gcs", tmp_path / "site-packages" / "bert_jax")
+    assert "pip install '.[gcs]' in the clone" in told and "--no-index --find-links WHEELS 'bert_jax[gcs]'" in told
 
 
 @pytest.mark.parametrize("name", ["ELOOP", "EIO", "EMFILE"])

@@ -12,7 +12,7 @@ from bert_jax.command import UserError
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 
-pytest.importorskip("apache_beam", reason="needs the extra: pip install 'bert_jax[beam]'")
+pytest.importorskip("apache_beam", reason="needs the extra: pip install '.[beam]'")
 pytestmark = pytest.mark.slow
 
 

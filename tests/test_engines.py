@@ -38,7 +38,7 @@ def _never(directory: Path, unit: Unit) -> UnitRecord:
 @pytest.mark.parametrize("engine, package", [("beam", "apache_beam"), ("ray", "ray")])
 def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"pip install 'bert_jax\[{engine}\]'"):
+    with pytest.raises(UserError, match=rf"pip install --editable '.*\[{engine}\]'"):
         list(engines.run(engine, _never, [], 1, directory=tmp_path))
 
 

@@ -87,7 +87,7 @@ def test_a_file_of_half_precision_can_be_exported_in_float32(tmp_path, workdir):
 def test_onnx_without_its_packages_names_the_extra(tmp_path, workdir, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jax2onnx" else find_spec(name))
-    with pytest.raises(UserError, match=r"packages that are not installed \(jax2onnx.*pip install 'bert_jax\[onnx\]'"):
+    with pytest.raises(UserError, match=r"packages that are not installed \(jax2onnx.*pip install .*\[onnx\]'"):
         export.main(["--checkpoint", str(workdir), "--format", "onnx", "--output", str(tmp_path / "out")])
 
 

@@ -267,7 +267,7 @@ def test_more_gpus_than_a_host_has_are_refused_with_the_hosts_that_hold_them():
 
 def test_without_the_plugin_the_error_gives_both_extras(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[gpu\]' .*'bert_jax\[gpu12\]'"):
+    with pytest.raises(UserError, match=r"run pip install --editable '.*\[gpu12\]', with gpu in place"):
         open_topology("h100:1")
 
 

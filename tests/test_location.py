@@ -50,7 +50,7 @@ def test_other_addresses_are_refused(address, message):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else find(name))
-    with pytest.raises(UserError, match=r"which needs the package gcsfs: pip install 'bert_jax\[gcs\]'$"):
+    with pytest.raises(UserError, match=r"which needs the package gcsfs: pip install --editable '.*\[gcs\]'$"):
         location("gs://bucket/run")
 
 

@@ -24,9 +24,9 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 
-onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'bert_jax[onnx]'")
-onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'bert_jax[onnx]'")
-pytest.importorskip("jax2onnx", reason="needs the extra: pip install 'bert_jax[onnx]'")
+onnx = pytest.importorskip("onnx", reason="needs the extra: pip install '.[onnx]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra: pip install '.[onnx]'")
+pytest.importorskip("jax2onnx", reason="needs the extra: pip install '.[onnx]'")
 
 TOLERANCE = 1e-4  # of float32 outputs, as docs/exporting.md states
 NAMES = {"mlm_logits": "logits", "lm_logits": "logits", "next_sentence_logits": "seq_relationship_logits"}

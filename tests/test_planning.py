@@ -313,7 +313,7 @@ def test_a_slice_larger_than_the_largest_is_refused():
 
 def test_without_libtpu_the_error_gives_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
+    with pytest.raises(UserError, match=r"run pip install --editable '.*\[tpu\]' \(no TPU needed\)$"):
         open_topology("v5e:2x2")
 
 

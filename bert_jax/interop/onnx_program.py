@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from bert_jax.interop.constant_folding import folded
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.program_outputs import (
@@ -60,7 +60,7 @@ def check_installed() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"--format onnx needs packages that are not installed ({', '.join(missing)}): pip install 'bert_jax[onnx]'"
+            f"--format onnx needs packages that are not installed ({', '.join(missing)}): {install_hint('onnx')}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from bert_jax.config import ModelConfig
 from bert_jax.planning.collectives import Collective, collectives
 from bert_jax.planning.flops import Flops
@@ -187,8 +187,8 @@ def open_hosts(name: str) -> GpuTopology:
     fraction = memory_fraction()
     if not any(importlib.util.find_spec(plugin) for plugin in PLUGINS):
         raise UserError(
-            "jax's CUDA plugin, which compiles for GPUs, is not installed; run: pip install 'bert_jax[gpu]' for CUDA "
-            "13, or 'bert_jax[gpu12]' for CUDA 12 (no GPU needed)"
+            f"jax's CUDA plugin, which compiles for GPUs, is not installed; run {install_hint('gpu12')}, with gpu in "
+            "place of gpu12 for CUDA 13 (no GPU needed)"
         )
     from jax.experimental import topologies  # here because it loads the plugin's libraries
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from bert_jax.config import ModelConfig
 from bert_jax.planning.collectives import Collective, collectives
 from bert_jax.planning.flops import Flops
@@ -187,7 +187,7 @@ def open_slices(name: str, slices: int = 1) -> TpuTopology:
     """
     chip, sides = parse_topology(name)
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("libtpu, the TPU compiler, is not installed; run: pip install 'bert_jax[tpu]' (no TPU needed)")
+        raise UserError(f"libtpu, the TPU compiler, is not installed; run {install_hint('tpu')} (no TPU needed)")
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     # Imported here because the import is slow and makes libtpu write to standard error.

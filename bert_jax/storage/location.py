@@ -17,14 +17,13 @@ from typing import Any, TypeAlias
 
 from etils import epath
 
-from bert_jax.command import RunAgain, UserError
+from bert_jax.command import RunAgain, UserError, install_hint
 from bert_jax.storage import local
 from bert_jax.storage.remote import first_line
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
 
 SCHEME = "gs://"
-_EXTRA = "pip install 'bert_jax[gcs]'"
 _CREDENTIALS = "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 _CLIENTS = ("aiohttp", "gcsfs", "google", "requests", "urllib3")  # packages whose errors are those of requests
 # Codes of tensorstore's errors (abseil.io/docs/cpp/guides/status-codes).
@@ -220,7 +219,7 @@ def read_files(paths: Iterable[Location]) -> list[tuple[str, bytes]]:
 def _prepare(address: str) -> None:
     """Makes the libraries ready for addresses in stores. Raises UserError where they are missing."""
     if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"{address} is in Google Cloud Storage, which needs the package gcsfs: {_EXTRA}")
+        raise UserError(f"{address} is in Google Cloud Storage, which needs the package gcsfs: {install_hint('gcs')}")
     import fsspec
 
     # Otherwise etils prefers TensorFlow, if it is installed, and fsspec does not see what others write.

@@ -4,7 +4,7 @@ import functools
 import importlib.util
 from typing import Any
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 
 LONGEST = 4000  # characters that are read; more of them change nothing but the time
 
@@ -14,7 +14,7 @@ def check(languages: tuple[str, ...]) -> None:
     if not languages:
         return
     if importlib.util.find_spec("py3langid") is None:
-        raise UserError("--languages needs a package that is not installed: pip install 'bert_jax[clean]'")
+        raise UserError(f"--languages needs a package that is not installed: {install_hint('clean')}")
     known = set(_identifier().labels)
     for language in languages:
         if language not in known:

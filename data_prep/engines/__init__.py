@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from data_prep import processes
 from data_prep.engines import local
 from data_prep.engines.remote import Work
@@ -40,7 +40,7 @@ def run(
             raise UserError("--engine_options is only for --engine beam and ray; leave it out for the local engine")
         return local.run(work, units, workers, directory)
     if importlib.util.find_spec(_PACKAGES[name]) is None:
-        raise UserError(f"--engine {name} needs packages that are not installed: pip install 'bert_jax[{name}]'")
+        raise UserError(f"--engine {name} needs packages that are not installed: {install_hint(name)}")
     if name == "beam":
         from data_prep.engines import beam
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from bert_jax.storage.compression import suffixes
 from data_prep.readers import markup
 from data_prep.readers.refusal import COMPRESSED, Refusal, looks_like_utf16
@@ -111,9 +111,7 @@ def check_installed(format: str) -> None:
     packages, extra = _EXTRAS.get(format, ((), ""))
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(
-            f"input in the format {format} needs {' and '.join(missing)}. Run pip install 'bert_jax[{extra}]'"
-        )
+        raise UserError(f"input in the format {format} needs {' and '.join(missing)}. Run {install_hint(extra)}")
 
 
 def check_head(path: str, head: bytes, format: str) -> None:

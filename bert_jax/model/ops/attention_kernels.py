@@ -24,7 +24,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Bool, Float, UInt32
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint
 from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax, attention_triton
 from bert_jax.model.ops.attention_banded import banded_attention
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
@@ -274,7 +274,7 @@ def _tokamax_obstacles(s: Situation) -> Reasons:
             f"needs a Hopper or Blackwell GPU (compute capability {known}), and this one has {s.capability}",
             generation and generation not in attention_tokamax.GENERATIONS,
         ),
-        ("needs the package tokamax: pip install '.[tokamax]'", not attention_tokamax.is_installed()),
+        (f"needs the package tokamax: {install_hint('tokamax')}", not attention_tokamax.is_installed()),
         *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
         *_needs_mesh(s),
