@@ -388,6 +388,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_models_of_the_hub_are_downloaded_once_and_explained_without_a_network(endpoint, folder, tmp_path):
     def load(*names: str, **settings: str) -> list[str]:
         environment = os.environ | {
