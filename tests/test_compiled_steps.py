@@ -41,6 +41,7 @@ def compiled(
     microbatches: int = 1,
     fsdp: int = 1,
     tensor: int = 1,
+    slices: int = 1,
     **model: object,
 ) -> tuple[AbstractStep, hlo.Program]:
     """A step of 16 rows of 256 positions, and its program."""
@@ -52,7 +53,7 @@ def compiled(
         mesh=MeshConfig(fsdp=fsdp, tensor=tensor),
     )
     rows = RowSpec(LENGTH, pack, predictions=40, vocab_size=VOCABULARY, labelled=False)
-    step = AbstractStep.of(config, open_topology(topology), rows)
+    step = AbstractStep.of(config, open_topology(topology, slices), rows)
     program = compile_step(step).program
     assert program is not None
     return step, program
@@ -135,6 +136,16 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
     # Those of matmuls may be reduced in bfloat16, and the two parts of the token table's gradient apart.
     whole, table = bytes_per_device(params), bytes_per_device(params["embeddings"]["token"]["table"])
     assert 0.5 * whole < reduced <= whole + table + 1000
+
+
+@needs_libtpu
+def test_slices_reduce_what_is_left_after_the_reduction_within_each():
+    """Each of the four chips of a slice exchanges a fourth of the gradients with its peer, in padded layouts."""
+    step, program = compiled("v5e:2x2", slices=2)
+    found = [one for one in step.topology.collectives(program) if one.slices == 2]
+    assert {(one.kind, one.group) for one in found} == {("all-reduce", 2)}
+    quarter = bytes_per_device(step.state().params) / 4
+    assert quarter < sum(one.bytes for one in found) < 2 * quarter
 
 
 @pytest.mark.parametrize("topology", [TPU, GPU])
