@@ -344,6 +344,19 @@ def test_page_and_json_show_bounds_and_kernels(step, program):
     assert any("9% of the time launches kernels" in line for line in values["advice"])  # 19 us of 205
 
 
+@pytest.mark.parametrize(("width", "runs"), [(128, True), (48, False)])
+def test_advice_names_the_kernel_with_dropout_where_it_runs(step, program, width, runs):
+    """It has heads of 64, but not of 24."""
+    options = dataclasses.replace(CONFIG.model, attention_dropout=0.1, heads=2, width=width)
+    dropping = AbstractStep.of(dataclasses.replace(CONFIG, model=options), step.topology, step.rows)
+    made = dataclasses.replace(
+        make_estimate(dropping, program, Memory(GIB, 2 * GIB, 20 * GIB, 60 * GIB)), kernels=["einsum"]
+    )
+    lines = [line for line in advise(made) if "--config.model.attention=triton" in line]
+    assert len(lines) == runs and all("opt-in" in line and "untested" in line for line in lines)
+    assert not any("triton" in line for line in make_estimate(step, program, made.memory).advice)
+
+
 def test_advice_names_the_share_of_memory_with_which_a_step_fits(step, program):
     available = int(step.topology.memory_bytes)
     full = Memory(GIB, 2 * GIB, available, available)

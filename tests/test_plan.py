@@ -122,6 +122,7 @@ def test_advice_for_a_step_that_fits_names_what_it_wastes(step):
     assert any("--config.batch_size=512 fits" in line for line in lines)
     assert any("17% of the time is communication" in line for line in lines)
     assert any("attention_dropout=0" in line for line in lines)
+    assert any("attention=flash keeps this dropout" in line and "untested" in line for line in lines)
     assert not any(
         "batch_size" in line for line in advise(make_estimate(step, dataclasses.replace(ROOMY, activations=12 * GIB)))
     )

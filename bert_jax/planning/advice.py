@@ -4,8 +4,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+import jax
+
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
+from bert_jax.model.attention import kernels
 from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
 from bert_jax.planning.memory import bytes_per_device, gib
@@ -97,10 +100,25 @@ def _to_be_faster(found: "Estimate") -> list[str]:
             f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores the "
             f"{scores / 1e9:,.1f} G attention scores of a step"
         )
+        if _runs(step, kernel := step.topology.dropout_attention):
+            lines.append(
+                f"--config.model.attention={kernel} keeps this dropout and stores no scores either; it is opt-in: "
+                "compiled for such devices, but untested on one"
+            )
     if step.config.model.remat != "none" and roomy:
         extra = found.flops.total / found.model_flops - 1
         lines.append(f"--config.model.remat=none: recomputing layers adds {extra:.0%} to the FLOPs, and memory is free")
     return lines
+
+
+def _runs(step: AbstractStep, kernel: str) -> bool:
+    """Returns whether an attention kernel can compute layers of the step."""
+    runtime = dataclasses.replace(step.plan.runtime, attention=kernel)
+    try:
+        with jax.set_mesh(step.mesh):
+            return kernel in kernels(step.model, runtime, step.rows.seq_len)
+    except UserError:
+        return False
 
 
 def state_bytes(step: AbstractStep, mesh: MeshConfig) -> int | None:

@@ -57,6 +57,7 @@ class GpuTopology:
     compiler: str = "XLA"
     slice_name: str = "host"
     fused_attention: str = "cuDNN's kernel"
+    dropout_attention: str = "triton"
     time_basis: str = (
         "A kernel takes the longer of its memory traffic and its arithmetic (docs/gpu_plan.md), and counts as often as "
         "it runs."

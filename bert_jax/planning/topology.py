@@ -69,6 +69,10 @@ class Topology(Protocol):
         """The attention kernel of the platform that stores no scores, as a sentence names it."""
 
     @property
+    def dropout_attention(self) -> str:
+        """The opt-in kernel that stores no scores either, and has dropout, as model.attention names it."""
+
+    @property
     def time_basis(self) -> str:
         """One sentence that says what the time of an instruction is."""
 

@@ -55,6 +55,7 @@ class TpuTopology:
     compiler: str = "libtpu"
     slice_name: str = "slice"
     fused_attention: str = "the splash kernel"
+    dropout_attention: str = "flash"
     time_basis: str = "Times are the compiler's cycle counts, with loop bodies counted as often as they run."
 
     @property
