@@ -99,6 +99,7 @@ def test_bytes_per_device_count_its_shards(step):
     assert bytes_per_device(step.batch().input_ids) == 64 * 64 * 4 // 8
 
 
+@pytest.mark.slow
 def test_advice_for_a_step_that_does_not_fit_gives_the_excess_and_remedies(step):
     lines = advise(make_estimate(step, FULL))
     assert lines[0].startswith("17.00 GiB a device too much")
