@@ -8,6 +8,7 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from website import notebooks
 from website.code_blocks import CodeBlock, code_blocks
 from website.links import PAGES, ROOT, SOURCES, site_line
 
@@ -25,10 +26,12 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are not in docs/."""
+    """Adds the pages that are not in docs/, or are notebooks."""
     for source, page in PAGES.items():
         if (ROOT / source).exists():
-            files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+            text = (ROOT / source).read_text(encoding="utf-8")
+            content = notebooks.page(text) if source.endswith(".ipynb") else text
+            files.append(File.generated(config, page, content=content))
     for path in sorted(GENERATED.rglob("*.md")):
         name = path.relative_to(GENERATED).as_posix()
         files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
@@ -50,12 +53,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def checked(block: CodeBlock) -> str:
-    """What the tests check of a block, for the reader; empty for a block without a command or a mark."""
+    """What the tests check of a block, for the reader; empty for a block without a mark."""
     if block.mark == "run":
         return "A test runs this block."
     if block.mark == "not run":
         return f"Not run by a test: {block.reason}."
-    return "Not run by a test, which checks its flags and keys only." if block.has_command else ""
+    return "A test checks the flags and keys of this block, and does not run it." if block.mark else ""
 
 
 def _existing(entries: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Links of the repository's documents, and where they lead in the documentation site.
 
 docs/ is written to be read in the repository. The site has it, the pages of PAGES, which are elsewhere in the
-repository, and generated ones (website/reference.py), but no other files.
+repository or are notebooks, and generated ones (website/reference.py), but no other files.
 """
 
 import posixpath
@@ -23,6 +23,8 @@ PAGES = {
     "benchmarks/results/references.md": "results_references.md",
     "benchmarks/results/speedrun_recipe.md": "results_speedrun_recipe.md",
     "data_prep/sample/README.md": "sample_text.md",
+    "docs/notebooks/domain_adaptation.ipynb": "notebooks/domain_adaptation.md",
+    "docs/notebooks/finetune_and_explain.ipynb": "notebooks/finetune_and_explain.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(!?)\[([^\]\[]*(?:\[[^\]]*\][^\]\[]*)*)\]\(([^)\s]+)\)")
