@@ -78,7 +78,7 @@ class Steps:
 
     def run(self, name: str, *line: str | Path) -> str:
         """Runs a command, keeps its wall-clock time under `name`, and returns what it prints on stdout."""
-        print(f"{name}: {' '.join(str(word) for word in line).strip()}", file=sys.stderr)
+        print(f"{name}: {' '.join(str(word).partition(chr(10))[0] for word in line)}", file=sys.stderr)
         begun = time.perf_counter()
         ended = subprocess.run(
             [str(word) for word in line], cwd=self.work, env=self._environment, stdout=subprocess.PIPE, text=True
@@ -111,6 +111,7 @@ def measure(output: Path, python: str, encoder: Path | None) -> dict[str, Any]:
         shown = steps.run(name, "bert-jax", "--version").strip()
     for name in ("import_first", "import"):
         steps.run(name, "python", "-c", IMPORT)
+    steps.run("import_load", "python", "-c", f"{IMPORT}\n\nbert_jax.load")  # which imports jax
     if encoder is None:
         steps.run("quickstart", *QUICKSTART.split())
         encoder = steps.work / "runs" / "quickstart" / "exported"

@@ -26,6 +26,7 @@ from website.code_blocks import COMMAND, code_blocks
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCUMENTS, *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
 MODULE = re.compile(r"python -m ((?:bert_jax|data_prep|benchmarks)\.\w+)")
 SHORT = re.compile(r"\bbert-jax ([a-z][\w-]*)")
 PATH = re.compile(r"(?<![\w/.-])((?:configs|data_prep|bert_jax|benchmarks|docs|tests)/[\w./-]*\w)")
@@ -89,7 +90,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
 LINES = [
     pytest.param(line, id=f"{document.name}-{line[:60]}")
-    for document in [*DOCUMENTS, *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
+    for document in PAGES
     for line in commands(document.read_text(encoding="utf-8"))
     if MODULE.search(line)
 ]
@@ -117,6 +118,14 @@ def test_lines_are_found() -> None:
     modules = {MODULE.search(line.values[0])[1] for line in LINES}  # type: ignore[index]
     assert {"data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"} <= modules
     assert len(LINES) > 15
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+def test_every_block_with_a_command_has_a_mark(document: Path) -> None:
+    for block in code_blocks(document.read_text(encoding="utf-8")):
+        place = f"{document.name}, line {block.start + 1}"
+        marks = "<!-- run -->, <!-- checked --> or <!-- not run: REASON -->"
+        assert block.mark or not block.has_command, f"{place}: write {marks} above the block, whichever is true"
 
 
 def test_parts_that_a_scheduler_numbers_have_outputs_of_their_own() -> None:

@@ -13,7 +13,7 @@ import pytest
 import bert_jax
 from bert_jax import command
 from bert_jax.config import FinetuneConfig, PretrainConfig, to_dict
-from website import code_blocks, config_keys, figure, links, reference
+from website import code_blocks, config_keys, figure, links, notebooks, reference
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = """\
@@ -127,6 +127,27 @@ def test_code_blocks_are_found_with_their_marks():
         assert block.code.splitlines()[0] in "\n".join(lines)
 
 
+def test_a_notebook_becomes_a_page_with_its_code_and_what_it_printed():
+    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        assert f"docs/notebooks/{path.name}" in links.PAGES, "add the notebook to PAGES in website/links.py"
+    shown = {"text/plain": ["<HTML>"], "text/html": ["<b>x</b>\n\n<i>y</i>"]}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text"]},
+        {
+            "cell_type": "code",
+            "source": ["a = 1\n", "a"],
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["line\n"]},
+                {"output_type": "execute_result", "data": {"text/plain": ["1"]}},
+                {"output_type": "display_data", "data": shown},
+            ],
+        },
+    ]
+    page = notebooks.page(json.dumps({"cells": cells}))
+    assert page.startswith("# Title\nText\n\n```python\na = 1\na\n```\n\n```text\nline\n```\n\n```text\n1\n```")
+    assert page.endswith("<div>\n<b>x</b>\n<i>y</i>\n</div>\n")
+
+
 def test_every_page_has_a_place_in_the_navigation():
     nav = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert len(nav) == len(set(nav))
@@ -136,11 +157,26 @@ def test_every_page_has_a_place_in_the_navigation():
     assert generated == {page for page in nav if page.startswith("reference/")}
 
 
+def test_the_pages_that_people_write_stay_short():
+    """Their words outside code blocks, tables and comments; without the changelog, decisions and the data format.
+
+    Before you raise the limit, look for what another page says already.
+    """
+    written = {*links.PAGES, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
+    written -= {"CHANGELOG.md", "docs/data_format.md"}
+    words = 0
+    for page in (name for name in written if name.endswith(".md")):
+        lines = [line for _, line in code_blocks.outside_of_code((ROOT / page).read_text(encoding="utf-8"))]
+        words += sum(len(line.split()) for line in lines if not re.match(r"\s*(\||<!--.*-->$)", line))
+    assert words <= 17_500, f"{words} words"
+
+
 @pytest.mark.parametrize(
     ("page", "target", "found"),
     [
         ("index.md", "docs/install.md", "install.md"),
         ("index.md", "docs/decisions", "decisions/index.md"),
+        ("index.md", "docs/notebooks/domain_adaptation.ipynb", "notebooks/domain_adaptation.md"),
         ("index.md", "benchmarks/results/README.md#x", "results.md#x"),
         ("recipes.md", "../CHANGELOG.md", "changelog.md"),
         ("recipes.md", "scaling.md#speed", "scaling.md#speed"),

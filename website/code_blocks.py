@@ -1,16 +1,18 @@
 """The code blocks of a Markdown document, and the marks that say which of them the tests run.
 
 A comment directly above a block is its mark. `<!-- run -->`: a slow test runs the block, after the earlier ones of the
-document and in the same folder. `<!-- not run: REASON -->`: no test runs it. The flags and configuration keys of every
-command are checked by a test in either case (tests/test_readme.py).
+document and in the same folder. `<!-- checked -->`: a test checks the flags and configuration keys of its commands, and
+does not run them. `<!-- not run: REASON -->`: the same, with the reason. Every block with a command has a mark
+(tests/test_readme.py).
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"( *)(```+|~~~+) *([\w-]*)")
-_MARK = re.compile(r"<!-- *(?:(run)|not run: *(.+?)) *-->")
+_MARK = re.compile(r"<!-- *(?:(run|checked)|not run: *(.+?)) *-->")
 _PREFIX = r"(?:\$ |\w+=\S* |srun (?:-\S+ )*|exec |nice (?:-n \d+ )?)*"  # what may stand before a command on its line
 COMMAND = re.compile(rf"\s*{_PREFIX}(?:\.venv/bin/)?(?:python -m (?:bert_jax|data_prep|benchmarks)|bert-jax [a-z])")
 
@@ -20,7 +22,7 @@ class CodeBlock:
     """A fenced block, or one that is indented by four spaces after an empty line.
 
     start, end   its lines in the document, from 0; end is the line after the block
-    mark         "run", "not run", or "" without a mark
+    mark         "run", "checked", "not run", or "" without a mark
     reason       why it is not run
     """
 
@@ -79,5 +81,4 @@ def _marked(lines: list[str], block: CodeBlock) -> CodeBlock:
         above -= 1
     if above < 0 or not (found := _MARK.fullmatch(lines[above].strip())):
         return block
-    mark = "run" if found[1] else "not run"
-    return CodeBlock(block.start, block.end, block.language, block.code, mark, found[2] or "")
+    return dataclasses.replace(block, mark=found[1] or "not run", reason=found[2] or "")
