@@ -45,7 +45,9 @@ def emulator(bucket: str = "bucket") -> Iterator[dict[str, str]]:
         request.add_header("Content-Type", "application/json")
         urllib.request.urlopen(request).close()
         try:
-            yield variables(url)
+            # pyarrow holds the interpreter's lock while it waits for some answers, which the proxy, a thread of this
+            # process, could not give. It needs no preconditions.
+            yield variables(url) | {"CLOUD_STORAGE_EMULATOR_ENDPOINT": behind}
         finally:
             proxy.shutdown()
             proxy.server_close()

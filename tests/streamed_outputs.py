@@ -1,4 +1,4 @@
-"""Outputs of many different rows, and a store that serves them."""
+"""Outputs of many different rows, and stores that serve them."""
 
 import json
 import shutil
@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks.emulated_store import EmulatedStore, as_pyarrow
 from bert_jax.data.shards import open_dataset, write_shard
+from bert_jax.data.streamed_dataset import open_streamed
 from bert_jax.storage import remote
+from data_prep import copy_examples
 
 
 def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, first: int = 0) -> Path:
@@ -43,3 +45,14 @@ def served(output: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedStore:
     pretended = as_pyarrow(emulated)
     monkeypatch.setattr(remote, "open_store", lambda address: (pretended, address[5:].partition("/")[2]))
     return emulated
+
+
+def check_streaming(output: Path, address: str, cache: Path) -> None:
+    """Copies an output to a store, streams rows from there, and compares them with those on disk."""
+    copy_examples.copy(str(output), address)
+    dataset, streamed = open_dataset(output, "train"), open_streamed(address, 1e6, str(cache), True, print)
+    assert (streamed.fingerprint, streamed.rows) == (dataset.fingerprint, dataset.rows)
+    numbers = np.array([dataset.rows - 1, 0, 7])
+    for ours, theirs in zip(streamed.gather(numbers), dataset.gather(numbers), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert open_dataset(streamed.directory, "eval").rows == open_dataset(output, "eval").rows

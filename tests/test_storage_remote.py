@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
+from streamed_outputs import check_streaming
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.storage import listing
@@ -41,8 +42,8 @@ def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
         assert found == [f"gs://{path}" for path in sorted(wanted)], pattern
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[fs.FileSystem]:
     """A bucket "books" of a real S3 server on this machine."""
     if importlib.util.find_spec("moto") is None:
         pytest.skip("moto[server] is not installed: it is the S3 server of this test")
@@ -51,13 +52,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     try:
-        store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
-        store.create_dir("books")
-        yield store
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ACCESS_KEY_ID", "key")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+            patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+            store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
+            store.create_dir("books")
+            yield store
     finally:
         server.stop()
 
@@ -102,6 +104,11 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
         with pytest.raises(UserError, match=message) as raised:
             read(pattern)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_rows_are_streamed_from_shards_in_s3(bucket, shards_dir, tmp_path):
+    check_streaming(shards_dir, "s3://books/shards/sample", tmp_path / "cache")
 
 
 def test_folder_is_written_listed_read_and_removed(tmp_path):

@@ -1,5 +1,6 @@
 """Runs in Google Cloud Storage, on an emulator of this machine: checkpoints, commands, kills and what is refused."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import chaos, gcs_emulator, store_kills
@@ -23,11 +25,13 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict
 from bert_jax.storage import holder
 from bert_jax.storage.location import Location, check_access, location
+from bert_jax.storage.remote import Folder
 from bert_jax.storage.stored_hold import open_objects
 from bert_jax.train.branch import open_branch
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import latest_step, read_config, read_params, write_params
+from data_prep.readers import Corpus, find_sources
 
 pytestmark = pytest.mark.skipif(bool(gcs_emulator.missing()), reason=gcs_emulator.missing() or "installed")
 
@@ -146,6 +150,21 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(trained, shard
     pretrain.main(arguments(shards_dir, "gs://bucket/trained", 6, "--config.checkpoint.keep=1"))
     assert "resuming from step 4 of gs://bucket/trained" in capsys.readouterr().err
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_text_is_read_and_rows_are_streamed_from_the_store(shards_dir, tmp_path, monkeypatch):
+    """By pyarrow, which also needs credentials: a service account, whose key signs its own tokens."""
+    from cryptography.hazmat.primitives import serialization  # which the extra `stores` brings
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = rsa.generate_private_key(65537, 2048).private_bytes(*form).decode()
+    account = {"type": "service_account", "client_email": "nobody@localhost", "private_key": pem, "private_key_id": "1"}
+    (tmp_path / "account.json").write_text(json.dumps(account | {"token_uri": "http://localhost"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    Folder("gs://bucket/text").write("deep/a.txt.gz", gzip.compress(b"One.\n\nTwo.\n"))
+    assert list(Corpus(find_sources("gs://bucket/text/**/*.txt*")).documents()) == ["One.", "Two."]
+    check_streaming(shards_dir, "gs://bucket/shards/sample", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
