@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.tasks.example import LabelledRows, Split, TaskRows, spans
@@ -47,6 +47,7 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert one.rows_at(3) == len(one.batch(3).labels) == 8
 
 
+@settings(max_examples=40)
 @given(
     count=st.integers(1, 40),
     batch_size=st.integers(1, 50),
@@ -114,6 +115,7 @@ def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
     assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {16, 32, 48, 64, 70}
 
 
+@settings(max_examples=40)
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 20), pool=st.integers(1, 9), steps=st.integers(0, 30))
 def test_the_first_steps_of_each_length_have_different_lengths(
     count: int, batch_size: int, pool: int, steps: int
