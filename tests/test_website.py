@@ -168,7 +168,7 @@ def test_the_pages_that_people_write_stay_short():
     for page in (name for name in written if name.endswith(".md")):
         lines = [line for _, line in code_blocks.outside_of_code((ROOT / page).read_text(encoding="utf-8"))]
         words += sum(len(line.split()) for line in lines if not re.match(r"\s*(\||<!--.*-->$)", line))
-    assert words <= 17_500, f"{words} words"
+    assert words <= 18_500, f"{words} words"
 
 
 @pytest.mark.parametrize(
