@@ -145,7 +145,7 @@ def test_a_notebook_becomes_a_page_with_its_code_and_what_it_printed():
     ]
     page = notebooks.page(json.dumps({"cells": cells}))
     assert page.startswith("# Title\nText\n\n```python\na = 1\na\n```\n\n```text\nline\n```\n\n```text\n1\n```")
-    assert page.endswith("<div>\n<b>x</b>\n<i>y</i>\n</div>\n")
+    assert page.endswith('<div class="output">\n<b>x</b>\n<i>y</i>\n</div>\n')
 
 
 def test_every_page_has_a_place_in_the_navigation():

@@ -21,6 +21,6 @@ def _parts(cells: list[Mapping[str, Any]]) -> Iterator[str]:
             shown = output.get("data", {})
             if html := "".join(shown.get("text/html", ())):
                 lines = (line for line in html.splitlines() if line.strip())  # an empty one would end the HTML
-                yield "\n".join(["<div>", *lines, "</div>"])
+                yield "\n".join(['<div class="output">', *lines, "</div>"])
             elif text := "".join(shown.get("text/plain", output.get("text", ()))).rstrip():
                 yield f"```text\n{text}\n```"
