@@ -17,7 +17,7 @@ FOLLOW, WANDB, MLFLOW = (block.code for block in code_blocks(PAGE.read_text(enco
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has logged two steps and a part of a third, and that goes on while the program waits."""
+    """A run that has logged two steps and a part of a third, and continues while the program waits."""
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text('{"seed": 3}')

@@ -33,7 +33,7 @@ class Merging:
         self._chosen: dict[int, np.ndarray] = {}  # of each unit that has bands, the numbers of the kept documents
 
     def add_others(self, folder: Path) -> None:
-        """Counts all documents of another output as seen (--against), also those that are near-duplicates of others.
+        """Counts all documents of another output as seen (--against), also where one is a near-duplicate of another.
 
         Raises OSError for a missing file.
         """
