@@ -49,6 +49,6 @@ def test_a_short_run_trains_teacher_and_students_and_prints_what_they_keep(tmp_p
     bert_jax_export.write(random_checkpoint(tmp_path / "words", TINY), tmp_path / "start")
     options = {"model": tmp_path / "start", "runs": tmp_path / "runs", "tasks": "mrpc", "seeds": 2, "steps": 2}
     distillation.main([f"--{key}={value}" for key, value in options.items()])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["mrpc"]
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["mrpc"]
     assert (found["teacher"]["seeds"], found["student"]["seeds"], found["alone"]["seeds"]) == (1, 2, 2)
     assert open_checkpoint(tmp_path / "runs" / "mrpc-student").model.layers == 2
