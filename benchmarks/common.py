@@ -98,12 +98,13 @@ def shared_data() -> Path | None:
     return Path(folder).absolute() if folder else None
 
 
-def run_command(line: Sequence[str]) -> str:
+def run_command(line: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     """Runs a command in this checkout, passes SIGTERM on to it, and returns what it prints.
 
-    Raises Stopped if a signal stopped it, and UserError if it failed.
+    variables are added to its environment. Raises Stopped if a signal stopped it, and UserError if it failed.
     """
-    with subprocess.Popen(line, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | dict(variables or {})
+    with subprocess.Popen(line, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment) as process:
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
             printed, _ = process.communicate()

@@ -1,6 +1,7 @@
-"""Compares fine-tuning with transformers: examples per second on a CPU, or scores of several seeds on a GLUE task.
+"""Compares fine-tuning with transformers on a GLUE task: examples per second, time of a whole command, or scores.
 
     python -m benchmarks.finetune --model FOLDER --peer_python PYTHON                     speed on MRPC
+    python -m benchmarks.finetune --part whole --model FOLDER --peer_python PYTHON
     python -m benchmarks.finetune --part parity --task stsb --model FOLDER --peer_python PYTHON
 
 FOLDER is a model in Hugging Face layout. The results in benchmarks/results are for all-MiniLM-L6-v2, a BERT of 6
@@ -10,6 +11,8 @@ decay 0.01, clipping at 1, at most 128 tokens, and the model's dropout.
 
 speed   whole training steps including batches, in turns. bert_jax groups rows by length; the peer pads to the longest
         row of a batch (DataCollatorWithPadding). Compilation is not included; compile_seconds gives its time.
+whole   the seconds of a whole command that trains one seed and evaluates it, imports and compilation included, with an
+        empty cache of compiled programs. Each program reads the rows that it trains on and the model from files.
 parity  both programs train `--seeds` times and evaluate the dev file. The line gives the difference of the means, and
         twice its standard error, which the difference should not exceed.
 """
@@ -18,6 +21,7 @@ import contextlib
 import json
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -161,6 +165,37 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         )
 
 
+def measure_whole(flags: Any, config: FinetuneConfig) -> None:
+    """Prints the seconds from the start of each command to its result."""
+    versions: dict[str, str] = {}
+    theirs: float | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["optimizer.learning_rate=5e-5", f"epochs={config.epochs:g}", f"batch_size={config.batch_size}"]
+        options += [f"task.max_length={config.task.max_length}", f"init_from={flags.model.absolute()}"]
+        line = [sys.executable, *common.glue_command(flags.task, Path(folder) / "run", options)]
+        start = time.perf_counter()
+        common.run_command(line, {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "programs")})
+        ours = time.perf_counter() - start
+        result = json.loads((Path(folder) / "run" / "result.json").read_text(encoding="utf-8"))
+        scores = {name: [result["metrics"][name]["mean"]] for name in SCORES[flags.task]}
+        if flags.peer_python:
+            line = peer_line(flags, config, "0", Path(folder))
+            start = time.perf_counter()
+            versions, answers = peer_answers(line)
+            theirs = time.perf_counter() - start
+            scores = {name: [*values, answers[0][name]] for name, values in scores.items()}
+    common.emit(
+        f"whole fine-tuning on {flags.task}, {jax.default_backend()}",
+        ours,
+        "s",
+        peer="transformers, torch, float32, dynamic padding" if flags.peer_python else None,
+        peer_value=theirs,
+        settings={"epochs": config.epochs, "batch_size": config.batch_size, "scores": scores},
+        peer_versions=versions,
+        lower_is_better=True,
+    )
+
+
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> list[str]:
     """The command that starts the peer, with the rows as bert_jax reads them in a file of the folder."""
     task, files = registry.resolve(config.task)
@@ -200,15 +235,18 @@ def compared(values: Sequence[float], peers: Sequence[float]) -> dict[str, Any]:
     return found
 
 
+PARTS = {"speed": measure_speed, "whole": measure_whole, "parity": measure_parity}
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.finetune", __doc__ or "")
     add = parser.add_argument
-    add("--part", choices=("speed", "parity"), default="speed", help="what to measure (default: speed)")
+    add("--part", choices=tuple(PARTS), default="speed", help="what to measure (default: speed)")
     add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")
     add("--task", choices=sorted(SCORES), default="mrpc", help="GLUE task (default: mrpc)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
     add("--seeds", type=int, default=3, help="parity: runs of each program (default: 3)")
-    add("--epochs", type=float, default=3.0, help="parity: epochs (default: 3)")
+    add("--epochs", type=float, default=3.0, help="whole, parity: epochs (default: 3)")
     add("--workdir", type=Path, help="parity: folder for the runs of bert_jax (default: a temporary one)")
     add("--rounds", type=int, default=4, help="speed: turns of each program (default: 4)")
     add("--steps", type=int, default=32, help="speed: steps per turn (default: 32, one pool)")
@@ -216,7 +254,7 @@ def main(arguments: Sequence[str]) -> None:
     flags = parser.parse_args(arguments)
     keep_freed_memory()
     config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)
-    (measure_speed if flags.part == "speed" else measure_parity)(flags, config)
+    PARTS[flags.part](flags, config)
 
 
 if __name__ == "__main__":
