@@ -160,7 +160,7 @@ def test_every_page_has_a_place_in_the_navigation():
 def test_the_pages_that_people_write_stay_short():
     """Their words outside code blocks, tables and comments; without the changelog, decisions and the data format.
 
-    Before you raise the limit, look for what another page says already. All words of the README count for its own limit.
+    Before you raise a limit, look for what another page says already. In the README, all words count.
     """
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
     written = {*links.PAGES, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
