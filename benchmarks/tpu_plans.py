@@ -6,16 +6,10 @@ Each plan is stored as JSON in the folder of --plans; existing plans are not rec
 printed with the command of each plan. Needs libtpu (pip install '.[tpu]') but no TPU; a plan takes minutes.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from benchmarks import common
+from benchmarks import plan_tables
+from benchmarks.plan_tables import Found, PagePlan, PlanTable
 from bert_jax import command
 
 DEVICES = 16
@@ -36,19 +30,6 @@ FLASH = "--config.model.attention=flash"
 MANY = "--config.mesh.fsdp=16"  # for 256 chips
 SCAN = "--config.model.layer_loop=scan"
 ZERO = "--config.mesh.shard_optimizer=True"
-
-
-@dataclass(frozen=True)
-class PagePlan:
-    """One plan of the page: the name of its file, its title, and its arguments."""
-
-    name: str
-    title: str
-    arguments: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        return "python -m bert_jax.plan " + " ".join(self.arguments)
 
 
 def page_plans() -> list[PagePlan]:
@@ -88,23 +69,7 @@ def _plan(name: str, topology: str, size: str, seq_len: int, batch: int, parts: 
     return PagePlan(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 
-def make(plan: PagePlan, folder: Path) -> None:
-    """Runs the command of the plan, which writes its JSON file to the folder."""
-    file = folder / f"{plan.name}.json"
-    line = [sys.executable, "-m", "bert_jax.plan", *plan.arguments, "--json", str(file.absolute())]
-    subprocess.run(line, cwd=common.REPOSITORY, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-
-
-def page_of(plans: Sequence[tuple[PagePlan, dict[str, Any]]]) -> str:
-    """The table of docs/tpu_plan.md."""
-    columns = ["model", "slice", "rows a step", "fits", "a device", "a step", "MFU"]
-    columns += ["without Pallas", "at best", "tokens a second"]
-    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
-    return "\n".join([*rows, ""])
-
-
-def _row(plan: PagePlan, found: dict[str, Any]) -> list[str]:
+def _cells(plan: PagePlan, found: Found) -> list[str]:
     memory = found["memory_bytes"]
     cells = [
         plan.title,
@@ -126,28 +91,19 @@ def _row(plan: PagePlan, found: dict[str, Any]) -> list[str]:
     return [*cells, *speed]
 
 
-BEGIN, END = "<!-- plans: benchmarks/tpu_plans.py -->\n", "<!-- end of plans -->\n"
+TABLE = PlanTable(
+    "<!-- plans: benchmarks/tpu_plans.py -->\n",
+    (
+        *("model", "slice", "rows a step", "fits", "a device", "a step", "MFU"),
+        *("without Pallas", "at best", "tokens a second"),
+    ),
+    _cells,
+    tuple(page_plans()),
+)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.tpu_plans", __doc__ or "")
-    parser.add_argument("--plans", type=Path, required=True, help="the folder of the plans' JSON files")
-    parser.add_argument("--only", default="", help="make only plans whose name begins with this")
-    parser.add_argument("--page", type=Path, help="write the table into this page, between its two markers")
-    flags = parser.parse_args(arguments)
-    flags.plans.mkdir(parents=True, exist_ok=True)
-    plans = page_plans()
-    for plan in plans:
-        if plan.name.startswith(flags.only) and not (flags.plans / f"{plan.name}.json").exists():
-            make(plan, flags.plans)
-    files = [(plan, flags.plans / f"{plan.name}.json") for plan in plans]
-    found = [(plan, json.loads(file.read_text(encoding="utf-8"))) for plan, file in files if file.exists()]
-    if flags.page:
-        before, rest = flags.page.read_text(encoding="utf-8").split(BEGIN)
-        flags.page.write_text(before + BEGIN + page_of(found) + END + rest.split(END)[1], encoding="utf-8")
-    else:
-        print(page_of(found))
-        print("\n".join(plan.line for plan in plans))
+    plan_tables.update([TABLE], plan_tables.parser("benchmarks.tpu_plans", __doc__ or "").parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,137 @@
+"""Plans of BERT and ModernBERT on H100, and the tables of docs/gpu_plan.md that show them.
+
+    python -m benchmarks.gpu_plans --plans benchmarks/results/gpu_plans [--only h100_base] [--page docs/gpu_plan.md]
+
+Each plan is stored as JSON in the folder of --plans; existing plans are not recomputed. Without --page, the tables are
+printed with the command of each plan. Needs jax's CUDA plugin (pip install '.[gpu12]') but no GPU; a plan takes
+minutes. The plans of packed rows need --shards, the output of
+
+    python -m data_prep.build_examples --input 'data_prep/sample/books/*.txt.xz' --tokenizer bert-base-uncased.txt \\
+        --output SHARDS --objective single --pack 8 --seq_len 512
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import plan_tables
+from benchmarks.plan_tables import SHARDS, Found, PagePlan, PlanTable
+from bert_jax import command
+
+TOKENS = 32_768  # of a GPU in a step, in one microbatch
+MATMUL_FLOPS = 790e12  # a second, which a large matmul reaches on an H100 (docs/gpu_plan.md)
+TRITON = "--config.model.attention=triton"
+NO_DROPOUT = "--config.model.attention_dropout=0.0"  # of attention, without which cuDNN computes it
+SCAN = "--config.model.layer_loop=scan"
+PACKED = (f"--config.data.train={SHARDS}", "--config.next_sentence=False")
+KERNELS = {"cudnn": "cuDNN"}  # the names of the page, where they differ
+
+
+def base_plans() -> tuple[PagePlan, ...]:
+    """The plans of BERT-Base."""
+
+    def plan(name: str, length: int, gpus: int, *more: str) -> PagePlan:
+        return _plan(name, "BERT-Base", "bert_base", length, gpus, *more)
+
+    return (
+        plan("h100_base_128", 128, 1),
+        plan("h100_base_128_triton", 128, 1, TRITON),
+        plan("h100_base_512_triton", 512, 1, TRITON),
+        plan("h100_base_512", 512, 1, NO_DROPOUT),
+        plan("h100_8_base_128", 128, 8),
+        plan("h100_8_base_512", 512, 8, NO_DROPOUT),
+    )
+
+
+def other_plans() -> tuple[PagePlan, ...]:
+    """The plans of larger models and longer rows."""
+
+    def large(name: str, title: str, gpus: int, *more: str) -> PagePlan:
+        return _plan(name, title, "bert_large", 512, gpus, NO_DROPOUT, *more)
+
+    def modern(name: str, length: int, gpus: int, *more: str) -> PagePlan:
+        return _plan(name, "ModernBERT-Base, scan", "modernbert", length, gpus, SCAN, *more)
+
+    longer = "--config.model.max_positions=8192"
+    return (
+        large("h100_large_512_packed", "BERT-Large, packed", 1, *PACKED),
+        large("h100_large_512_packed_scan", "the same, scan", 1, *PACKED, SCAN),
+        large("h100_large_512_scan", "BERT-Large, scan", 1, SCAN),
+        large("h100_8_large_512_scan", "BERT-Large, scan", 8, SCAN),
+        modern("h100_modernbert_1024", 1024, 1),
+        modern("h100_8_modernbert_1024", 1024, 8),
+        modern("h100_modernbert_8192", 8192, 1, longer),
+        modern("h100_8_modernbert_8192", 8192, 8, longer),
+    )
+
+
+def _plan(name: str, title: str, recipe: str, length: int, gpus: int, *more: str) -> PagePlan:
+    arguments = [f"--config=configs/{recipe}.py", f"--topology=h100:{gpus}", f"--seq_len={length}"]
+    arguments += [f"--config.batch_size={TOKENS // length * gpus}", "--config.microbatches=1"]
+    return PagePlan(name, title, (*arguments, *more))
+
+
+def _base_cells(plan: PagePlan, found: Found) -> list[str]:
+    dropped = "" if found["model"]["attention_dropout"] else ", no dropout there"
+    share = found["flops"]["model"] / found["devices"] / found["step_seconds"] / MATMUL_FLOPS
+    bounds = [f"{share:.1%}", f"{found['mfu_at_most']:.0%}"]
+    return [_length(found), _attention(found) + dropped, *_step(found), *bounds, _traffic(found), _speed(found)]
+
+
+def _other_cells(plan: PagePlan, found: Found) -> list[str]:
+    return [plan.title, _length(found), *_step(found), _traffic(found), _attention(found), _speed(found)]
+
+
+STEP = ("GPUs", "rows a step", "a device", "a step", "MFU")
+
+
+def _step(found: Found) -> list[str]:
+    """The cells of the columns STEP."""
+    memory = f"{found['memory_bytes']['total'] / 2**30:.1f} GiB"
+    return [
+        f"{found['devices']}",
+        f"{found['batch_size']:,}",
+        memory if found["fits"] else f"{memory}, does not fit",
+        f"{found['step_seconds'] * 1e3:.1f} ms",
+        f"{found['mfu']:.1%}",
+    ]
+
+
+def _length(found: Found) -> str:
+    return f"{found['rows']['seq_len']:,}"
+
+
+def _attention(found: Found) -> str:
+    return ", ".join(KERNELS.get(name, name) for name in found["attention"])
+
+
+def _traffic(found: Found) -> str:
+    return f"{found['roofline']['traffic'] / 1e9:.1f} GB"
+
+
+def _speed(found: Found) -> str:
+    return f"{found['tokens_per_second']:,.0f}"
+
+
+BASE = PlanTable(
+    "<!-- plans: benchmarks/gpu_plans.py, BERT-Base -->\n",
+    ("T", "attention", *STEP, "share", "at best", "memory traffic", "tokens a second"),
+    _base_cells,
+    base_plans(),
+)
+OTHERS = PlanTable(
+    "<!-- plans: benchmarks/gpu_plans.py, other models -->\n",
+    ("model", "T", *STEP, "memory traffic", "attention", "tokens a second"),
+    _other_cells,
+    other_plans(),
+)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = plan_tables.parser("benchmarks.gpu_plans", __doc__ or "")
+    parser.add_argument("--shards", type=Path, help="the folder of the shards of packed rows")
+    flags = parser.parse_args(arguments)
+    plan_tables.update([BASE, OTHERS], flags, flags.shards)
+
+
+if __name__ == "__main__":
+    command.run(main)
