@@ -377,7 +377,7 @@ def test_the_cost_model_is_asked_only_for_gpus_that_it_has(program, step):
 @pytest.mark.slow
 @pytest.mark.skipif(
     not any(importlib.util.find_spec(plugin) for plugin in gpu_topology.PLUGINS),
-    reason="jax's CUDA plugin is not installed (extra gpu or gpu12)",
+    reason="jax's CUDA plugin is not installed (extra gpu12 or gpu)",
 )
 def test_a_real_plan(tmp_path):
     file = tmp_path / "plan.json"

@@ -165,7 +165,8 @@ class AbstractStep:
         key = _key(self.config.prng)
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
-        with jax.set_mesh(self.mesh):
+        # tokamax chooses its kernel by the default device.
+        with jax.set_mesh(self.mesh), jax.default_device(self.mesh.devices.flat[0]):
             state = self.state()
             return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 

@@ -2,12 +2,15 @@
 
 import importlib.util
 
+import jax.numpy as jnp
+from absl import flags
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.placement import Placement
 
 PACKAGE = "tokamax"
 HEAD_MULTIPLE = 8
+BLOCK = 128  # queries that the kernel for Hopper takes together; with a range for each, it takes whole blocks only
 GENERATIONS = ("9", "10")  # compute capabilities: Hopper, Blackwell. Its backward pass has no kernel for others.
 
 
@@ -37,9 +40,17 @@ def tokamax_attention(
     # Imported here, since the package is optional.
     from tokamax._src.ops.attention import api, base
 
+    # tokamax defines flags of absl, and parses sys.argv for them, which has the flags of a command of bert_jax.
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
     def attend(query: Array, key: Array, value: Array, start: Array, end: Array) -> Array:
+        count = query.shape[1]
+        added = ((0, 0), (0, -count % BLOCK))  # these queries see all keys, and their results are dropped
+        query = jnp.pad(query, (*added, (0, 0), (0, 0)))
+        start, end = jnp.pad(start, added), jnp.pad(end, added, constant_values=key.shape[1])
         ranges = base.Mask(k_start=start[:, None], k_end=end[:, None])
-        return api.IMPLEMENTATIONS[implementation](query, key, value, mask=ranges)
+        return api.IMPLEMENTATIONS[implementation](query, key, value, mask=ranges)[:, :count]
 
     names = ("heads", "heads", "heads", "sequence_ids", "sequence_ids")
     return placement.shard_kernel(attend, names)(query, key, value, start, end)
