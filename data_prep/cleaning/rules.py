@@ -7,8 +7,8 @@ gopher_repetition  the same, table A1: repeated lines, paragraphs and n-grams
 fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
 
 Words are what white space separates, so these rules are for languages that write spaces; c4 and the common words of
-gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, which computes words by
-another tokenizer, and so decides a few borderline documents differently.
+gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from what
+benchmarks/cleaning.py lists, which compares both.
 """
 
 import re
@@ -23,8 +23,8 @@ from bert_jax.array_types import UInt64
 Rule = Callable[[str], tuple[str, str]]
 
 _PARAGRAPH = re.compile(r"\n{2,}")
-_LETTER = re.compile(r"[^\W\d_]")
-_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+_AROUND_WORDS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~“”‘’«»„…—–"
 
 # google-research/text-to-text-transfer-transformer and tensorflow_datasets, text/c4_utils.py
 _C4_ENDS = (".", "?", "!", '"', "'")
@@ -58,49 +58,52 @@ def c4(text: str) -> tuple[str, str]:
     kept = []
     sentences = 0
     for line in text.splitlines():
-        words = line.split()
-        if len(words) < _C4_LEAST_WORDS or any(len(word) > _C4_LONGEST_WORD for word in words):
+        if len(line) > _C4_LONGEST_WORD and any(len(word) > _C4_LONGEST_WORD for word in line.split()):
             continue
         line = _C4_CITATION.sub("", line.strip())
-        if not line.endswith(_C4_ENDS) or line.endswith("..."):
+        if not line.endswith(_C4_ENDS) or line.endswith("...") or len(line.split()) < _C4_LEAST_WORDS:
             continue
         lowered = line.lower()
         if "lorem ipsum" in lowered:
             return text, "c4_lorem_ipsum"
-        if "javascript" in lowered or any(phrase in lowered for phrase in _C4_POLICY):
+        if "javascript" in lowered:
             continue
         if "{" in line:
             return text, "c4_curly_bracket"
+        if any(phrase in lowered for phrase in _C4_POLICY):
+            continue
         sentences += len(_C4_SENTENCE.findall(line)) or 1
         kept.append(line)
     if sentences < _C4_LEAST_SENTENCES:
         return text, "c4_few_sentences"
-    return "\n".join(kept), ""
+    return "\n".join(kept).strip(), ""
 
 
 def gopher(text: str) -> tuple[str, str]:
     words = text.split()
-    spoken = [word for word in words if word not in _PUNCTUATION]
+    spoken = [word for word in words if word.isalnum() or _LETTER_OR_DIGIT.search(word)]
     count = len(spoken)
     if not _WORDS[0] <= count <= _WORDS[1]:
         return text, "gopher_length"
     if not _MEAN_LETTERS[0] <= sum(map(len, spoken)) / count <= _MEAN_LETTERS[1]:
         return text, "gopher_word_length"
     symbols = text.count("#"), text.count("...") + text.count("…")
-    if max(symbols) > _MOST_SYMBOLS_A_WORD * count:
+    if max(symbols) > _MOST_SYMBOLS_A_WORD * len(words):
         return text, "gopher_symbols"
     lines = [line for line in text.splitlines() if line.strip()]
     if sum(line.lstrip().startswith(_BULLETS) for line in lines) > _MOST_BULLETS * len(lines):
         return text, "gopher_bullets"
     if sum(line.rstrip().endswith(("...", "…")) for line in lines) > _MOST_ELLIPSES * len(lines):
         return text, "gopher_ellipses"
-    if sum(_LETTER.search(word) is not None for word in words) < _LEAST_WITH_LETTERS * count:
+    with_letters = sum(word[0].isalpha() or any(map(str.isalpha, word)) for word in spoken)
+    if with_letters < _LEAST_WITH_LETTERS * len(words):
         return text, "gopher_letters"
-    common = 0
-    for word in words:
-        common += word.lower() in _COMMON_WORDS
-        if common == _LEAST_COMMON_WORDS:
-            return text, ""
+    common = set()
+    for word in spoken:
+        if (bare := word.strip(_AROUND_WORDS).lower()) in _COMMON_WORDS:
+            common.add(bare)
+            if len(common) == _LEAST_COMMON_WORDS:
+                return text, ""
     return text, "gopher_common_words"
 
 
