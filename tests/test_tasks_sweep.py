@@ -68,14 +68,25 @@ def test_the_best_run_has_the_rate_with_the_best_mean():
     assert found["metrics"]["f1"]["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
     assert [each["metrics"]["f1"]["mean"] for each in found["learning_rates"]] == [0.5, pytest.approx(0.65), None]
     sweep, shown = results.tables(found)
-    assert shown.caption == f"another model: published figures of {published.MODEL}"
+    assert shown.caption == f"another model: published figures of {published.FIGURES['mrpc'].source}"
     assert [list(column.cells) for column in shown.columns][-1] == ["0.8900"]
     assert list(sweep.columns[1].cells) == ["0.5000", "0.6500", "-"]
 
 
 def test_published_scores_have_known_tasks_and_metrics():
     for name, figures in published.FIGURES.items():
-        assert set(figures) <= set(registry.TASKS[name].task.metrics), name
+        metrics = {metric.removeprefix("test_") for metric in figures.metrics}
+        assert metrics <= set(registry.TASKS[name].task.metrics), name
+
+
+def test_published_scores_are_shown_of_the_task_that_was_measured_alone():
+    """A user's own file, other training questions or another split have none."""
+    trial = Trial(0, 1.0, "run")
+    for name, cells in (("conll2003", ["0.9640", "0.9240"]), ("own", None), ("new_wiki", None)):
+        (shown,) = results.tables(results.result(name, "f1", {trial: {"f1": 0.9, "test_f1": 0.8}}, {trial: 3}, {}))
+        others = [list(column.cells) for column in shown.columns if column.header == "another model"]
+        assert others == ([cells] if cells else []), name
+        assert (shown.caption is None) == (cells is None)
 
 
 def test_a_run_stops_after_several_evaluations_without_a_better_one():

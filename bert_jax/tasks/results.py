@@ -121,17 +121,17 @@ def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """Tables of a result: the metrics by seed, next to published figures of another model; and a sweep by rate."""
-    seeds, others = found["seeds"], published.FIGURES.get(found["task"], {})
+    seeds, others = found["seeds"], published.FIGURES.get(found["task"])
     title = f"{found['task']}: {len(seeds)} seed(s)"
     if "learning_rates" in found:
         title += f" at learning rate {found['best']['learning_rate']:g}"
-    caption = f"another model: published figures of {published.MODEL}" if others else None
+    caption = f"another model: published figures of {others.source}" if others else None
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     columns = ["metric", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     for column in columns + (["another model"] if others else []):
         shown.add_column(column, justify="left" if column == "metric" else "right")
     for name, metric in found["metrics"].items():
-        cells = [metric["mean"], metric["std"], *metric["values"], *([others.get(name)] if others else [])]
+        cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
         shown.add_row(name, *map(cell, cells))
     if "learning_rates" not in found:
         return [shown]
