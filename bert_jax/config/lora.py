@@ -12,13 +12,20 @@ MATRICES = (
     *(f"encoder/layers/feed_forward/{name}" for name in ("input", "output")),
 )
 
+# Those that cannot have one. Heads are trained in full; embeddings, also a table that is the output too, and the pooler
+# stay as they are.
+WITHOUT = (
+    *(f"embeddings/{name}" for name in ("token", "position", "segment", "projection")),
+    *("pooler/dense", "mlm_head/transform", "classifier/dense", "tagger/dense", "question_head/dense"),
+)
+
 
 @dataclass(frozen=True)
 class LoraConfig:
     """Adapters of rank `rank`: a matrix W computes x W + s dropout(x) A B, and only A and B are trained.
 
     The scale s is alpha / rank, or alpha / sqrt(rank) with rank_stabilized (Kalajdzievski 2023). Raises UserError for
-    values out of range, and for targets that match no matrix.
+    values out of range, and for targets that match no matrix, or that name one that cannot have an adapter.
     """
 
     rank: int = 0  # columns of A; 0: no adapters
@@ -47,6 +54,12 @@ class LoraConfig:
         if not matched:
             raise UserError(
                 f"lora.targets is {self.targets!r}, which matches no matrix; they are {', '.join(MATRICES)}"
+            )
+        named = [path for path in WITHOUT if re.search(self.targets, path)]
+        if named and matched != MATRICES:  # a pattern for everything, such as .*, names none of them
+            raise UserError(
+                f"lora.targets is {self.targets!r}, which also matches {named[0]}, but only matrices of encoder layers "
+                f"have adapters: {', '.join(MATRICES)}. Heads train in full; leave the others out"
             )
 
     @property
