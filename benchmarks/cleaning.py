@@ -23,9 +23,9 @@ What the two define differently, by choice:
   counted as lines; words without a letter or digit are not counted for the length.
 - gopher_repetition: an n-gram that occurs once is not repeated; of repeated n-grams that overlap, each word counts
   (the paper counts their characters once; datatrove continues after the first).
-- fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, and no limit of
-  line breaks per word. Quotation marks and an ellipsis end a line, too, as quotation marks did in the filter with which
-  FineWeb was made.
+- fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, a line of 30
+  characters is not short, and there is no limit of line breaks per word. Quotation marks and an ellipsis end a line,
+  too, as quotation marks did in earlier versions of the filter.
 """
 
 import collections
@@ -67,7 +67,8 @@ EXPLANATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "c4": (),
     "fineweb": (
         (r"/line_punct_ratio", "quotation marks and an ellipsis end a line"),
-        (r"fineweb_\w+/", "a document exactly at the limit is dropped"),
+        (r"/short_line_ratio", "a line of exactly 30 characters is not short"),
+        (r"fineweb_\w+/", "a document exactly at the limit is dropped, and white space around lines is not counted"),
     ),
 }
 # Those of its own words and default limits, which come first.

@@ -38,6 +38,11 @@ def test_agreement_and_disagreements_are_counted() -> None:
     assert cleaning.agreement(ours, theirs, range(3, 4)) == 1.0
     (one,) = cleaning.differences("gopher", ["a", "bbb", "c", "d"], ours, theirs, own_words=False)
     assert (one["bert_jax"], one["datatrove"], one["documents"], one["example"]) == ("gopher_bullets", "keeps", 2, "c")
+    line = f"{'x' * 29}."
+    (short,) = cleaning.differences(
+        "fineweb", [line], [(line, RULES["fineweb"](line)[1])], [("", "short_line_ratio")], True
+    )
+    assert short["bert_jax"] == "keeps" and "exactly 30 characters" in short["why"]
     (unknown,) = cleaning.differences("c4", ["a"], [("a", "c4_lorem_ipsum")], [("a", "")], own_words=False)
     assert unknown["why"] is None
 
