@@ -173,6 +173,34 @@ def test_collectives_are_left_out_of_the_bound_and_concurrent_work_is_not():
     assert {name: size for name, size in found.items() if size} == {"work": 2 * 32 * 4}
 
 
+# An all-reduce that matmuls hide passes its arrays through their fusions; the compiler names what stays in place.
+UNDERWAY = """HloModule m
+
+%matmul (sum: f32[1000,256], w: f32[16,256]) -> (f32[16,256], f32[1000,256], f32[1000,256]) {
+  %sum = f32[1000,256]{1,0} parameter(0)
+  %w = f32[16,256]{1,0} parameter(1)
+  %n = f32[16,256]{1,0} negate(%w)
+  %all-reduce.1 = f32[1000,256]{1,0} all-reduce(%sum), channel_id=1, to_apply=%add
+  ROOT %t = (f32[16,256]{1,0}, f32[1000,256]{1,0}, f32[1000,256]{1,0}) tuple(%n, %sum, %all-reduce.1)
+}
+
+ENTRY %main (x: f32[1000,256], w.1: f32[16,256]) -> f32[16,256] {
+  %x = f32[1000,256]{1,0} parameter(0)
+  %w.1 = f32[16,256]{1,0} parameter(1)
+  %hidden = (f32[16,256]{1,0}, f32[1000,256]{1,0}, f32[1000,256]{1,0}) fusion(%x, %w.1), kind=kOutput, calls=%matmul, \
+backend_config={"aliasing_operands":{"lists":[{"indices":["0","3","4"]}]}}
+  ROOT %result = f32[16,256]{1,0} get-tuple-element(%hidden), index=0
+}
+"""
+
+
+@pytest.mark.parametrize(("lists", "bytes_of_sum"), [('{"indices":["0","3","4"]}', 0), ("", 2 * 1000 * ROW)])
+def test_arrays_that_a_fusion_passes_on_in_place_are_not_moved(lists, bytes_of_sum):
+    program = hlo.parse(UNDERWAY.replace('{"indices":["0","3","4"]}', lists))
+    found = {one.name: bytes_moved(program, one) for one, _ in program.runs()}
+    assert found["hidden"] == 2 * 16 * ROW + bytes_of_sum
+
+
 def test_the_bound_is_the_slower_of_arithmetic_and_memory():
     program = hlo.parse(ON_TPU)
     traffic = sum(MOVED.values())

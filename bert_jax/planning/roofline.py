@@ -9,6 +9,7 @@ whose masks skip blocks, since the program does not say which.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from bert_jax.planning.collectives import DONE, START
@@ -26,6 +27,8 @@ _ELEMENTWISE = frozenset(
 )
 _PARTS = {"dynamic-update-slice": 1, "scatter": 2}  # index of the operand that is written into part of operand 0
 
+_ALIASES = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
+_INDEX = re.compile(r'"(\d+)"')
 _PARAMETER = re.compile(r"parameter\((\d+)\)")
 
 
@@ -66,13 +69,13 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
     body = _body(program, instruction)
     if not body:
         return written + sum(memory_bytes(one.shape) for one in operands)
-    shares = _parameter_shares(program, body)
+    shares = _parameter_shares(program, body, _passed_on(body[-1], instruction))
     read = (
         min(memory_bytes(operand.shape), round(shares.get(index, 1.0) * shape_bytes(operand.shape)))
         for index, operand in enumerate(operands)
         if memory_bytes(operand.shape)
     )
-    return _written(body[-1], instruction) + sum(read)
+    return _written(body[-1], instruction, _passed_on(body[-1], instruction)) + sum(read)
 
 
 def _is_collective(instruction: Instruction) -> bool:
@@ -91,15 +94,29 @@ def _part(whole: Instruction, part: Instruction) -> int:
     return min(memory_bytes(whole.shape), shape_bytes(part.shape))
 
 
-def _parameter_shares(program: Program, body: tuple[Instruction, ...]) -> dict[int, float]:
+def _passed_on(root: Instruction, fusion: Instruction) -> set[int]:
+    """Returns the indices of results that are operands where they are, such as the array of an all-reduce underway."""
+    found = _ALIASES.search(fusion.text)
+    indices = {int(index) for index in _INDEX.findall(found[1])} if found else set()
+    return {
+        index
+        for index, result in enumerate(_results(root))
+        if index + len(fusion.operands) in indices and _source(result).opcode == "parameter"
+    }
+
+
+def _parameter_shares(
+    program: Program, body: tuple[Instruction, ...], passed_on: Collection[int] = ()
+) -> dict[int, float]:
     """Returns the share of each parameter of a fusion that the fusion reads, by the index of the parameter.
 
     A fusion computes what its results need. A slice or look-up needs its own size of its operand, and operations on
     single elements need as much of their operands as others need of their result; the target of an in-place update is
-    not read; any other operation needs all of its operands.
+    not read; any other operation needs all of its operands. Nobody reads the results that are passed on.
     """
-    needed: dict[str, float] = {body[-1].name: 1.0}
-    for user in reversed(body):
+    results = enumerate(_results(body[-1]))
+    needed: dict[str, float] = {result.name: 1.0 for index, result in results if index not in passed_on}
+    for user in (one for one in reversed(body) if one.opcode != "tuple"):
         share = needed.get(user.name, 0.0)
         nested = _parameter_shares(program, _body(program, user)) if user.opcode == "fusion" and share else {}
         for index, operand in enumerate(user.operands):
@@ -118,23 +135,35 @@ def _parameter_shares(program: Program, body: tuple[Instruction, ...]) -> dict[i
     return {int(found[1]): share for found, share in parameters if found}
 
 
-def _written(root: Instruction, fusion: Instruction) -> int:
+def _results(root: Instruction) -> tuple[Instruction, ...]:
+    return root.operands if root.opcode == "tuple" else (root,)
+
+
+def _source(result: Instruction) -> Instruction:
+    """Returns what computes a result, which other instructions may only have shaped or taken out of a tuple."""
+    while result.opcode in (*_SAME, "get-tuple-element"):
+        result = result.operands[0]
+    return result
+
+
+def _written(root: Instruction, fusion: Instruction, passed_on: Collection[int]) -> int:
     """Returns the bytes that a fusion writes to device memory."""
     if _is_collective(root):
         return 0
     parts = arrays_of(fusion.shape)
-    results = root.operands if root.opcode == "tuple" else (root,)
+    results = _results(root)
     if len(results) != len(parts):
         return memory_bytes(fusion.shape)
     return sum(
-        min(size, _changed(result, size)) for result, (size, in_memory) in zip(results, parts, strict=True) if in_memory
+        min(size, _changed(result, size))
+        for index, (result, (size, in_memory)) in enumerate(zip(results, parts, strict=True))
+        if in_memory and index not in passed_on
     )
 
 
 def _changed(result: Instruction, size: int) -> int:
     """Returns the bytes of a fusion's result that change, which for an in-place update is the updated part."""
-    while result.opcode in (*_SAME, "get-tuple-element"):
-        result = result.operands[0]
+    result = _source(result)
     if _is_collective(result):
         return 0
     return shape_bytes(result.operands[_PARTS[result.opcode]].shape) if result.opcode in _PARTS else size
