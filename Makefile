@@ -36,9 +36,9 @@ engines: $(ENGINES)/installed
 compilers: $(COMPILERS)/installed
 	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_plan.py tests/test_gpu_plan.py tests/test_compiled_steps.py tests/test_attention_tokamax.py
 
-# Object stores, on emulators: workdirs and shards in Google Cloud Storage, text and shards in S3.
+# Object stores, on emulators: workdirs, text and shards in Google Cloud Storage and in S3.
 stores: $(STORES)/installed
-	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_stores.py tests/test_storage_remote.py
+	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_stores.py tests/test_stored_hold.py tests/test_storage_remote.py
 
 # The documentation site, in build/site. The reference pages are made by the program; MkDocs is in an environment of its own.
 docs: $(VENV)/installed $(DOCS)/installed

@@ -4,8 +4,9 @@
     python -m benchmarks.chaos --part elastic  killed and resumed on other numbers of devices and processes: equal
                                                batches, byte for byte, and the largest difference of a loss
 
-Kills fall at random instants of start-up, of training, and of saving (once a half-written checkpoint exists). Prints
-one JSON line, and exits with code 2 if anything differs that must not.
+Kills fall at random instants of start-up, of training, and of saving (once a half-written checkpoint exists, also one
+that is staged for S3, or uploaded in part). Prints one JSON line, and exits with code 2 if anything differs that must
+not.
 """
 
 import collections
@@ -29,6 +30,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metrics import read_metrics
+from bert_jax.train.orbax_workarounds import BEGUN, is_staged
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_params, saved_steps
 from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
@@ -51,7 +53,8 @@ SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
 LOSS_TOLERANCE = 1e-6  # relative
 SECONDS_A_LIFE = 600.0
 POLL, STORE_POLL = 0.002, 0.1  # seconds between two looks at a workdir; in a store each is several requests
-BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
+SAVING, STAGED_SAVING = 0.1, 0.6  # seconds within which a kill follows the beginning of a save
+STAGING = "bert_jax-staging-*/checkpoints/*/*/"  # items of steps, in TMPDIR (storage/scratch.py)
 
 
 @dataclass
@@ -118,11 +121,12 @@ class _Watched:
     def __init__(self, workdir: Location, processes: list[subprocess.Popen[bytes]]) -> None:
         self._workdir, self._processes = workdir, processes
         self._between_looks = STORE_POLL if is_stored(workdir) else POLL
+        self._is_staged = is_staged(workdir)
         self._began = time.monotonic()
-        self._stale = self._unfinished()
+        self._stale = self._unfinished() | self._staged()
 
     def kill(self, rng: random.Random, before: int, allowance: int, lives: Lives) -> str:
-        """Kills the processes at a random instant, and returns its phase: start, training or saving."""
+        """Kills the processes at a random instant, and returns its phase: start, training, saving or uploading."""
         aim = rng.choice(("start", "training", "saving", "saving"))
         if aim == "start":
             end = self._began + rng.uniform(0, lives.seconds_to_save)
@@ -130,15 +134,20 @@ class _Watched:
         else:
             wanted = before + rng.randint(1, allowance)
             self._wait(lambda: _newest(self._workdir) >= wanted)
-            if aim == "saving":
+            if aim == "saving" and self._is_staged:
+                self._between_looks = POLL
+                self._wait(lambda: bool(self._staged() - self._stale))
+            elif aim == "saving":
                 self._wait(lambda: bool(self._unfinished() - self._stale))
-            time.sleep(rng.uniform(0, 0.1))
+            time.sleep(rng.uniform(0, STAGED_SAVING if self._is_staged else SAVING))
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
         for process in self._processes:
             process.wait()
         lives.seconds.append(time.monotonic() - self._began)
         if self._unfinished() - self._stale:
+            return "uploading" if self._is_staged else "saving"
+        if self._staged() - self._stale:
             return "saving"
         if _newest(self._workdir) == before:
             return "start"
@@ -159,6 +168,15 @@ class _Watched:
             for name in {step.name for step in folder.iterdir()} - complete:
                 with contextlib.suppress(FileNotFoundError):
                     found.add((name, (folder / name / BEGUN).read_bytes()))
+        return found
+
+    def _staged(self) -> set[tuple[str, Any]]:
+        """Checkpoints that Orbax writes, or that are uploaded, by name and inode; none where they are not staged."""
+        found: set[tuple[str, Any]] = set()
+        for item in Path(os.environ.get("TMPDIR", tempfile.gettempdir())).glob(STAGING) if self._is_staged else ():
+            with contextlib.suppress(FileNotFoundError):
+                if item.parent.name[0].isdecimal():  # and not of a step that is being removed
+                    found.add((item.parent.name, item.parent.stat().st_ino))
         return found
 
     def _wait(self, until: Callable[[], bool]) -> None:

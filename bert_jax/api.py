@@ -198,7 +198,7 @@ def finetune(
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5}
 
     Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows, and for data in memory
-    with a workdir at gs://.
+    with a workdir in a store.
     """
     in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as temporary:

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--workdir",
         required=True,
-        help="the folder for checkpoints, metrics and the result; on disk, or gs://BUCKET/NAME",
+        help="the folder for checkpoints, metrics and the result; on disk, gs://BUCKET/NAME or s3://BUCKET/NAME",
     )
     parser.add_argument("--verbose", action="store_true", help=VERBOSE)
     distributed.add_flags(parser)

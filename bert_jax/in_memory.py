@@ -11,7 +11,8 @@ from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.hub_models import named_folder
-from bert_jax.storage.location import SCHEME, location, location_address
+from bert_jax.storage.location import location, location_address
+from bert_jax.storage.stores import store_of
 from bert_jax.train.workdir import CHECKPOINTS
 
 Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
@@ -34,7 +35,7 @@ def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
 def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
     """Raises UserError for a workdir in a store and data in memory, which are kept as files next to a workdir."""
     address = location_address(workdir)
-    if address.startswith(SCHEME) and not all(isinstance(table, str | Path) for table in tables):
+    if store_of(address) and not all(isinstance(table, str | Path) for table in tables):
         raise UserError(
             f"workdir is {address}, but data in memory can only be kept next to a workdir on disk. Write the data to "
             "files and give their paths, or use a workdir on disk"

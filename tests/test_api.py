@@ -234,11 +234,11 @@ def test_only_a_run_that_is_kept_is_the_origin_of_its_model(model, tmp_path, mon
     assert (tmp_path / "runs" / "a-data" / "train.jsonl").exists() == kept
 
 
-@pytest.mark.parametrize("workdir", ["gs://bucket/run", Path("gs://bucket/run")])
+@pytest.mark.parametrize("workdir", ["gs://bucket/run", Path("gs://bucket/run"), "s3://bucket/run"])
 def test_data_in_memory_are_refused_for_a_workdir_in_a_store(model, tmp_path, monkeypatch, workdir):
     monkeypatch.chdir(tmp_path)
     for tables in ((ROWS,), ("train.jsonl", ROWS)):
-        with pytest.raises(UserError, match=r"^workdir is gs://bucket/run, but data in memory .* Write the data"):
+        with pytest.raises(UserError, match=r"^workdir is \w\w://bucket/run, but data in memory .* Write the data"):
             bert_jax.finetune(model, *tables, text="review", label="stars", workdir=workdir)
     assert not list(tmp_path.iterdir())
 

@@ -222,6 +222,6 @@ def test_initial_parameters_exclude_a_branch():
 
 def test_a_checkpoint_in_a_store_that_is_not_supported_is_refused():
     with pytest.raises(
-        UserError, match=r"^s3://bucket/run/checkpoints/4: runs are kept on disks and in gs://, not in s3://"
+        UserError, match=r"^ftp://host/run/checkpoints/4: runs are kept on disks and in gs:// and s3://, not in ftp://"
     ):
-        open_branch("s3://bucket/run/checkpoints/4")
+        open_branch("ftp://host/run/checkpoints/4")

@@ -1,8 +1,10 @@
 """Addresses of workdirs, and writing whole files and folders where nothing can be renamed."""
 
+import errno
 import importlib.util
 from pathlib import Path
 
+import jax
 import pytest
 from etils import epath
 
@@ -33,11 +35,12 @@ def test_a_path_on_disk_stays_what_it_is(tmp_path):
     ("address", "message"),
     [
         (
-            "s3://bucket/run",
-            r"^s3://bucket/run: runs are kept on disks and in gs://, not in s3://\. Use a local folder",
+            "hf://name/run",
+            r"^hf://name/run: runs are kept on disks and in gs:// and s3://, not in hf://\. Use a local folder",
         ),
-        (Path("s3://bucket/run"), r"^s3://bucket/run: runs are kept"),
-        ("ftp://host/run", r"^ftp://host/run: runs are kept on disks and in gs://, not in ftp://"),
+        (Path("hf://name/run"), r"^hf://name/run: runs are kept"),
+        ("ftp://host/run", r"^ftp://host/run: runs are kept on disks and in gs:// and s3://, not in ftp://"),
+        ("s3://bucket/", r"^s3://bucket/ names no folder in a bucket. Use s3://BUCKET/NAME$"),
         ("gs://", r"^gs:// names no folder in a bucket. Use gs://BUCKET/NAME$"),
         ("gs://bucket/", r"^gs://bucket/ names no folder in a bucket"),
     ],
@@ -47,11 +50,19 @@ def test_other_addresses_are_refused(address, message):
         location(address)
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+@pytest.mark.parametrize(("scheme", "package", "extra"), [("gs", "gcsfs", "gcs"), ("s3", "s3fs", "s3")])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, scheme, package, extra):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else find(name))
-    with pytest.raises(UserError, match=r"which needs the package gcsfs: pip install --editable '.*\[gcs\]'$"):
-        location("gs://bucket/run")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    hint = rf"which needs the package {package}: pip install --editable '.*\[{extra}\]'$"
+    with pytest.raises(UserError, match=hint):
+        location(f"{scheme}://bucket/run")
+
+
+def test_several_processes_are_refused_in_s3(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match=r"^--workdir s3://bucket/run: a run of several processes .* Use gs://BUCKET"):
+        check_workdir(epath.Path("s3://bucket/run"))
 
 
 def test_a_profile_and_a_file_in_place_of_the_workdir_are_refused(tmp_path):
@@ -76,7 +87,8 @@ def test_a_store_that_does_not_answer_damages_no_checkpoint(error):
 
     with pytest.raises(RunAgain, match=r"^cannot read gs://bucket/run/checkpoints/1: orbax: cannot restore"):
         read_or_explain(epath.Path("gs://bucket/run/checkpoints/1"), read)
-    assert not is_store_failure(ValueError("DATA_LOSS: checksum")) and not is_store_failure(FileNotFoundError("x"))
+    for other in (ValueError("DATA_LOSS: checksum"), FileNotFoundError("x"), OSError(errno.ENOSPC, "disk full")):
+        assert not is_store_failure(other)
 
 
 def test_a_write_that_a_store_refuses_ends_with_a_line_that_says_to_run_again(monkeypatch):

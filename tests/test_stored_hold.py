@@ -15,8 +15,9 @@ import pytest
 import tensorstore
 from etils import epath
 
+from benchmarks import s3_emulator
 from bert_jax.command import UserError
-from bert_jax.storage import holder, stored_hold
+from bert_jax.storage import conditional, holder, stored_hold
 from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, Times, hold
 from bert_jax.storage.stored_hold import StoredHold
 
@@ -26,29 +27,64 @@ FOLDER = epath.Path("gs://bucket/run")
 FAR = dataclasses.replace(Record.of_this_process(), host="far", boot="another start of another machine")
 
 
+class Failing:
+    """A client of a store that answers until the network fails."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.failure = client, ""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.client, name)
+        if not self.failure or not callable(found):
+            return found
+
+        def fail(*arguments: Any, **named: Any) -> None:
+            raise (OSError if name == "call_s3" else ValueError)(self.failure)
+
+        return fail
+
+
 class Objects:
-    """The objects of a bucket in memory, by tensorstore's own rules for preconditions, until the network fails."""
+    """The objects of a folder, with the failures of their client."""
 
-    def __init__(self) -> None:
-        self.stored = tensorstore.KvStore.open({"driver": "memory"}, context=tensorstore.Context()).result()
-        self.failure = ""
+    def __init__(self, client: Failing, through: conditional.Objects) -> None:
+        self.client, self.through = client, through
 
-    def read(self, name: str) -> Any:
-        if self.failure:
-            raise ValueError(self.failure)
-        return self.stored.read(name)
+    def put(self, content: bytes | None) -> None:
+        """Replaces holder.json, whatever it holds, also while its holder renews it."""
+        while (found := self.get()) is not None or content is not None:
+            if found is not None and found.content == content:
+                return
+            self.through.write(HOLDER_FILE, content, None if found is None else found.version)
 
-    def write(self, name: str, content: bytes | None, if_equal: bytes) -> Any:
-        if self.failure:
-            raise ValueError(self.failure)
-        return self.stored.write(name, content, if_equal=if_equal)
+    def get(self) -> Any:
+        return self.through.read(HOLDER_FILE)
 
 
-@pytest.fixture(autouse=True)
-def objects(monkeypatch: pytest.MonkeyPatch) -> Objects:
-    """The objects of the folder, and short times."""
-    made = Objects()
-    monkeypatch.setattr(stored_hold, "open_objects", lambda folder: made)
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A client of an S3 server on this machine."""
+    if s3_emulator.missing():
+        pytest.skip(s3_emulator.missing())
+    import fsspec
+
+    with s3_emulator.emulator() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield fsspec.filesystem("s3", skip_instance_cache=True)  # another test's would use its emulator
+
+
+@pytest.fixture(params=["tensorstore", "s3"], autouse=True)
+def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """The objects of the folder, by tensorstore's own rules for preconditions or by those of S3, and short times."""
+    if request.param == "tensorstore":
+        client = Failing(tensorstore.KvStore.open({"driver": "memory"}, context=tensorstore.Context()).result())
+        made = Objects(client, conditional.GoogleObjects(client))
+    else:
+        client = Failing(request.getfixturevalue("s3"))
+        made = Objects(client, conditional.S3Objects(client, "bucket", "run"))
+        made.put(None)
+    monkeypatch.setattr(stored_hold, "open_objects", lambda folder: made.through)
     monkeypatch.setattr(holder, "TIMES", TIMES)
     return made
 
@@ -63,7 +99,7 @@ def held_elsewhere(record: Record) -> Iterator[StoredHold]:
 
 
 def holder_in(objects: Objects) -> dict[str, Any]:
-    return json.loads(objects.stored[HOLDER_FILE])
+    return json.loads(objects.get().content)
 
 
 def test_a_second_run_is_refused_and_learns_who_holds_the_folder(objects):
@@ -74,7 +110,7 @@ def test_a_second_run_is_refused_and_learns_who_holds_the_folder(objects):
     with hold(FOLDER, lines.append) as mine:
         mine.check()
         assert holder_in(objects)["process"] == os.getpid()
-    assert HOLDER_FILE not in objects.stored and len(lines) == 1
+    assert objects.get() is None and len(lines) == 1
 
 
 def test_a_killed_run_of_this_machine_is_replaced_at_once_and_another_after_its_lease(objects):
@@ -82,14 +118,14 @@ def test_a_killed_run_of_this_machine_is_replaced_at_once_and_another_after_its_
     ended.wait()
     here = Record.of_this_process()
     for record, least in ((dataclasses.replace(here, process=ended.pid), 0.0), (FAR, LEASE)):
-        objects.stored[HOLDER_FILE] = record.encoded()
+        objects.put(record.encoded())
         began = time.monotonic()
         with hold(FOLDER, print):
             assert least <= time.monotonic() - began < least + 0.8
 
 
 def test_of_many_runs_that_find_a_dead_holder_one_replaces_it(objects):
-    objects.stored[HOLDER_FILE] = FAR.encoded()
+    objects.put(FAR.encoded())
     held: list[StoredHold] = []
     refused: list[Held] = []
 
@@ -114,28 +150,28 @@ def test_a_replaced_run_notices_it_and_neither_renews_nor_removes_the_other(obje
     suspended = StoredHold(FOLDER, print, FAR)  # its next renewal comes after the lease has run out
     monkeypatch.setattr(holder, "TIMES", dataclasses.replace(TIMES, renew_stored=60.0))
     with hold(FOLDER, print) as mine:
-        generation = objects.read(HOLDER_FILE).result().stamp.generation
+        version = objects.get().version
         with pytest.raises(NoLongerHeld, match=rf"was taken over by process {os.getpid()}"):
             suspended.check()
         time.sleep(LEASE)
         suspended.release()
         mine.check()
-        assert objects.read(HOLDER_FILE).result().stamp.generation == generation
+        assert objects.get().version == version
 
 
 def test_a_removed_object_is_reported_and_an_unreadable_store_is_not_taken_for_it(objects):
     with hold(FOLDER, print) as mine:
-        objects.failure = "UNAVAILABLE: the network is down"
+        objects.client.failure = "UNAVAILABLE: the network is down"
         time.sleep(2 * TIMES.renew_stored)
         mine.check()
-        objects.failure = ""
+        objects.client.failure = ""
         mine.check()
-        objects.stored[HOLDER_FILE] = None
+        objects.put(None)
         with pytest.raises(NoLongerHeld, match=r"gs://bucket/run/holder\.json was removed during training"):
             mine.check()
 
 
 def test_a_store_that_refuses_is_an_error_of_one_line(objects):
-    objects.failure = "PERMISSION_DENIED: no\nmore"
+    objects.client.failure = "PERMISSION_DENIED: no\nmore"
     with pytest.raises(UserError, match=r"^gs://bucket/run/holder\.json: cannot read: PERMISSION_DENIED: no\. Check"):
         hold(FOLDER, print).__enter__()

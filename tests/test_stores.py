@@ -1,8 +1,12 @@
-"""Runs in Google Cloud Storage, on an emulator of this machine: checkpoints, commands, kills and what is refused."""
+"""Runs in object stores, on emulators of this machine: checkpoints, commands, kills and what is refused."""
 
+import contextlib
+import errno
 import gzip
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -16,33 +20,52 @@ import pytest
 from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
-from benchmarks import chaos, gcs_emulator, store_kills
+from benchmarks import chaos, gcs_emulator, s3_emulator, store_kills
 from bert_jax import evaluate, export, pretrain, report
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict
-from bert_jax.storage import holder
-from bert_jax.storage.location import Location, check_access, location
+from bert_jax.storage import holder, stores
+from bert_jax.storage.conditional import open_objects
+from bert_jax.storage.location import Location, location
 from bert_jax.storage.remote import Folder
-from bert_jax.storage.stored_hold import open_objects
+from bert_jax.storage.stores import check_access
+from bert_jax.train import staging
 from bert_jax.train.branch import open_branch
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.workdir import latest_step, read_config, read_params, write_params
+from bert_jax.train.workdir import latest_step, read_config, read_params, saved_steps, write_params
 from data_prep.readers import Corpus, find_sources
 
-pytestmark = pytest.mark.skipif(bool(gcs_emulator.missing()), reason=gcs_emulator.missing() or "installed")
+EMULATORS = {"gs": gcs_emulator, "s3": s3_emulator}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def store() -> Iterator[None]:
-    """A store with one bucket, which this process and its children use."""
-    with gcs_emulator.emulator() as variables, pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module", params=EMULATORS, autouse=True)
+def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of an empty bucket, which this process and its children can use."""
+    emulator = EMULATORS[request.param]
+    if emulator.missing():
+        pytest.skip(emulator.missing())
+    with emulator.emulator() as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        yield
+        yield f"{request.param}://bucket"
+
+
+@pytest.fixture
+def google(bucket: str) -> None:
+    """Skips a test for the other store."""
+    if not bucket.startswith("gs:"):
+        pytest.skip("for Google Cloud Storage only")
+
+
+@pytest.fixture
+def s3(bucket: str) -> None:
+    """Skips a test for the other store."""
+    if not bucket.startswith("s3:"):
+        pytest.skip("for S3 only")
 
 
 def arguments(shards: Path, workdir: str | Path, steps: int, *more: str) -> list[str]:
@@ -50,45 +73,141 @@ def arguments(shards: Path, workdir: str | Path, steps: int, *more: str) -> list
 
 
 @pytest.fixture(scope="module")
-def trained(store: None, shards_dir: Path) -> Location:
+def trained(bucket: str, shards_dir: Path) -> Location:
     """A run of four steps in the store."""
-    pretrain.main(arguments(shards_dir, "gs://bucket/trained", 4))
-    return location("gs://bucket/trained")
+    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 4))
+    return location(f"{bucket}/trained")
 
 
 def tensors(value: float) -> dict[str, np.ndarray]:
     return {"a/kernel": np.full((2, 3), value, np.float32), "bias": np.arange(3, dtype=np.float32) + value}
 
 
-def test_steps_are_complete_once_orbax_has_marked_them_and_old_ones_are_deleted():
-    folder = location("gs://bucket/steps/checkpoints")
+def test_steps_are_complete_once_they_are_marked_and_old_ones_are_deleted(bucket):
+    folder = location(f"{bucket}/steps/checkpoints")
     with Checkpoints(folder, keep=2) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, tensors(step), {"mu": np.ones(2, np.float32)}, {"step": step})
     with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.steps() == [2, 3] and checkpoints.meta(3) == {"step": 3}
     (folder / "3" / "commit_success.txt").unlink()  # as if the run had been killed before it was written
-    assert latest_step("gs://bucket/steps") == 2
+    assert latest_step(f"{bucket}/steps") == 2
     with Checkpoints(folder, keep=2) as checkpoints:
         checkpoints.save(3, tensors(4), {"mu": np.ones(2, np.float32)}, {})
-    read = read_params("gs://bucket/steps", 3)
+    read = read_params(f"{bucket}/steps", 3)
     assert all(read[name].tobytes() == value.tobytes() for name, value in tensors(4).items())
 
 
-def test_a_deletion_that_is_killed_leaves_an_incomplete_step(monkeypatch):
-    write_params("gs://bucket/deleted", 1, tensors(1))
-    monkeypatch.setattr(ocp._src.path.deleter.gcs_utils, "rmtree", lambda *_, **__: None)
-    with Checkpoints(location("gs://bucket/deleted/checkpoints"), keep=1) as checkpoints:
+def test_the_best_step_is_kept_and_recomputed_steps_replace_later_ones(bucket):
+    folder = location(f"{bucket}/best/checkpoints")
+
+    def save(checkpoints: Checkpoints, step: int, loss: float) -> None:
+        checkpoints.save(step, tensors(loss), None, {"evaluation": {"loss": loss}})
+
+    with Checkpoints(folder, keep=1, best="eval_loss") as checkpoints:
+        for step, loss in ((1, 5.0), (2, 1.0), (3, 4.0)):
+            save(checkpoints, step, loss)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3]
+    with Checkpoints(folder, keep=1, best="eval_loss") as checkpoints:  # as after a restart
+        save(checkpoints, 4, 3.0)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 4] and json.loads((folder / "best.json").read_text())["step"] == 2
+    with Checkpoints(folder, keep=2, best="eval_loss") as checkpoints:
+        assert checkpoints.replace_after(2) == [4]
+        save(checkpoints, 4, 0.5)
+    assert json.loads((folder / "best.json").read_text())["value"] == 0.5
+    for step, value in ((2, 1.0), (4, 0.5)):
+        np.testing.assert_array_equal(read_params(f"{bucket}/best", step)["bias"], tensors(value)["bias"])
+
+
+def test_a_deletion_that_is_killed_leaves_an_incomplete_step(bucket, monkeypatch):
+    folder = location(f"{bucket}/deleted/checkpoints")
+    write_params(f"{bucket}/deleted", 1, tensors(1))
+    if bucket.startswith("gs:"):
+        monkeypatch.setattr(ocp._src.path.deleter.gcs_utils, "rmtree", lambda *_, **__: None)
+    else:
+        monkeypatch.setattr(staging, "remove_folder", lambda _: None)
+    with Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(2, tensors(2), None, {})
-    assert location("gs://bucket/deleted/checkpoints/1/params/_METADATA").exists()
-    assert latest_step("gs://bucket/deleted") == 2
-    with pytest.raises(UserError, match="no checkpoint of step 1 in gs://bucket/deleted/checkpoints; its steps are 2"):
-        read_params("gs://bucket/deleted", 1)
+    assert (folder / "1" / "params" / "_METADATA").exists() and latest_step(f"{bucket}/deleted") == 2
+    with pytest.raises(UserError, match=f"no checkpoint of step 1 in {bucket}/deleted/checkpoints; its steps are 2"):
+        read_params(f"{bucket}/deleted", 1)
+    monkeypatch.undo()
+    with Checkpoints(folder, keep=1):
+        pass
+    assert not (folder / "1").exists()
 
 
-def test_a_damaged_step_is_moved_next_to_the_checkpoints_and_stays_there(capsys):
+@pytest.mark.slow
+def test_an_upload_that_ends_after_any_number_of_writes_leaves_complete_steps_only(s3):
+    """The store refuses everything from some write of step 2 on, until it has answered all of them."""
+    url, optimizer = os.environ["AWS_ENDPOINT_URL"], {"mu": np.ones(2, np.float32)}
+    ends = dict[int, list[int]]()
+    while max(ends.values(), default=[]) != [2]:
+        name = f"s3://bucket/cut-{len(ends)}"
+        folder = location(f"{name}/checkpoints")
+        with Checkpoints(folder, keep=1) as checkpoints:
+            checkpoints.save(1, tensors(1), optimizer, {})
+        s3_emulator.allow_writes(url, len(ends))
+        with contextlib.suppress(RunAgain), Checkpoints(folder, keep=1) as checkpoints:
+            checkpoints.save(2, tensors(2), optimizer, {})
+        s3_emulator.allow_writes(url, None)
+        ends[len(ends)] = saved_steps(name)
+        for step in saved_steps(name):
+            for each, value in read_params(name, step).items():
+                np.testing.assert_array_equal(value, tensors(step)[each])
+        with Checkpoints(folder, keep=1) as checkpoints:
+            assert {path.name for path in folder.iterdir()} == {str(step) for step in checkpoints.steps()}
+    found = list(ends.values())
+    assert found == sorted(found) and [1] in found and [1, 2] in found, found
+
+
+def test_a_full_disk_is_reported_as_such_and_damages_no_checkpoint(s3, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_params("s3://bucket/full", 1, tensors(1))
+    folder = location("s3://bucket/full/checkpoints")
+    monkeypatch.setattr(stores.file_system(folder), "get", full)
+    with pytest.raises(
+        UserError, match=r"has no space for a copy of s3://bucket/full/checkpoints/1/meta\. .* set TMPDIR"
+    ):
+        read_params("s3://bucket/full", 1)
+    with Checkpoints(folder, keep=1) as checkpoints, pytest.raises(UserError, match="has no space"):
+        checkpoints.restore_newest({}, {})
+    monkeypatch.undo()
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(folder, keep=1) as checkpoints:
+        try:  # a limit on the size of a file stands in for the end of the disk
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+            checkpoints.save(2, {"table": np.random.default_rng(0).random((1000, 500), np.float32)}, None, {})
+            with pytest.raises(OSError, match=r"bert_jax-staging-[^/]+/checkpoints/2"):
+                checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert checkpoints.steps() == [1]
+
+
+def test_a_run_that_has_lost_its_workdir_marks_no_step(s3):
+    def lost() -> None:
+        raise holder.NoLongerHeld("replaced")
+
+    write_params("s3://bucket/lost", 1, tensors(1))
+    folder = location("s3://bucket/lost/checkpoints")
+    with (
+        pytest.raises(holder.NoLongerHeld, match="replaced"),
+        Checkpoints(folder, keep=1, check_held=lost) as checkpoints,
+    ):
+        checkpoints.save(2, tensors(2), None, {})
+        checkpoints.wait()
+    assert (folder / "2" / "params" / "_METADATA").exists() and latest_step("s3://bucket/lost") == 1
+
+
+def test_a_damaged_step_is_moved_next_to_the_checkpoints_and_stays_there(bucket, capsys):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    folder = location("gs://bucket/damaged/checkpoints")
+    folder = location(f"{bucket}/damaged/checkpoints")
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         ({"kernel": np.ones(3, np.float32)}, {"mu": np.ones(2, np.float32)}),
@@ -100,10 +219,10 @@ def test_a_damaged_step_is_moved_next_to_the_checkpoints_and_stays_there(capsys)
     with Checkpoints(folder, keep=0) as checkpoints:
         found = checkpoints.restore_newest(*abstract)
     assert found is not None and found[0] == 1
-    assert "moved to gs://bucket/damaged/damaged/2" in capsys.readouterr().err
+    assert f"moved to {bucket}/damaged/damaged/2" in capsys.readouterr().err
     with Checkpoints(folder, keep=0):  # Orbax removes what has no mark next to the steps
         pass
-    assert location("gs://bucket/damaged/damaged/2/params/_METADATA").exists()
+    assert location(f"{bucket}/damaged/damaged/2/params/_METADATA").exists()
 
 
 def test_a_run_is_recorded_and_released(trained):
@@ -113,46 +232,46 @@ def test_a_run_is_recorded_and_released(trained):
     assert not (trained / holder.HOLDER_FILE).exists()
 
 
-def test_commands_read_a_run_from_the_store(trained, shards_dir, tmp_path, capsys):
-    assert evaluate.evaluate("gs://bucket/trained", shards_dir, max_rows=16)["loss"] > 0
-    export.export("gs://bucket/trained", tmp_path / "exported")
-    exported, there = open_checkpoint(tmp_path / "exported"), open_checkpoint("gs://bucket/trained/checkpoints/4")
+def test_commands_read_a_run_from_the_store(bucket, trained, shards_dir, tmp_path, capsys):
+    assert evaluate.evaluate(f"{bucket}/trained", shards_dir, max_rows=16)["loss"] > 0
+    export.export(f"{bucket}/trained", tmp_path / "exported")
+    exported, there = open_checkpoint(tmp_path / "exported"), open_checkpoint(f"{bucket}/trained/checkpoints/4")
     assert exported.vocabulary.content_hash == there.vocabulary.content_hash
     np.testing.assert_array_equal(exported.params["mlm_head/bias"][:10], there.params["mlm_head/bias"][:10])
-    assert str(report.report("gs://bucket/trained")) == "gs://bucket/trained/report.html"
+    assert str(report.report(f"{bucket}/trained")) == f"{bucket}/trained/report.html"
     assert b"</html>" in (trained / "report.html").read_bytes()
-    assert open_branch("gs://bucket/trained/checkpoints/4").step == 4
+    assert open_branch(f"{bucket}/trained/checkpoints/4").step == 4
     capsys.readouterr()
 
 
 @pytest.mark.slow
-def test_several_seeds_are_fine_tuned_in_the_store_from_a_run_in_the_store(trained, tmp_path):
+def test_several_seeds_are_fine_tuned_in_the_store_from_a_run_in_the_store(bucket, trained, tmp_path):
     for split, count in (("train", 32), ("dev", 8)):
         rows = [f"the sea was {('dark', 'good')[number % 2]}\t{number % 2}" for number in range(count)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     files = {split: str(tmp_path / f"{split}.tsv") for split in ("train", "dev")}
     task = TaskConfig(text="text", label="label", max_length=16, **files)
     tuning = FinetuneConfig(task=task, batch_size=8, epochs=1.0, log_every=1, seeds=(0, 1), init_from=str(trained))
-    result = finetune(tuning, "gs://bucket/tuned")
-    workdir = location("gs://bucket/tuned")
+    result = finetune(tuning, f"{bucket}/tuned")
+    workdir = location(f"{bucket}/tuned")
     assert json.loads((workdir / "result.json").read_text()) == result
-    best, loaded = result["best"]["run"], open_checkpoint("gs://bucket/tuned")
+    best, loaded = result["best"]["run"], open_checkpoint(f"{bucket}/tuned")
     for name, value in read_params(workdir / best).items():
         np.testing.assert_array_equal(loaded.params[name], value)
     assert read_metrics(workdir) == read_metrics(workdir / best) != []
-    assert finetune(tuning, "gs://bucket/tuned") == result  # nothing is left to do
+    assert finetune(tuning, f"{bucket}/tuned") == result  # nothing is left to do
     (answer,) = predict(loaded, ["the sea was good"])
     assert answer["label"] in ("0", "1")
-    assert report.report("gs://bucket/tuned").exists()
+    assert report.report(f"{bucket}/tuned").exists()
 
 
-def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(trained, shards_dir, capsys):
-    pretrain.main(arguments(shards_dir, "gs://bucket/trained", 6, "--config.checkpoint.keep=1"))
-    assert "resuming from step 4 of gs://bucket/trained" in capsys.readouterr().err
+def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(bucket, trained, shards_dir, capsys):
+    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 6, "--config.checkpoint.keep=1"))
+    assert f"resuming from step 4 of {bucket}/trained" in capsys.readouterr().err
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_text_is_read_and_rows_are_streamed_from_the_store(shards_dir, tmp_path, monkeypatch):
+def test_text_is_read_and_rows_are_streamed_from_the_store(google, shards_dir, tmp_path, monkeypatch):
     """By pyarrow, which also needs credentials: a service account, whose key signs its own tokens."""
     from cryptography.hazmat.primitives import serialization  # which the extra `stores` brings
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -168,64 +287,81 @@ def test_text_is_read_and_rows_are_streamed_from_the_store(shards_dir, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
+    ("name", "message"),
     [
-        ("gs://nobucket/run", "the bucket nobucket does not exist"),
-        ("gs://bucket/nothing", "no checkpoint at gs://bucket/nothing"),
-        ("gs://bucket/trained/checkpoints/9", "no checkpoint at gs://bucket/trained/checkpoints/9"),
-        ("gs://bucket/trained/tokenizer", "is not a workdir with checkpoints. Copy a checkpoint of another kind"),
+        ("nobucket/run", "the bucket nobucket does not exist"),
+        ("bucket/nothing", "no checkpoint at {scheme}bucket/nothing"),
+        ("bucket/trained/checkpoints/9", "no checkpoint at {scheme}bucket/trained/checkpoints/9"),
+        ("bucket/trained/tokenizer", "is not a workdir with checkpoints. Copy a checkpoint of another kind"),
     ],
 )
-def test_what_is_no_run_is_refused_in_one_line(trained, address, message):
-    with pytest.raises(UserError, match=message) as refused:
-        open_checkpoint(address)
+def test_what_is_no_run_is_refused_in_one_line(bucket, trained, name, message):
+    scheme = bucket.removesuffix("bucket")
+    with pytest.raises(UserError, match=message.format(scheme=scheme)) as refused:
+        open_checkpoint(scheme + name)
     assert "\n" not in str(refused.value)
 
 
-def test_missing_credentials_are_reported_in_one_line(tmp_path):
-    clean = {name: value for name, value in os.environ.items() if name not in gcs_emulator.variables("")}
+def test_missing_credentials_are_reported_in_one_line(bucket, tmp_path):
+    of_emulators = {*gcs_emulator.variables(""), *s3_emulator.variables("")}
+    clean = {name: value for name, value in os.environ.items() if name not in of_emulators}
     clean["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "none.json")
-    line = [sys.executable, "-m", "bert_jax.evaluate", "--checkpoint", "gs://bucket/run", "--data", "shards"]
+    clean |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    line = [sys.executable, "-m", "bert_jax.evaluate", "--checkpoint", f"{bucket}/run", "--data", "shards"]
     ended = subprocess.run(line, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.startswith("error: gs://bucket/run: no credentials for Google Cloud (")
-    assert "gcloud auth application-default login" in ended.stderr and ended.stderr.count("\n") == 1
+    google = ("Google Cloud", "gcloud auth application-default login")
+    cloud, advice = google if bucket.startswith("gs:") else ("AWS", "aws configure")
+    assert ended.stderr.startswith(f"error: {bucket}/run: no credentials for {cloud}")
+    assert advice in ended.stderr and ended.stderr.count("\n") == 1
 
 
-def test_the_emulator_grants_one_of_two_requests_that_expect_the_same_generation():
-    location("gs://bucket/any")
-    check_access(location("gs://bucket/any"))
-    folder = location("gs://bucket/held")
+def test_the_store_grants_one_of_two_requests_that_expect_the_same_version(bucket):
+    folder = location(f"{bucket}/held")
+    check_access(folder)
     with holder.hold(folder, print) as mine:
         mine.check()
         objects = open_objects(folder)
-        objects.write(holder.HOLDER_FILE, b"other", if_equal=b"\x02").result()
+        objects.write(holder.HOLDER_FILE, b"other", None)
         mine.check()
-        objects.write(holder.HOLDER_FILE, b"other").result()
+        first = objects.read(holder.HOLDER_FILE)
+        assert first is not None
+        objects.write(holder.HOLDER_FILE, first.content, first.version)
+        second = objects.read(holder.HOLDER_FILE)
+        assert second is not None and second.content == first.content and second.version != first.version
+        for content in (b"other", None):
+            objects.write(holder.HOLDER_FILE, content, first.version)
+            mine.check()
+        objects.write(holder.HOLDER_FILE, b"other", second.version)
         with pytest.raises(holder.NoLongerHeld):
             mine.check()
+    objects.write("none", b"x", second.version)
+    assert objects.read("none") is None
 
 
 @pytest.mark.slow
-def test_a_live_process_keeps_the_folder_and_a_killed_one_is_replaced_at_once():
+def test_a_second_command_is_refused_while_the_holder_lives_and_replaces_a_killed_one_at_once(bucket, shards_dir):
+    workdir = f"{bucket}/shared"
     holding = "import sys; from bert_jax.storage import holder, location\n"
-    holding += "with holder.hold(location.location('gs://bucket/shared'), print): print('held'); sys.stdin.read()"
+    holding += f"with holder.hold(location.location('{workdir}'), print): print('held'); sys.stdin.read()"
     line, pipe = [sys.executable, "-u", "-c", holding], subprocess.PIPE
+    second = [sys.executable, "-m", "bert_jax.pretrain", *arguments(shards_dir, workdir, 2)]
     with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(
-            holder.Held, match=rf"^gs://bucket/shared is held by another run: process {process.pid} on "
-        ):
-            holder.hold(location("gs://bucket/shared"), lambda _: None).__enter__()
+        ended = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 2
+        assert f"error: {workdir} is held by another run: process {process.pid} on " in ended.stderr
         process.kill()
         process.wait()
         began = time.monotonic()
-        with holder.hold(location("gs://bucket/shared"), pytest.fail):
+        with holder.hold(location(workdir), pytest.fail):
             assert time.monotonic() - began < holder.TIMES.lease / 2
 
 
 @pytest.mark.slow
-def test_a_run_in_a_store_killed_at_random_instants_ends_bit_for_bit_as_one_on_disk(shards_dir, tmp_path, monkeypatch):
+def test_a_run_in_a_store_killed_at_random_instants_ends_bit_for_bit_as_one_on_disk(
+    bucket, shards_dir, tmp_path, monkeypatch
+):
     monkeypatch.delenv("XLA_FLAGS")
-    figures = store_kills.killed_in_a_store(shards_dir, tmp_path, kills=3, steps=60, seed=1)
+    figures = store_kills.killed_in_a_store(shards_dir, tmp_path, 3, 60, 1, f"{bucket}/killed")
     assert sum(figures["kills"].values()) == 3 and figures["differing"] == []

@@ -10,7 +10,8 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
 from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import INCOMPLETE
-from bert_jax.storage.location import Location, absolute, check_access, location, read_json
+from bert_jax.storage.location import Location, absolute, location, read_json
+from bert_jax.storage.stores import check_access
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 
 

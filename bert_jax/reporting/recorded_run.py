@@ -7,7 +7,8 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.reporting import curves
-from bert_jax.storage.location import Location, check_access
+from bert_jax.storage.location import Location
+from bert_jax.storage.stores import check_access
 from bert_jax.train.metrics import METRICS_FILE, read_metrics
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config

@@ -1,13 +1,12 @@
-"""Folders of runs on disk and in Google Cloud Storage (gs://), behind the interface of pathlib.
+"""Folders of runs on disk, in Google Cloud Storage (gs://) and in Amazon S3 (s3://), by the interface of pathlib.
 
 A store has no folders, appends nothing and renames by copying, but shows an object only once it is complete. So files
 in a store are written whole, and a folder exists as long as something is in it. Orbax uses the same paths (etils) and
-the same packages (gcsfs, google-cloud-storage), which the extra `gcs` installs.
+the same packages (storage/stores.py).
 """
 
 import contextlib
-import importlib.util
-import os
+import errno
 import re
 import shutil
 import tempfile
@@ -17,43 +16,44 @@ from typing import Any, TypeAlias
 
 from etils import epath
 
-from bert_jax.command import RunAgain, UserError, install_hint
+from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import local
 from bert_jax.storage.remote import first_line
+from bert_jax.storage.stores import STORES, bucket_and_name, file_system, prepare, store_of
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
 
-SCHEME = "gs://"
-_CREDENTIALS = "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
-_CLIENTS = ("aiohttp", "gcsfs", "google", "requests", "urllib3")  # packages whose errors are those of requests
+# Packages whose errors are those of requests.
+_CLIENTS = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Codes of tensorstore's errors (abseil.io/docs/cpp/guides/status-codes).
 _STATUS = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED)\b"
 )
-_accessible = set[str]()  # buckets that check_access has found
 _copies: list["tempfile.TemporaryDirectory[str]"] = []  # of folders in stores, until the process ends
 
 
 def location(address: str | PurePath) -> Location:
-    """Returns the path that an address names: a gs:// address in the store, anything else on disk.
+    """Returns the path that an address names: one of STORES' schemes in the store, anything else on disk.
 
     Raises UserError for other schemes, an address without a bucket, and where the packages for stores are missing.
     """
-    if isinstance(address, epath.Path) and str(address).startswith(SCHEME):
+    if isinstance(address, epath.Path) and store_of(address) is not None:
         return address
     text = location_address(address)
     scheme = re.match(r"[a-z][a-z0-9+.-]+://", text)
     if scheme is None:
         return Path(address)
-    if scheme[0] != SCHEME:
+    if (store := store_of(text)) is None:
+        known = " and ".join(store.scheme for store in STORES)
         raise UserError(
-            f"{text}: runs are kept on disks and in {SCHEME}, not in {scheme[0]}. Use a local folder, or "
-            f"{SCHEME}BUCKET/NAME (docs/resuming.md)"
+            f"{text}: runs are kept on disks and in {known}, not in {scheme[0]}. Use a local folder, or "
+            f"{STORES[0].scheme}BUCKET/NAME (docs/resuming.md)"
         )
-    bucket, _, name = text.removeprefix(SCHEME).rstrip("/").partition("/")
+    bucket, name = bucket_and_name(text.rstrip("/"))
     if not bucket or not name:
-        raise UserError(f"{text} names no folder in a bucket. Use gs://BUCKET/NAME")
-    _prepare(text)
+        raise UserError(f"{text} names no folder in a bucket. Use {store.scheme}BUCKET/NAME")
+    prepare(store, text)
     return epath.Path(text.rstrip("/"))
 
 
@@ -73,45 +73,15 @@ def absolute(path: Location) -> Location:
     return path.absolute() if isinstance(path, Path) else path
 
 
-def check_access(path: Location) -> None:
-    """Raises UserError unless the bucket of a path exists and this process may list it. Does nothing on disk."""
-    bucket = bucket_and_name(path)[0] if is_stored(path) else ""
-    if not bucket or bucket in _accessible:
-        return
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud import storage
-
-    try:
-        next(iter(storage.Client().list_blobs(bucket, max_results=1, timeout=30)), None)
-    except exceptions.NotFound:
-        raise UserError(f"{path}: the bucket {bucket} does not exist. Create it, or check the address") from None
-    except (exceptions.Forbidden, exceptions.Unauthorized):
-        raise UserError(
-            f"{path}: these credentials may not read {SCHEME}{bucket}. Reading a run needs the role "
-            "roles/storage.objectViewer, training also roles/storage.objectUser and storage.buckets.get"
-        ) from None
-    except GoogleAuthError as error:
-        raise UserError(f"{path}: no credentials for Google Cloud ({first_line(error)}). {_CREDENTIALS}") from None
-    except (exceptions.GoogleAPIError, OSError) as error:
-        raise UserError(f"{path}: {first_line(error)}. Check the address and the network") from None
-    _accessible.add(bucket)
-
-
 def is_store_failure(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, says that a store refused or did not answer, and nothing about an object."""
     while error is not None:
-        of_os = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+        missing = isinstance(error, FileNotFoundError)
+        of_os = isinstance(error, OSError) and not missing and error.errno not in _DISK_FULL
         if of_os or type(error).__module__.split(".")[0] in _CLIENTS or _STATUS.search(str(error)):
             return True
         error = error.__cause__
     return False
-
-
-def bucket_and_name(path: PurePath) -> tuple[str, str]:
-    """Returns the bucket of a path in a store, and the path within it."""
-    bucket, _, name = str(path).removeprefix(SCHEME).partition("/")
-    return bucket, name
 
 
 def write_file(path: Location, content: bytes) -> None:
@@ -177,9 +147,33 @@ def move_folder(source: Location, target: Location) -> None:
     if isinstance(source, Path):
         source.rename(target)
     else:
-        import fsspec
+        files, inside, names = _files_below(source)
+        files.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+        remove_folder(source)
 
-        fsspec.filesystem("gcs").mv(str(source), str(target), recursive=True)
+
+def upload_folder(source: Path, target: Location) -> None:
+    """Copies all files below a folder on disk to one in a store, whatever that held before. A kill can leave some."""
+    remove_folder(target)
+    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    names = [f"{target}/{path.relative_to(source).as_posix()}" for path in files]
+    file_system(target).put([str(path) for path in files], names)
+
+
+def download_folder(source: Location, target: Path) -> None:
+    """Copies all files below a folder in a store to one on disk, which appears only if there are any.
+
+    Raises UserError for a full disk.
+    """
+    files, inside, names = _files_below(source)
+    try:
+        files.get(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise UserError(
+                f"{target} has no space for a copy of {source}. Free some, or set TMPDIR to a folder with more"
+            ) from error
+        raise
 
 
 def copy_folder(source: Location, target: Location) -> None:
@@ -216,12 +210,7 @@ def read_files(paths: Iterable[Location]) -> list[tuple[str, bytes]]:
     return found
 
 
-def _prepare(address: str) -> None:
-    """Makes the libraries ready for addresses in stores. Raises UserError where they are missing."""
-    if importlib.util.find_spec("gcsfs") is None:
-        raise UserError(f"{address} is in Google Cloud Storage, which needs the package gcsfs: {install_hint('gcs')}")
-    import fsspec
-
-    # Otherwise etils prefers TensorFlow, if it is installed, and fsspec does not see what others write.
-    os.environ.setdefault("EPATH_USE_TF", "false")
-    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+def _files_below(folder: Location) -> tuple[Any, str, list[str]]:
+    """Returns the file system of a folder in a store, its name there, and the names of all files below it."""
+    files, inside = file_system(folder), "/".join(bucket_and_name(folder))
+    return files, inside, files.find(inside)

@@ -1,9 +1,10 @@
 """Saves, restores and keeps the checkpoints of a workdir, through Orbax.
 
 Orbax writes a step in the background under a temporary name and renames it at the end, so a half-written step is never
-visible. In an object store, which cannot rename a folder, it writes the file commit_success.txt last, and a step
-without one is not complete. Each step also holds the caller's metadata and a fingerprint of every tensor
-(train/integrity.py), which is computed where the tensor lives when it is saved and again when it is read.
+visible. In an object store, which cannot rename a folder, the file commit_success.txt is written last, and a step
+without one is not complete; steps in S3 are staged on disk (train/staging.py). Each step also holds the caller's
+metadata and a fingerprint of every tensor (train/integrity.py), which is computed where the tensor lives when it is
+saved and again when it is read.
 """
 
 import contextlib
@@ -36,6 +37,7 @@ from bert_jax.storage.location import (
 )
 from bert_jax.storage.remote import first_line
 from bert_jax.train.held_out import Best
+from bert_jax.train.held_workdir import CheckHeld
 from bert_jax.train.integrity import (
     AVERAGE,
     META,
@@ -49,7 +51,8 @@ from bert_jax.train.integrity import (
     saved_steps,
     signature,
 )
-from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, os_error_code
+from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, is_staged, os_error_code
+from bert_jax.train.staging import Staging
 
 REMOVED = "removed"  # the folder of steps that are no longer kept and wait for deletion
 DAMAGED = "damaged"  # the folder of steps that cannot be read
@@ -72,19 +75,30 @@ class Checkpoints:
     It keeps the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), and the step that is best by
     the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process
     of a run creates one and calls each method at the same point. Use it in a `with`, or close it.
+
+    check_held   raises an error if another run has the workdir; called before a step in S3 is marked as complete
     """
 
-    def __init__(self, directory: str | PurePath, keep: int, keep_every: int = 0, best: str = "") -> None:
+    def __init__(
+        self,
+        directory: str | PurePath,
+        keep: int,
+        keep_every: int = 0,
+        best: str = "",
+        check_held: CheckHeld = lambda: None,
+    ) -> None:
         self.best = Best(best, {}) if best else None
         policy = _preservation_policy(keep, keep_every, self.best)
         ignore_closed_loops()
         self._quiet = OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
         self.directory = absolute(location(directory))
+        self._staging = Staging(self.directory, check_held) if is_staged(self.directory) else None
+        self._written = self._staging.folder if self._staging else self.directory  # where Orbax writes
         # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
         trees = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (PARAMS, OPTIMIZER, AVERAGE)}
         self._manager = Manager(
-            self.directory,
+            self._written,
             item_handlers={**trees, META: ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy, cleanup_tmp_directories=True, todelete_subdir=REMOVED
@@ -115,7 +129,10 @@ class Checkpoints:
         checkpoints are then whole.
         """
         while self._replaced:
-            self._manager.delete(self._replaced.pop())  # the newest first: the steps that remain are always of one run
+            later = self._replaced.pop()  # the newest first: the steps that remain are always of one run
+            if self._staging:
+                self._staging.remove(later)
+            self._manager.delete(later)
         if step in self._manager.all_steps():
             return
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
@@ -135,6 +152,8 @@ class Checkpoints:
         self._saving = step
         with self._disk_errors_restored():
             self._manager.save(step, args=composite, force=True)
+        if self._staging:
+            self._staging.upload(step, self._manager.wait_until_finished)
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Records what was measured at a step that had been saved before; updates best.json."""
@@ -222,9 +241,11 @@ class Checkpoints:
         return restore(self.directory / str(step), params, optimizer_state, average)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk. Raises its failure, as `save` describes."""
+        """Waits until the last save is on disk, or in the store. Raises its failure, as `save` describes."""
         with self._disk_errors_restored():
             self._manager.wait_until_finished()
+        if self._staging:
+            self._staging.wait()
         if self._saving is not None:
             self.write_best()
         self._saving = None
@@ -241,6 +262,8 @@ class Checkpoints:
             self._remove_old()
         finally:
             self._manager.close()
+            if self._staging:
+                self._staging.close()
             logging.getLogger("absl").removeFilter(self._quiet)
 
     def __enter__(self) -> "Checkpoints":
@@ -257,6 +280,8 @@ class Checkpoints:
         """Moves a damaged step to damaged/STEP (or STEP-2, ...) and reports it."""
         target = self._move_aside(step)
         print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
+        if self._staging:
+            self._staging.forget(step)
         self._manager.reload()
         if self.best:
             self.best.values.pop(step, None)
@@ -286,8 +311,8 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Deletes steps that are no longer kept. They were renamed first: a visible step is complete after any kill."""
-        if jax.process_index() == 0 and not is_stored(self.directory):  # where Orbax deletes without renaming
-            remove_folder(self.directory / REMOVED)
+        if jax.process_index() == 0 and not is_stored(self._written):  # where Orbax deletes without renaming
+            remove_folder(self._written / REMOVED)
 
     @contextlib.contextmanager
     def _disk_errors_restored(self) -> Iterator[None]:
@@ -298,14 +323,14 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            if is_stored(self.directory) and is_store_failure(error):
+            if is_stored(self._written) and is_store_failure(error):
                 raise RunAgain(
                     f"cannot write checkpoint {self._saving} in {self.directory}: {first_line(error)}. Run the same "
                     "command again to resume from the checkpoint before it"
                 ) from error
             if isinstance(error, ValueError) and (code := os_error_code(error)) is not None:
                 step = "" if self._saving is None else str(self._saving)
-                raise OSError(code, os.strerror(code), str(self.directory / step)) from error
+                raise OSError(code, os.strerror(code), str(self._written / step)) from error
             raise
 
 

@@ -3,10 +3,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+import jax
+
 from bert_jax.command import UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import holder
-from bert_jax.storage.location import Location, check_access
+from bert_jax.storage.location import Location
+from bert_jax.storage.stores import S3, check_access, store_of
 from bert_jax.train import distributed
 
 CheckHeld = Callable[[], None]
@@ -28,7 +31,14 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
 
 
 def check_workdir(workdir: Location) -> None:
-    """Raises UserError for a workdir that is a file, or in a bucket that this process cannot read."""
+    """Raises UserError for a workdir that is a file, in a bucket that this process cannot read, or in S3 if the run has
+    several processes.
+    """
+    if store_of(workdir) is S3 and jax.process_count() > 1:
+        raise UserError(
+            f"--workdir {workdir}: a run of several processes cannot keep its checkpoints in S3, because each process "
+            "stages its part of a checkpoint on its own disk. Use gs://BUCKET/NAME, or a folder that all hosts share"
+        )
     check_access(workdir)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir {workdir} is a file; name a folder")

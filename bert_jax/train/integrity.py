@@ -22,7 +22,7 @@ from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import Location, is_store_failure, is_stored
 from bert_jax.storage.remote import first_line
-from bert_jax.train.orbax_workarounds import ignore_closed_loops, os_error_code, reports_muted
+from bert_jax.train.orbax_workarounds import MARK, ignore_closed_loops, os_error_code, readable, reports_muted
 from bert_jax.train.read_shares import gathered, to_read
 
 Result = TypeVar("Result")
@@ -47,7 +47,12 @@ class DamagedCheckpoint(UserError):
 
 def saved_steps(directory: Location) -> list[int]:
     """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+    if not directory.is_dir():
+        return []
+    if is_stored(directory):
+        names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
+        return sorted(int(name) for name in names if (directory / name / MARK).exists())
+    return sorted(ocp.utils.checkpoint_steps(directory))
 
 
 def read_item(
@@ -63,8 +68,8 @@ def read_item(
     """
 
     def read() -> dict[str, Any]:
-        with ocp.PyTreeCheckpointer() as reader:
-            return named_leaves(reader.restore(directory / item, args=args))
+        with readable(directory / item) as folder, ocp.PyTreeCheckpointer() as reader:
+            return named_leaves(reader.restore(folder, args=args))
 
     restored = read_or_explain(directory, read)
     if shardings is not None:
@@ -109,8 +114,8 @@ def read_meta(directory: Location) -> dict[str, Any]:
     """Reads the metadata of a step and verifies its signature. Raises DamagedCheckpoint."""
 
     def read() -> dict[str, Any]:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            document = reader.restore(directory / META)
+        with readable(directory / META) as folder, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            document = reader.restore(folder)
         if document.pop("sha256") != signature(document):
             raise ValueError("meta does not have the content that was saved")
         return document
@@ -169,13 +174,15 @@ def read_or_explain(step_directory: Location, read: Callable[[], Result]) -> Res
     with reports_muted():
         try:
             return read()
-        except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+        except (MemoryError, jax.errors.JaxRuntimeError, UserError):
             raise  # problems of the machine, not of the file
         except Exception as error:
             if is_stored(step_directory) and is_store_failure(error):
                 raise RunAgain(
                     f"cannot read {step_directory}: {first_line(error)}. Run the same command again"
                 ) from error
+            if isinstance(error, PermissionError):
+                raise
             if (code := os_error_code(error)) in _MACHINE_ERRORS:
                 raise OSError(code, os.strerror(code), str(step_directory)) from error
             why = f"{type(error).__name__}: {error}"[:200]

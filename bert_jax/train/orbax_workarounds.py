@@ -1,4 +1,6 @@
-"""Works around Orbax where it reports one failure several times, asks jax about preemption, or deletes marks last."""
+"""Works around Orbax where it reports one failure several times, asks jax about preemption, deletes marks last, or
+knows no S3.
+"""
 
 import contextlib
 import logging
@@ -10,9 +12,12 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from bert_jax.storage.location import Location, is_stored
+from bert_jax.storage.location import Location, download_folder, is_stored
+from bert_jax.storage.scratch import scratch_folder
+from bert_jax.storage.stores import S3, store_of
 
-MARK = "commit_success.txt"  # Orbax writes it last into a step in a store
+BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
+MARK = "commit_success.txt"  # it is written last into a step in a store
 
 
 class Manager(ocp.CheckpointManager):
@@ -51,6 +56,22 @@ class _MarkFirst:
 
     def close(self) -> None:
         self._deleter.close()
+
+
+def is_staged(path: Location) -> bool:
+    """Whether Orbax can neither read nor write a path: 0.12.8 makes file paths of all addresses but gs://."""
+    return store_of(path) is S3
+
+
+@contextlib.contextmanager
+def readable(folder: Location) -> Iterator[Location]:
+    """Yields a folder that Orbax can read: itself, or a copy of it on disk for as long as it is open."""
+    if not is_staged(folder):
+        yield folder
+        return
+    with scratch_folder() as scratch:
+        download_folder(folder, scratch / folder.name)
+        yield scratch / folder.name
 
 
 class OneMessage(logging.Filter):

@@ -164,7 +164,11 @@ def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
     with (
         held_workdir(run.workdir) as check_held,
         Checkpoints(
-            run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best
+            run.workdir / CHECKPOINTS,
+            keep=keep,
+            keep_every=config.keep_every,
+            best=config.best,
+            check_held=check_held,
         ) as checkpoints,
     ):
         distributed.check_same(
