@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +189,20 @@ def test_a_full_disk_is_reported_as_such_and_damages_no_checkpoint(s3, monkeypat
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
         assert checkpoints.steps() == [1]
+
+
+def test_a_save_returns_while_its_upload_runs_and_the_end_waits_for_it(s3):
+    begun, allowed = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        begun.set()
+        assert allowed.wait(60)
+
+    with Checkpoints("s3://bucket/slow/checkpoints", keep=1, check_held=hold_up) as checkpoints:
+        checkpoints.save(1, tensors(1), None, {})
+        assert begun.wait(60) and checkpoints.steps() == []
+        allowed.set()
+    assert latest_step("s3://bucket/slow") == 1
 
 
 def test_a_run_that_has_lost_its_workdir_marks_no_step(s3):
