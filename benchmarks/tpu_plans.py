@@ -49,7 +49,6 @@ def page_plans() -> list[PagePlan]:
         plans.append(_plan(f"v4_base_{length}_flash", SLICES["v4"], "base", length, batch, PARTS, FLASH))
     plans.append(_plan("v5e_large_512_flash", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, FLASH))
     plans.append(_plan("v5e_large_512_zero", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, ZERO))
-    plans.append(_plan("v5e_large_512_flash_zero", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, FLASH, ZERO))
     plans.append(_plan("v5e_large_512_scan", SLICES["v5e"], "large", 512, LARGE_ROWS * DEVICES, 1, SCAN))
     plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, MANY, SCAN))
     plans.append(_plan("v5e_1024_large_512", "v5e:16x16", "large", 512, 4 * 4096, 1, MANY, SCAN, "--slices 4"))
