@@ -95,19 +95,34 @@ def test_dropout_in_bands_falls_on_the_probabilities():
     assert abs(float(sums.mean()) - 1) < 0.1
 
 
+# Blocks of 128, of 512, and of 512 keys and 256 queries.
+SEVERAL_BLOCKS = ((600, 0, True), (1000, 64, False), (2500, 64, False), (2500, 200, True))
+
+
 @pytest.mark.parametrize(
-    ("slots", "window", "causal"),
+    ("slots", "window", "causal", "width"),
     [
-        (130, 7, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((33, 0, False), (33, 0, True), (256, 7, False))),
+        (130, 7, True, 8),
+        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in ((33, 0, False), (33, 0, True), (256, 7, False))),
+        *(pytest.param(*case, 8, marks=pytest.mark.slow) for case in SEVERAL_BLOCKS),
+        # Heads that fill the lanes have the other layout.
+        *(pytest.param(*case, 128, marks=pytest.mark.slow) for case in ((130, 7, True), (600, 64, False))),
     ],
 )
-def test_splash_equals_einsum(slots, window, causal):
+def test_splash_equals_einsum(slots, window, causal, width):
     def kernel(query, key, value, sequence_ids, visible):
         options = {"window": window, "causal": causal, "placement": Placement(), "interpret": True}
         return splash_attention(query, key, value, sequence_ids, **options)
 
-    assert_equals_einsum(kernel, *rows(slots), window, causal)
+    assert_equals_einsum(kernel, *rows(slots, width), window, causal)
+
+
+@pytest.mark.parametrize(("width", "last"), [(64, "positions"), (128, "width"), (192, "positions"), (256, "width")])
+def test_splash_reads_heads_that_would_be_padded_with_positions_last(width, last):
+    heads = [jax.ShapeDtypeStruct((2, 640, 3, width), jnp.bfloat16)] * 3
+    attend = functools.partial(splash_attention, window=0, causal=False, placement=Placement())
+    traced = str(jax.make_jaxpr(attend)(*heads, jax.ShapeDtypeStruct((2, 640), jnp.int32)))
+    assert (f"bf16[2,3,{width},640] = transpose" in traced) == (last == "positions")
 
 
 @pytest.mark.slow

@@ -274,17 +274,21 @@ def test_flops_count_every_iteration_of_a_loop():
     assert flops.count_flops(jax.make_jaxpr(jax.grad(step, (0, 1)))(x, kernels)).xla == 3 * once
 
 
-@pytest.mark.parametrize(("length", "matmuls"), [(512, 2 + 2 + 3), (1024, 2 + 3 + 4)])
-def test_each_matmul_of_the_splash_kernel_is_counted_once(length, matmuls):
+@pytest.mark.parametrize(
+    ("length", "window", "blocks", "matmuls"),
+    # Blocks of 512 by 512. Through a window, 512 queries see up to three of keys; if it is narrow, 256 see two.
+    [(512, 0, 1, 2 + 2 + 3), (1024, 0, 4, 2 + 3 + 4), (2560, 300, 5 * 3, 2 + 3 + 4), (2560, 64, 10 * 2 / 2, 2 + 3 + 4)],
+)
+def test_each_matmul_of_the_splash_kernel_is_counted_once(length, window, blocks, matmuls):
     heads = jax.ShapeDtypeStruct((2, length, 3, 64), jnp.bfloat16)
 
     def loss(query, key, value, sequence_ids):
-        attended = splash_attention(query, key, value, sequence_ids, window=0, causal=False, placement=Placement())
+        attended = splash_attention(query, key, value, sequence_ids, window=window, causal=False, placement=Placement())
         return attended.astype(jnp.float32).sum()
 
     sequence_ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(heads, heads, heads, sequence_ids)
-    assert flops.count_flops(traced).pallas == matmuls * 2 * 2 * 3 * length**2 * 64
+    assert flops.count_flops(traced).pallas == matmuls * 2 * 2 * 3 * blocks * 512**2 * 64
 
 
 def test_out_of_memory_messages_are_parsed():

@@ -61,14 +61,23 @@ def _attend(
     block = next(size for size in range(_LARGEST_BLOCK, 0, -LANES) if length % size == 0)
     # With one block the fused backward pass needs five matmuls instead of seven; with more it stores a sum for each.
     fused = block == length
+    # Half a block of queries sees two blocks of keys through a narrow window, and a whole block three. In short rows,
+    # or with smaller blocks of keys, more steps cost more than it saves (docs/decisions/2026-11-24_splash_on_tpus.md).
+    halved = block == _LARGEST_BLOCK and length > 4 * block and 0 < window <= block // 2
+    queries = block // 2 if halved else block
+    # Heads that do not fill the lanes are padded in memory unless positions are the last axis.
+    layout = kernels.QKVLayout.SEQ_MINOR if query.shape[3] % LANES else kernels.QKVLayout.HEAD_DIM_MINOR
     sizes = kernels.BlockSizes(
-        block_q=block,
+        block_q=queries,
         block_kv=block,
-        block_q_dkv=block,
+        block_q_dkv=queries,
         block_kv_dkv=block,
-        block_q_dq=None if fused else block,
+        block_q_dq=None if fused else queries,
         block_kv_dq=None if fused else block,
         use_fused_bwd_kernel=fused,
+        q_layout=layout,
+        k_layout=layout,
+        v_layout=layout,
     )
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
