@@ -80,7 +80,7 @@ OWN_EXPLANATIONS: dict[str, tuple[tuple[str, str], ...]] = {
             r"gopher_(word_)?length/|gopher_(symbols|letters)/|/gopher_(short|below|above|too_many_(hashes|ellipsis))",
             WORDS,
         ),
-        (r"gopher_common_words/", f"{WORDS}, so it finds common words inside of others"),
+        (r"gopher_common_words/", f"{WORDS}, so it also finds common words within longer words"),
     ),
     "c4": ((r"few_sentences", "its sentences are spaCy's, which know abbreviations"),),
     "fineweb": (

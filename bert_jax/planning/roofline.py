@@ -69,13 +69,14 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
     body = _body(program, instruction)
     if not body:
         return written + sum(memory_bytes(one.shape) for one in operands)
-    shares = _parameter_shares(program, body, _passed_on(body[-1], instruction))
+    passed_on = _passed_on(body[-1], instruction)
+    shares = _parameter_shares(program, body, passed_on)
     read = (
         min(memory_bytes(operand.shape), round(shares.get(index, 1.0) * shape_bytes(operand.shape)))
         for index, operand in enumerate(operands)
         if memory_bytes(operand.shape)
     )
-    return _written(body[-1], instruction, _passed_on(body[-1], instruction)) + sum(read)
+    return _written(body[-1], instruction, passed_on) + sum(read)
 
 
 def _is_collective(instruction: Instruction) -> bool:
