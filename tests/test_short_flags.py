@@ -14,11 +14,13 @@ from website import reference
 
 VALUES = {"learning_rate": "0.5", "budget_minutes": "2.5", "seed": "7", "seeds": "0,7,9", "max_length": "64"}
 RECIPES = {"bert_tiny": PretrainConfig, "own": FinetuneConfig}
+LENGTH = r"--seq_len( T)?, --max_length T"  # Python 3.13 and later print the value once, after the last name
+TEXT = r"--text_field( NAME)?, --text NAME"
 NAMES = {  # by commands that import without jax; the others have tests of their own
-    "data_prep.build_examples": ["--seq_len T, --max_length T", "--text_field NAME, --text NAME"],
-    "data_prep.train_tokenizer": ["--text_field NAME, --text NAME"],
-    "data_prep.clean": ["--text_field NAME, --text NAME"],
-    "bert_jax.plan": ["--seq_len T, --max_length T"],
+    "data_prep.build_examples": [LENGTH, TEXT],
+    "data_prep.train_tokenizer": [TEXT],
+    "data_prep.clean": [TEXT],
+    "bert_jax.plan": [LENGTH],
 }
 
 
@@ -78,7 +80,7 @@ def test_the_reference_has_every_short_flag():
 def test_help_lists_all_names_of_a_flag(module):
     shown = reference.help_text(module)
     for names in NAMES[module]:
-        assert names in shown
+        assert re.search(names, shown)
 
 
 def test_options_of_data_preparation_have_the_names_of_other_commands():
