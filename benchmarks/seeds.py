@@ -24,7 +24,7 @@ from benchmarks.turns import Turn, alternate
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
-from bert_jax.train import multi_seed, partitioning, setup, stacked_states
+from bert_jax.train import initial_state, multi_seed, partitioning, setup, stacked_states
 from bert_jax.train import steps as train_steps
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.host_memory import keep_freed_memory
@@ -51,7 +51,7 @@ def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: 
                 for place in range(len(runs))
             ]
             if len(runs) == 1:
-                state, _ = setup.restore_or_initialize(runs[0], plan, mesh, opened[0].checkpoints)
+                state, _ = initial_state.restore_or_initialize(runs[0], plan, mesh, opened[0].checkpoints)
                 step, arguments = train_steps.jitted(plan, mesh, state), (setup.training_key(runs[0], mesh),)
             else:
                 seeds = [multi_seed.Seed(*pair) for pair in zip(runs, opened, strict=True)]

@@ -21,6 +21,7 @@ from bert_jax.train.run import TOKENS_BEFORE, Run
 from bert_jax.train.workdir import CHECKPOINTS
 
 RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
+BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
 # The keys, or their beginnings, that decide how many tokens each step reads.
 COUNTED_BY = ("batch_size", "batch_schedule", "data.train", "data.mixture", "data.phases")
 # Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no

@@ -9,7 +9,6 @@ saved and again when it is read.
 
 import contextlib
 import copy
-import itertools
 import logging
 import os
 import sys
@@ -30,9 +29,7 @@ from bert_jax.storage.location import (
     is_store_failure,
     is_stored,
     location,
-    move_folder,
     read_json,
-    remove_folder,
     write_json,
 )
 from bert_jax.storage.remote import first_line
@@ -52,10 +49,9 @@ from bert_jax.train.integrity import (
     signature,
 )
 from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, is_staged, os_error_code
-from bert_jax.train.staging import Staging
+from bert_jax.train.staging import StagedFolder
+from bert_jax.train.step_folder import REMOVED, StepFolder
 
-REMOVED = "removed"  # the folder of steps that are no longer kept and wait for deletion
-DAMAGED = "damaged"  # the folder of steps that cannot be read
 BEST_FILE = "best.json"  # next to the steps: which one is the best, and by which metric
 EVALUATION = "evaluation"  # the key in a step's metadata of what was measured at that step
 
@@ -93,12 +89,12 @@ class Checkpoints:
         self._quiet = OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
         self.directory = absolute(location(directory))
-        self._staging = Staging(self.directory, check_held) if is_staged(self.directory) else None
-        self._written = self._staging.folder if self._staging else self.directory  # where Orbax writes
+        staged = is_staged(self.directory)
+        self._folder = StagedFolder(self.directory, check_held) if staged else StepFolder(self.directory)
         # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
         trees = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (PARAMS, OPTIMIZER, AVERAGE)}
         self._manager = Manager(
-            self._written,
+            self._folder.written,
             item_handlers={**trees, META: ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy, cleanup_tmp_directories=True, todelete_subdir=REMOVED
@@ -106,7 +102,7 @@ class Checkpoints:
         )
         self._saving: int | None = None
         self._replaced: list[int] = []
-        self._remove_old()
+        self._folder.remove_old()
         if self.best:
             for step, evaluation in self.evaluations().items():
                 self.best.note(step, evaluation)
@@ -130,8 +126,7 @@ class Checkpoints:
         """
         while self._replaced:
             later = self._replaced.pop()  # the newest first: the steps that remain are always of one run
-            if self._staging:
-                self._staging.remove(later)
+            self._folder.remove(later)
             self._manager.delete(later)
         if step in self._manager.all_steps():
             return
@@ -146,14 +141,13 @@ class Checkpoints:
         signed = document | {"sha256": signature(document)}
         composite = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(signed)})
         self.wait()  # raises the failure of the previous save
-        self._remove_old()
+        self._folder.remove_old()
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
         with self._disk_errors_restored():
             self._manager.save(step, args=composite, force=True)
-        if self._staging:
-            self._staging.upload(step, self._manager.wait_until_finished)
+        self._folder.publish(step, self._manager.wait_until_finished)
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Records what was measured at a step that had been saved before; updates best.json."""
@@ -244,8 +238,7 @@ class Checkpoints:
         """Waits until the last save is on disk, or in the store. Raises its failure, as `save` describes."""
         with self._disk_errors_restored():
             self._manager.wait_until_finished()
-        if self._staging:
-            self._staging.wait()
+        self._folder.wait()
         if self._saving is not None:
             self.write_best()
         self._saving = None
@@ -259,11 +252,10 @@ class Checkpoints:
         """Waits for the last save, then frees the background threads."""
         try:
             self.wait()
-            self._remove_old()
+            self._folder.remove_old()
         finally:
             self._manager.close()
-            if self._staging:
-                self._staging.close()
+            self._folder.close()
             logging.getLogger("absl").removeFilter(self._quiet)
 
     def __enter__(self) -> "Checkpoints":
@@ -277,11 +269,9 @@ class Checkpoints:
         self.close()
 
     def _set_aside(self, step: int, why: str) -> None:
-        """Moves a damaged step to damaged/STEP (or STEP-2, ...) and reports it."""
-        target = self._move_aside(step)
+        """Moves a damaged step away and reports it."""
+        target = self._folder.set_aside(step)
         print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
-        if self._staging:
-            self._staging.forget(step)
         self._manager.reload()
         if self.best:
             self.best.values.pop(step, None)
@@ -289,30 +279,11 @@ class Checkpoints:
     def _move_and_run_again(self, step: int, why: str) -> NoReturn:
         """Ends a run of several processes: only one may have seen the damage, so they would resume from two steps."""
         with contextlib.suppress(FileNotFoundError):  # another process has moved it
-            self._move_aside(step)
+            self._folder.set_aside(step)
         raise RunAgain(
-            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self._damaged}: {why}. "
+            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self._folder.damaged}: {why}. "
             "Run the same command on every host to resume from the checkpoint before it"
         )
-
-    @property
-    def _damaged(self) -> Location:
-        # In a store, Orbax removes every folder next to the steps that has no mark.
-        return (self.directory.parent if is_stored(self.directory) else self.directory) / DAMAGED
-
-    def _move_aside(self, step: int) -> Location:
-        folder = self._damaged
-        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
-        if not is_stored(folder):
-            folder.mkdir(exist_ok=True)
-        target = next(path for name in names if not (path := folder / name).exists())
-        move_folder(self.directory / str(step), target)
-        return target
-
-    def _remove_old(self) -> None:
-        """Deletes steps that are no longer kept. They were renamed first: a visible step is complete after any kill."""
-        if jax.process_index() == 0 and not is_stored(self._written):  # where Orbax deletes without renaming
-            remove_folder(self._written / REMOVED)
 
     @contextlib.contextmanager
     def _disk_errors_restored(self) -> Iterator[None]:
@@ -323,14 +294,14 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            if is_stored(self._written) and is_store_failure(error):
+            if is_stored(self._folder.written) and is_store_failure(error):
                 raise RunAgain(
                     f"cannot write checkpoint {self._saving} in {self.directory}: {first_line(error)}. Run the same "
                     "command again to resume from the checkpoint before it"
                 ) from error
             if isinstance(error, ValueError) and (code := os_error_code(error)) is not None:
                 step = "" if self._saving is None else str(self._saving)
-                raise OSError(code, os.strerror(code), str(self._written / step)) from error
+                raise OSError(code, os.strerror(code), str(self._folder.written / step)) from error
             raise
 
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.train import setup, steps
+from bert_jax.train import initial_state, setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import Clock, make_clock
 from bert_jax.train.compilation_notes import compiling
@@ -129,7 +129,7 @@ class Seed:
 
     def restore(self, plan: steps.Plan, mesh: Mesh, among: Collection[int] | None = None) -> TrainState:
         """Restores or initializes the state of this run alone, and notes its metadata and step."""
-        state, self.meta = setup.restore_or_initialize(self.run, plan, mesh, self.opened.checkpoints, among)
+        state, self.meta = initial_state.restore_or_initialize(self.run, plan, mesh, self.opened.checkpoints, among)
         self.last, self.seconds = int(state.step), float(self.meta.get("seconds", 0.0))
         return state
 

@@ -11,7 +11,7 @@ from bert_jax.command import Stopped
 from bert_jax.model import paths
 from bert_jax.storage.holder import NoLongerHeld
 from bert_jax.storage.location import Location
-from bert_jax.train import distributed, partitioning
+from bert_jax.train import branch, distributed, partitioning
 from bert_jax.train.checkpoint import EVALUATION, Checkpoints
 from bert_jax.train.clock import Clock
 from bert_jax.train.early_stop import EarlyStop
@@ -21,7 +21,7 @@ from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter
 from bert_jax.train.run import TOKENS_BEFORE, Result, Run
-from bert_jax.train.setup import BRANCHED, OpenWorkdir
+from bert_jax.train.setup import OpenWorkdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.workdir import read_params
 
@@ -108,7 +108,7 @@ class Logger:
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
         self.pending = bool(meta.get("unlogged", False))
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
-        self._writer = MetricsWriter(run.workdir, 0 if BRANCHED in meta else meta.get("step", 0) - self.pending)
+        self._writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else meta.get("step", 0) - self.pending)
 
     def due(self, step: int) -> bool:
         """Whether a line is written at this step: every log_every steps, and where the clock was refreshed."""

@@ -19,28 +19,29 @@ from bert_jax.storage.scratch import scratch_folder
 from bert_jax.train.held_workdir import CheckHeld
 from bert_jax.train.integrity import saved_steps
 from bert_jax.train.orbax_workarounds import BEGUN, MARK
+from bert_jax.train.step_folder import StepFolder
 
 
-class Staging:
-    """The steps of one folder of checkpoints in S3, and their places on disk in `folder`. Used by one process.
+class StagedFolder(StepFolder):
+    """The steps of one folder of checkpoints in S3, and their places on disk in `written`. Used by one process.
 
     check_held   raises an error if another run has the workdir; called before a step is marked
     """
 
     def __init__(self, stored: Location, check_held: CheckHeld) -> None:
-        self._stored, self._check_held = stored, check_held
         self._opened = contextlib.ExitStack()
-        self.folder = self._opened.enter_context(scratch_folder()) / "checkpoints"
+        super().__init__(stored, self._opened.enter_context(scratch_folder()) / "checkpoints")
+        self._check_held = check_held
         self._uploading: threading.Thread | None = None
         self._failure: BaseException | None = None
         with self._explained("read"):
             self._remove_incomplete()
             self._known = set(saved_steps(stored))  # those of a run that replaces this one are never among them
-            self.folder.mkdir()
+            self.written.mkdir()
             for step in self._known:
                 self._note_stored(step)
 
-    def upload(self, step: int, wait_for_save: Callable[[], None]) -> None:
+    def publish(self, step: int, wait_for_save: Callable[[], None]) -> None:
         """Starts to upload a step once Orbax has saved it, and then to remove the steps that Orbax has removed."""
         self._uploading = threading.Thread(
             target=self._upload, args=(step, wait_for_save), name="upload checkpoint", daemon=True
@@ -58,14 +59,16 @@ class Staging:
     def remove(self, step: int) -> None:
         """Removes a step from the store."""
         with self._explained(f"remove step {step} from"):
-            (self._stored / str(step) / MARK).unlink(missing_ok=True)
-            remove_folder(self._stored / str(step))
+            (self.directory / str(step) / MARK).unlink(missing_ok=True)
+            remove_folder(self.directory / str(step))
         self._known.discard(step)
 
-    def forget(self, step: int) -> None:
-        """Notes that a step has been moved out of the folder in the store."""
-        shutil.rmtree(self.folder / str(step))
+    def set_aside(self, step: int) -> Location:
+        """Moves a damaged step in the store, and forgets its place on disk."""
+        target = super().set_aside(step)
+        shutil.rmtree(self.written / str(step))
         self._known.discard(step)
+        return target
 
     def close(self) -> None:
         """Removes everything on disk."""
@@ -76,7 +79,7 @@ class Staging:
             wait_for_save()
         except Exception:
             return  # the thread that trains waits for the save as well, and raises this
-        staged, stored = self.folder / str(step), self._stored / str(step)
+        staged, stored = self.written / str(step), self.directory / str(step)
         try:
             with self._explained(f"write checkpoint {step} in"):
                 (staged / MARK).unlink(missing_ok=True)  # Orbax writes one on disk, too
@@ -87,21 +90,21 @@ class Staging:
             for item in staged.iterdir():
                 if item.is_dir():
                     shutil.rmtree(item)
-            for removed in sorted(self._known - set(saved_steps(self.folder))):
+            for removed in sorted(self._known - set(saved_steps(self.written))):
                 self.remove(removed)
         except BaseException as error:
             self._failure = error
 
     def _note_stored(self, step: int) -> None:
         """Makes the place on disk of a step that is in the store. Orbax reads when it was saved."""
-        (self.folder / str(step)).mkdir()
+        (self.written / str(step)).mkdir()
         with contextlib.suppress(FileNotFoundError):
-            (self.folder / str(step) / BEGUN).write_bytes((self._stored / str(step) / BEGUN).read_bytes())
+            (self.written / str(step) / BEGUN).write_bytes((self.directory / str(step) / BEGUN).read_bytes())
 
     def _remove_incomplete(self) -> None:
         """Removes what an interrupted upload or removal has left."""
-        complete = saved_steps(self._stored)
-        for step in self._stored.iterdir() if self._stored.is_dir() else ():
+        complete = saved_steps(self.directory)
+        for step in self.directory.iterdir() if self.directory.is_dir() else ():
             if step.name.isdecimal() and int(step.name) not in complete:
                 remove_folder(step)
 
@@ -113,7 +116,7 @@ class Staging:
         except Exception as error:
             if is_store_failure(error):
                 raise RunAgain(
-                    f"cannot {what} {self._stored}: {first_line(error)}. Run the same command again to resume from the "
-                    "newest complete checkpoint"
+                    f"cannot {what} {self.directory}: {first_line(error)}. Run the same command again to resume from "
+                    "the newest complete checkpoint"
                 ) from error
             raise

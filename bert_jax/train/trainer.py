@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.train import setup, steps
+from bert_jax.train import initial_state, setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.branch import RECORD, counting_on
 from bert_jax.train.clock import make_clock
@@ -42,7 +42,7 @@ def fit(run: Run) -> Result:
         evaluators = setup.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(setup.open_workdir(run))
         run = counting_on(run, opened.provenance.get(RECORD))
-        state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
+        state, meta = initial_state.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
         first, ended = int(state.step), has_stopped_early(run.early_stop, config.checkpoint.best, meta)
