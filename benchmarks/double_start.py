@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chaos, common
+from benchmarks import chaos, common, killed_lives
 from bert_jax import command
 from bert_jax.command import EXIT_USER_ERROR, UserError
 from bert_jax.storage.holder import HOLDER_FILE
@@ -64,7 +64,7 @@ def _alone(data: Path, work: Path, steps: int, more: Sequence[str]) -> float:
 def _start(data: Path, work: Path, name: str, which: str, steps: int, more: Sequence[str]) -> "subprocess.Popen[bytes]":
     line = [sys.executable, "-m", "bert_jax.pretrain"]
     line += chaos.arguments(data, work / name, steps, chaos.SAVE_EVERY, more)
-    return chaos.start_process(line, 1, work, f"{name}-{which}.txt")
+    return killed_lives.start_process(line, 1, work, f"{name}-{which}.txt")
 
 
 def _log(work: Path, name: str, which: str) -> str:

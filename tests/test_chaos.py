@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY
 
-from benchmarks import chaos, double_start
+from benchmarks import chaos, double_start, killed_lives
 from bert_jax.command import UserError
 from bert_jax.train import checkpoint
 
@@ -49,7 +49,7 @@ def test_a_run_that_ends_before_its_kills_is_an_error(tmp_path):
         return [subprocess.Popen(["true"])]
 
     with pytest.raises(UserError, match=r"ended with code 0.*increase --steps"):
-        chaos.killed_until(start, tmp_path, steps=10, kills=3, seed=0)
+        killed_lives.killed_until(start, tmp_path, steps=10, kills=3, seed=0)
 
 
 @pytest.mark.slow
