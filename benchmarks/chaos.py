@@ -4,9 +4,8 @@
     python -m benchmarks.chaos --part elastic  killed and resumed on other numbers of devices and processes: equal
                                                batches, byte for byte, and the largest difference of a loss
 
-Kills fall at random instants of start-up, of training, and of saving (once a half-written checkpoint exists, also one
-that is staged for S3, or uploaded in part). Prints one JSON line, and exits with code 2 if anything differs that must
-not.
+Kills fall at random instants (benchmarks/killed_lives.py). Prints one JSON line, and exits with code 2 if anything
+differs that must not.
 """
 
 import json
