@@ -237,7 +237,10 @@ def prepare(
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
-        task = task.continuing(task_json.from_json(start.loaded.task), config.task.pooling)
+        stored = dict(start.loaded.task)
+        if config.task.pooling and "pooling" in stored:  # it may be one that bert_jax does not have
+            stored["pooling"] = config.task.pooling
+        task = task.continuing(task_json.from_json(stored), config.task.pooling)
     task.check_model(start.model)
     if getattr(task, "layer_mix", False) and not task.objective().heads.layer_mix:  # a kind of the user's own
         raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")

@@ -13,6 +13,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.location import location, location_address
 from bert_jax.storage.stores import store_of
+from bert_jax.tasks.input_records import is_unicode
 from bert_jax.train.workdir import CHECKPOINTS
 
 Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
@@ -64,9 +65,15 @@ def data_file(table: Table, path: Path) -> str:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for row in rows:
+        for number, row in enumerate(rows, 1):
             values = {key: _plain(value, names.get(key)) for key, value in row.items()}
-            file.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")  # str: dates, in unused columns
+            line = json.dumps(values, ensure_ascii=False, default=str)  # str: dates, in unused columns
+            if not is_unicode(line):
+                raise UserError(
+                    f"row {number} of the data has half of a surrogate pair, which is no character: {line!r:.80}. "
+                    "Correct the text, or omit the row"
+                )
+            file.write(line + "\n")
     return str(path)
 
 

@@ -339,6 +339,12 @@ def test_data_that_are_no_rows_are_refused(model, data, message):
         bert_jax.finetune(model, data, text="review", label="stars")
 
 
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(model):
+    rows = [{"review": "good", "stars": "5"}, {"review": "bad \ud83d", "stars": "1"}]
+    with pytest.raises(UserError, match=r"row 2 of the data has half of a surrogate pair"):
+        bert_jax.finetune(model, rows, text="review", label="stars")
+
+
 def test_overrides_of_a_configuration_are_refused(tmp_path):
     from bert_jax.config import PretrainConfig
 

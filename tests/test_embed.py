@@ -178,6 +178,20 @@ def test_lengths_share_few_shapes_and_every_text_comes_once():
     assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(LENGTHS)
 
 
+def test_a_row_over_the_last_length_is_padded_to_the_next_multiple_of_it():
+    lengths = np.array([600, 512, 513, 8000, 9])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = TokenRows(
+        input_ids=np.zeros(offsets[-1], np.int32),
+        first_lengths=lengths.astype(np.int32),
+        offsets=offsets,
+        pad_id=0,
+        truncated=0,
+    )
+    batches = list(bucketed_batches(rows, batch_size=4, devices=1, max_length=8000))
+    assert [batch.input_ids.shape for _, batch in batches] == [(1, 16), (1, 512), (2, 1024), (1, 8000)]
+
+
 def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     huggingface_export.write(loaded, tmp_path / "hf")
     lines = TEXTS[:-1]  # without control characters

@@ -16,7 +16,7 @@ from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.workdir import read_config, write_config, write_params
 
@@ -130,6 +130,16 @@ def test_a_head_for_other_labels_is_initialized_even_if_their_number_is_equal(tm
         other = initial_params(loaded, loaded.model, heads, loaded.vocabulary, task | change)
         assert missing(other, loaded.model, heads) == {"classifier/dense/kernel", "classifier/dense/bias"}
         assert "or specific to its task (sst2: 0, 1): classifier" in capsys.readouterr().err
+
+
+def test_a_head_for_other_relations_between_the_same_spans_is_initialized(tmp_path):
+    heads = Heads(spans=SpanHeads(length=2, classes=1, relations=2))
+    task = {"name": "own", "kind": "span_pairs", "labels": ["PER"], "relation_labels": ["lives_in", "works_for"]}
+    loaded = dataclasses.replace(random_checkpoint(tmp_path, odd_config(), heads), task=task)
+    assert not missing(initial_params(loaded, loaded.model, heads, loaded.vocabulary, task), loaded.model, heads)
+    other = task | {"relation_labels": ["likes", "owns"]}
+    initialized = missing(initial_params(loaded, loaded.model, heads, loaded.vocabulary, other), loaded.model, heads)
+    assert any(path.startswith("span_relations/") for path in initialized)
 
 
 @pytest.mark.parametrize("field", ARCHITECTURE_FIELDS)

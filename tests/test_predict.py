@@ -193,6 +193,14 @@ def test_an_invalid_input_is_reported_by_its_line_or_in_its_place(classifier: Lo
     assert predict(classifier, [" "], on_error="skip") == [{"error": told[1]["error"].replace("2", "1")}]
 
 
+def test_a_pair_among_texts_is_an_error_in_its_place(classifier: LoadedModel) -> None:
+    free = dataclasses.replace(classifier, task={**CLASSES, "columns": {}})
+    given = [{"text": "the cat"}, {"text": "a", "text_pair": "dog"}, {"text": "a dog"}]
+    told = predict(free, given, on_error="skip")
+    assert "line 2 is a pair, but line 1 is one text" in told[1]["error"]
+    assert same([told[0], told[2]], predict(free, ["the cat", "a dog"]))
+
+
 def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path: Path) -> None:
     file = tmp_path / "dev.tsv"
     file.write_text("text\tlabel\n" + "".join(f"{text}\tglad\n" for text in TEXTS), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Temporary folders: they do not outlive their process for long."""
 
+import errno
 import os
 import shutil
 import signal
@@ -7,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from tiny_runs import ROOT
 
+from bert_jax.command import UserError
 from bert_jax.storage.scratch import scratch_folder
 
 KILLED = """
@@ -33,3 +36,13 @@ def test_a_folder_is_removed_at_its_end_or_after_its_process_was_killed(tmp_path
         assert not left.exists() and one != two and one.is_dir() and two.is_dir()
         (two / "file").write_bytes(b"x")
     assert {*tmp_path.iterdir()} == {beginning, elsewhere}
+
+
+def test_a_full_or_missing_folder_is_explained(tmp_path, monkeypatch):
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    said = r"temporary folder \(No space left on device\)\. Free some space, or set TMPDIR"
+    with pytest.raises(UserError, match=said), scratch_folder():
+        pass

@@ -142,6 +142,17 @@ def test_unfinished_file_of_a_folder_is_not_listed(tmp_path):
     assert folder.names() == {"a"} and folder.read("a") == b"half of it"
 
 
+def broken():
+    yield b"half"
+    raise KeyboardInterrupt
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        Folder(str(tmp_path)).write("a", broken())
+    assert not list(tmp_path.iterdir())
+
+
 def example(text: bytes) -> bytes:
     """A tf.train.Example with the byte string `text`: nested messages, each a tag, a length and its content."""
 

@@ -6,9 +6,11 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -164,6 +166,45 @@ def test_an_upload_that_ends_after_any_number_of_writes_leaves_complete_steps_on
     assert found == sorted(found) and [1] in found and [1, 2] in found, found
 
 
+def test_steps_whose_places_on_disk_have_vanished_stay_in_the_store(s3, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = location("s3://bucket/vanished/checkpoints")
+    with Checkpoints(folder, keep=1, keep_every=10) as checkpoints:
+        for step in (10, 15, 20, 25):
+            checkpoints.save(step, tensors(step), None, {})
+            checkpoints.wait()
+        for place in tmp_path.glob("*/checkpoints/?0"):  # as by a program that removes old temporary files
+            shutil.rmtree(place)
+        checkpoints.save(30, tensors(30), None, {})
+    assert saved_steps("s3://bucket/vanished") == [10, 20, 30]
+
+
+def test_a_run_that_was_suspended_removes_nothing_of_the_run_that_replaced_it(s3):
+    def lost() -> None:
+        raise holder.NoLongerHeld("replaced")
+
+    folder = location("s3://bucket/replaced/checkpoints")
+    with pytest.raises(holder.NoLongerHeld), Checkpoints(folder, keep=1, check_held=lost) as checkpoints:
+        write_params("s3://bucket/replaced", 2, tensors(2))
+        checkpoints.save(2, tensors(5), None, {})
+        checkpoints.wait()
+    np.testing.assert_array_equal(read_params("s3://bucket/replaced", 2)["bias"], tensors(2)["bias"])
+
+
+def test_a_folder_that_cannot_be_listed_says_so_in_one_line(s3, monkeypatch):
+    write_params("s3://bucket/silent", 1, tensors(1))
+    folder = location("s3://bucket/silent/checkpoints")
+    for error, raised in ((OSError(121, "Server Error"), RunAgain), (PermissionError("Access Denied"), UserError)):
+
+        def fail(*_: object, error: OSError = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(stores.file_system(folder), "isdir", fail)
+        monkeypatch.setattr(stores.file_system(folder), "ls", fail)
+        with pytest.raises(raised, match="cannot list s3://bucket/silent/checkpoints: "):
+            saved_steps("s3://bucket/silent")
+
+
 def test_a_full_disk_is_reported_as_such_and_damages_no_checkpoint(s3, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -206,8 +247,11 @@ def test_a_save_returns_while_its_upload_runs_and_the_end_waits_for_it(s3):
 
 
 def test_a_run_that_has_lost_its_workdir_marks_no_step(s3):
+    held = iter([True])  # when the upload begins, and no more when it ends
+
     def lost() -> None:
-        raise holder.NoLongerHeld("replaced")
+        if not next(held, False):
+            raise holder.NoLongerHeld("replaced")
 
     write_params("s3://bucket/lost", 1, tensors(1))
     folder = location("s3://bucket/lost/checkpoints")

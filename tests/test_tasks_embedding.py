@@ -339,6 +339,15 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     assert (continued.pooling, continued.normalize) == ("cls", False)
     assert continued.named_prompts() == {"query": "query: ", "document": "d: ", "other": "x"}
     assert task.continuing(from_json(own), "max").pooling == "max"
+    retrained = dataclasses.replace(task, query_prompt="search: ").continuing(from_json(own), "")
+    assert retrained.named_prompts()["query"] == "search: "
+
+
+def test_a_run_that_would_train_nothing_is_refused(tmp_path: Path, start: Path, one_device: None) -> None:
+    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    config = FinetuneConfig(init_from=str(start), task=task, train_layers="head", batch_size=32, epochs=1.0)
+    with pytest.raises(UserError, match=r"train_layers is head, which trains no parameter of this model\. Use all"):
+        finetune(config, tmp_path / "run")
 
 
 def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path: Path) -> None:

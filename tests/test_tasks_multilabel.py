@@ -199,3 +199,10 @@ def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start: Path, tmp_pa
     assert loaded.task["thresholds"] == [found[f"threshold/{label}"] for label in loaded.task["labels"]]
     assert measurement.evaluate(loaded, files["test"]).metrics["micro_f1"] == pytest.approx(found["test_micro_f1"])
     assert error_sections(tmp_path / "run", read_config(tmp_path / "run"), most=10) == []  # the report has none
+
+
+@pytest.mark.parametrize("value", [[0, 1, 0, 1], [0, 0, 0], [True, False]])
+def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path: Path, value: list[int]) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the cat", "labels": value}) + "\n")
+    with pytest.raises(UserError, match=r"line 1: column 'labels' holds .*, one value for each class"):
+        sets_of(tmp_path / "a.jsonl")

@@ -217,3 +217,10 @@ def test_an_answer_is_located_where_it_is_or_nearest(context, text, start):
         assert found in same
         if context.startswith(text, max(start, 0)) and start >= 0:
             assert found[0] == start + len(text) - len(text.lstrip())
+
+
+def test_a_table_without_a_header_loses_no_question_where_answers_are_not_asked_for(tmp_path):
+    path = tmp_path / "q.tsv"
+    path.write_text(f"When?\t{CONTEXT}\nWho?\t{CONTEXT}\n")
+    split = read(path, False, Columns("0", "1"))
+    assert [one.question for one in split.items] == ["When?", "Who?"] and not split.labelled

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Relation, Span
 from bert_jax.tasks.kinds.span_files import read_spans
+from bert_jax.tasks.kinds.span_pairs import SpanPairTask
 from bert_jax.tasks.reading import Columns
 
 GOOD = {
@@ -75,3 +76,14 @@ def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, change: dict
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.tsv: spans are read from .jsonl or .parquet"):
         read_spans(tmp_path / "train.tsv", Columns(), True, relations=False)
+
+
+def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_path: Path) -> None:
+    task = SpanPairTask("own", relations_between="given")
+    bare = {name: GOOD[name] for name in ("tokens", "spans")}
+    split = task.read(written(tmp_path, bare), Columns(), False)
+    assert not split.labelled and len(split.items[0].spans) == 3
+    with pytest.raises(UserError, match="has no column 'spans'"):
+        task.read(written(tmp_path, {"tokens": ["a"]}), Columns(), False)
+    with pytest.raises(UserError, match="has no column 'relations'"):
+        task.read(written(tmp_path, bare), Columns(), True)

@@ -134,3 +134,11 @@ def test_truncation_is_reported_in_words(tmp_path: Path, letters: Tokenizer) -> 
     path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
     told = measurement.remarks(rows_of(path, letters), TASK)
     assert told == [f"{path}: 2 words lost tokens to task.max_length=8"]  # of one sentence
+
+
+def test_a_file_without_any_number_is_labelled_only_where_numbers_are_required(tmp_path: Path) -> None:
+    path = tmp_path / "test.conll"
+    path.write_text("cat\t_\nis\t-\n\nbe\t_\n")
+    assert not TASK.read(path, TASK.columns, False).labelled and TASK.read(path, TASK.columns, True).labelled
+    path.write_text("cat\t_\nis\t1\n")
+    assert TASK.read(path, TASK.columns, False).labelled

@@ -135,3 +135,13 @@ def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loade
         embed_file(loaded, tmp_path / "t.txt", tmp_path / "other", pool="words")
     with pytest.raises(UserError, match=r"out exists\. Choose another --output"):
         embed_file(loaded, tmp_path / "t.txt", Path(tmp_path / "out"))
+
+
+def test_a_command_with_an_input_that_cannot_be_read_can_be_corrected(tmp_path, loaded):
+    huggingface_export.write(loaded, tmp_path / "hf")
+    (tmp_path / "t.jsonl").write_text('{"body": "the cat"}\n')
+    line = [f"--checkpoint={tmp_path / 'hf'}", f"--input={tmp_path / 't.jsonl'}", f"--output={tmp_path / 'vectors'}"]
+    with pytest.raises(UserError, match="line 1: 'title' is None"):
+        command.main([*line, "--format=npy", "--text=title"])
+    command.main([*line, "--format=npy", "--text=body"])
+    assert json.loads((tmp_path / "vectors" / vector_files.MANIFEST).read_text())["count"] == 1

@@ -81,5 +81,5 @@ def _renamed(params: Mapping[str, np.ndarray], folders: Mapping[str, str]) -> di
     }
 
 
-def _labels(task: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    return task["kind"], tuple(task.get("labels") or ())
+def _labels(task: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    return task["kind"], tuple(task.get("labels") or ()), tuple(task.get("relation_labels") or ())

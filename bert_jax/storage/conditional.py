@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import tensorstore
 
 from bert_jax.storage.location import Location
+from bert_jax.storage.remote import first_line
 from bert_jax.storage.stores import S3, bucket_and_name, file_system, store_of
 
 _ABSENT = b"\x02"  # what tensorstore calls the generation of an object that does not exist
@@ -85,9 +86,12 @@ class S3Objects:
 
         try:
             answer = self._request("read", "get_object", name)
-            content = sync(self._files.loop, answer["Body"].read, timeout=_ANSWER_SECONDS)
         except FileNotFoundError:
             return None
+        try:
+            content = sync(self._files.loop, answer["Body"].read, timeout=_ANSWER_SECONDS)
+        except Exception as error:  # a connection that ends early has errors of several packages
+            raise OSError(f"cannot read: {first_line(error)}") from error
         return Object(content[:-_NONCE_BITS], answer["ETag"])
 
     def write(self, name: str, content: bytes | None, expected: Any) -> None:

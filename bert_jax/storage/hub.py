@@ -12,15 +12,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from bert_jax.command import UserError
-
 
 def hub_store() -> fs.FileSystem:
-    """The Hub, with paths such as datasets/ORG/NAME@REVISION/PATH. Raises UserError without huggingface_hub."""
-    try:
-        from huggingface_hub import HfFileSystem
-    except ModuleNotFoundError:
-        raise UserError("hf:// needs huggingface_hub. Run pip install huggingface_hub") from None
+    """The Hub, with paths such as datasets/ORG/NAME@REVISION/PATH."""
+    from huggingface_hub import HfFileSystem
+
     return fs.PyFileSystem(_Handler(HfFileSystem()))
 
 

@@ -1,9 +1,11 @@
 """Models of the Hugging Face Hub by their names, such as bert-base-uncased or BAAI/bge-small-en-v1.5."""
 
+import errno
 import re
 from pathlib import Path, PurePath
 
 from bert_jax.command import UserError
+from bert_jax.storage.remote import first_line
 
 PREFIX = "hf:"  # before the name of a model, where commands take a checkpoint or a tokenizer
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -48,8 +50,9 @@ def named_folder(address: str | PurePath) -> str | PurePath:
             "model needs HF_TOKEN"
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise  # of the disk that holds the cache
         raise UserError(
-            f"no checkpoint at {name}, and the Hugging Face Hub cannot be reached ({reason}). Download the model where "
-            f"there is a network (hf download {name} --local-dir DIR) and give DIR"
+            f"no checkpoint at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "
+            f"the model where there is a network (hf download {name} --local-dir DIR) and give DIR"
         ) from None

@@ -82,7 +82,10 @@ def _find_remote(pattern: str) -> list[FoundFile]:
     else:
         recursive = first < len(parts) - 1 or parts[first] == "**"
         selector = fs.FileSelector("/".join(parts[:first]), allow_not_found=True, recursive=recursive)
-        wanted = re.compile(glob_translate("/".join(parts)))
+        try:
+            wanted = re.compile(glob_translate("/".join(parts)))
+        except ValueError as error:
+            raise UserError(f"{pattern} is no valid pattern: {error}. Write ** between two slashes") from None
         infos = [info for info in store.get_file_info(selector) if wanted.fullmatch(info.path)]
     present = (info for info in infos if info.type != fs.FileType.NotFound)
     return sorted(

@@ -1,7 +1,8 @@
-"""Files and folders that are either complete or absent, whenever the process or the machine stops (law 7).
+"""Files and folders that are either complete or absent, whenever the process stops (law 7).
 
-Everything is written under a temporary name and renamed at the end. A long output is `NAME.incomplete` until then, and
-a lock on it keeps a second job from writing the same output.
+Everything is written under a temporary name and renamed at the end. Files are flushed to the disk before that, and so
+survive a machine that stops, too; those in folders are not, and readers detect what is missing by hashes. A long output
+is `NAME.incomplete` until then, and a lock on it keeps a second job from writing the same output.
 """
 
 import contextlib
@@ -43,9 +44,8 @@ def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes]) -> N
             os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException as error:
+        _name(error, path)
         unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = error.filename or str(path)  # the error of a full disk comes without a name
         raise
 
 
@@ -178,8 +178,7 @@ def atomic_folder(directory: str | Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # the output is complete, and readers ignore the marker
                 (directory / MARKER).unlink()
         except BaseException as error:
-            if isinstance(error, OSError):
-                error.filename = error.filename or str(directory)  # the error of a full disk comes without a name
+            _name(error, directory)
             _remove(unfinished)
             raise
 
@@ -202,9 +201,16 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
             unfinished.rename(path)
-        except BaseException:
+        except BaseException as error:
+            _name(error, path)
             unfinished.unlink(missing_ok=True)
             raise
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Names what was being written in the error of a full disk, which comes without a name."""
+    if isinstance(error, OSError):
+        error.filename = error.filename or str(path)
 
 
 def _remove(folder: Path) -> None:

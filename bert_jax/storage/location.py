@@ -10,9 +10,9 @@ import errno
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from etils import epath
 
@@ -84,19 +84,40 @@ def is_store_failure(error: BaseException | None) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def store_errors(path: PurePath, what: str, then: str = "Run the same command again") -> Iterator[None]:
+    """Explains the errors of a store in one line: cannot `what`, why, and what to do. Those of a disk pass.
+
+    Raises UserError where the store denies permission, and RunAgain where it refuses otherwise or does not answer.
+    """
+    try:
+        yield
+    except (UserError, RunAgain):
+        raise
+    except Exception as error:
+        if is_stored(path) and is_store_failure(error):
+            why = f"cannot {what}: {first_line(error)}"
+            if _is_denied(error):
+                raise UserError(f"{why}. Check what the credentials permit (docs/resuming.md)") from error
+            raise RunAgain(f"{why}. {then}") from error
+        raise
+
+
+def _is_denied(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, PermissionError):
+        error = error.__cause__
+    return error is not None
+
+
 def write_file(path: Location, content: bytes) -> None:
     """Writes a file that appears complete or not at all. Its folder must exist on disk; in a store it is only a name.
 
-    Raises RunAgain where a store does not answer.
+    Raises the errors of `store_errors`.
     """
     if isinstance(path, Path):
         return local.write_atomic(path, content)
-    try:
+    with store_errors(path, f"write {path}"):
         path.write_bytes(content)
-    except Exception as error:
-        if is_store_failure(error):
-            raise RunAgain(f"cannot write {path}: {first_line(error)}. Run the same command again") from error
-        raise
 
 
 def write_json(path: Location, value: Any) -> None:
@@ -106,10 +127,8 @@ def write_json(path: Location, value: Any) -> None:
 
 def read_json(path: Location) -> dict[str, Any]:
     """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds something else."""
-    try:
-        return local.parse_json(path.read_bytes(), str(path))
-    except FileNotFoundError as error:
-        raise UserError(f"no {path.name} in {path.parent}. Check the path") from error
+    with store_errors(path, f"read {path}"):
+        return local.read_json(cast(Path, path))
 
 
 def remove_folder(path: Location) -> None:
@@ -134,12 +153,13 @@ def replace_folder(target: Location, save: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))
         wanted = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-    present = {path.name for path in target.iterdir()} if target.exists() else set()
-    for name in present - wanted.keys():
-        (target / name).unlink(missing_ok=True)
-    for name, content in wanted.items():
-        if name not in present or (target / name).read_bytes() != content:
-            write_file(target / name, content)
+    with store_errors(target, f"write {target}"):
+        present = {path.name for path in target.iterdir()} if target.exists() else set()
+        for name in present - wanted.keys():
+            (target / name).unlink(missing_ok=True)
+        for name, content in wanted.items():
+            if name not in present or (target / name).read_bytes() != content:
+                write_file(target / name, content)
 
 
 def move_folder(source: Location, target: Location) -> None:
@@ -147,9 +167,10 @@ def move_folder(source: Location, target: Location) -> None:
     if isinstance(source, Path):
         source.rename(target)
     else:
-        files, inside, names = _files_below(source)
-        files.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
-        remove_folder(source)
+        with store_errors(source, f"move {source}"):
+            files, inside, names = _files_below(source)
+            files.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+            remove_folder(source)
 
 
 def upload_folder(source: Path, target: Location) -> None:

@@ -168,9 +168,14 @@ class Folder:
             unfinished = name if is_object else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
             if not is_object:
                 self._files.base_fs.create_dir(os.path.dirname(self._files.base_path + name), recursive=True)
-            with self._files.open_output_stream(unfinished, compression=None) as stream:
-                for block in (content,) if isinstance(content, bytes) else content:
-                    stream.write(block)
+            try:
+                with self._files.open_output_stream(unfinished, compression=None) as stream:
+                    for block in (content,) if isinstance(content, bytes) else content:
+                        stream.write(block)
+            except BaseException:  # closing the stream has made a file of what was written
+                with contextlib.suppress(OSError):
+                    self._files.delete_file(unfinished)
+                raise
             if not is_object:
                 self._files.move(unfinished, name)
 

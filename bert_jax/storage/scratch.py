@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bert_jax.command import UserError
 from bert_jax.storage.local import try_lock
 
 _PREFIX = "bert_jax-staging"
@@ -20,10 +21,19 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Makes a folder in the folder for temporary files (TMPDIR), and removes it at the end."""
+    """Makes a folder in the folder for temporary files (TMPDIR), and removes it at the end.
+
+    Raises UserError where none can be made, as on a full disk.
+    """
     prefix = f"{_PREFIX}-{socket.gethostname()}-"  # locks of another host may not be seen here
-    _remove_abandoned(Path(tempfile.gettempdir()), prefix)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        _remove_abandoned(Path(tempfile.gettempdir()), prefix)
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    except OSError as error:
+        raise UserError(
+            f"cannot make a temporary folder ({error.strerror or error}). Free some space, or set TMPDIR to another "
+            "folder"
+        ) from error
     try:
         with (folder / "new").open("wb") as file:
             try_lock(file)

@@ -24,7 +24,7 @@ GOOGLE = Store("gs://", "Google Cloud Storage", "gcsfs", "gcs", "gcs")
 S3 = Store("s3://", "Amazon S3", "s3fs", "s3", "s3")
 STORES = (GOOGLE, S3)
 _ANSWER_SECONDS = 30
-_accessible = set[str]()  # buckets that check_access has found
+_accessible = set[str]()  # buckets, and folders of S3, that check_access has found
 
 
 def store_of(address: str | PurePath) -> Store | None:
@@ -70,12 +70,13 @@ def check_access(path: PurePath) -> None:
     if store is None:
         return
     bucket, name = bucket_and_name(path)
-    if store.scheme + bucket not in _accessible:
+    checked = str(path) if store is S3 else store.scheme + bucket  # S3's policies often name a part of a bucket only
+    if checked not in _accessible:
         if store is S3:
             _check_s3(path, bucket, name)
         else:
             _check_google(path, bucket)
-        _accessible.add(store.scheme + bucket)
+        _accessible.add(checked)
 
 
 def _check_google(path: PurePath, bucket: str) -> None:
@@ -105,7 +106,6 @@ def _check_s3(path: PurePath, bucket: str, name: str) -> None:
     from botocore.exceptions import BotoCoreError, NoCredentialsError
 
     try:
-        # Policies often allow to list a part of a bucket only.
         file_system(path).call_s3(
             "list_objects_v2", Bucket=bucket, Prefix=f"{name}/", MaxKeys=1, timeout=_ANSWER_SECONDS
         )

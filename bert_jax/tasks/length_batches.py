@@ -37,10 +37,10 @@ def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length:
     The last batch of a length has as many rows as it needs, rounded up to a power of two for each device. This gives
     at most two programs for each length, and fillers are less than half of any batch.
     """
-    buckets = np.array([length for length in LENGTHS if length < max_length] + [max_length])
-    bucket = buckets[np.searchsorted(buckets, rows.lengths)]
-    for length in buckets:
-        members = np.flatnonzero(bucket == length)
+    lengths, of_row = np.unique(rows.lengths, return_inverse=True)
+    padded = np.array([padded_length(int(length), max_length) for length in lengths], np.int64)[of_row]
+    for length in np.unique(padded):
+        members = np.flatnonzero(padded == length)
         for start in range(0, len(members), batch_size):
             part = members[start : start + batch_size]
             per_device = 1 << (-(-len(part) // devices) - 1).bit_length()

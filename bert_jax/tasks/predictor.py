@@ -111,8 +111,12 @@ class InputPredictor:
         return found
 
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
-        records = [self._record(source, number, content, form) for number, content in lines]
-        valid = [record for record in records if isinstance(record, InputRecord)]
+        records: list[InputRecord | UserError] = []
+        valid: list[InputRecord] = []
+        for number, content in lines:
+            records.append(record := self._record(source, number, content, form, valid[:1]))
+            if isinstance(record, InputRecord):
+                valid.append(record)
         predictions = iter(self.split(self._model.task.parse(source, valid)) if valid else ())
         invalid = len(records) - len(valid)
         self.inputs += invalid
@@ -122,7 +126,9 @@ class InputPredictor:
             for record in records
         ]
 
-    def _record(self, source: Path, number: int, content: Any, form: str) -> InputRecord | UserError:
+    def _record(
+        self, source: Path, number: int, content: Any, form: str, first: Sequence[InputRecord]
+    ) -> InputRecord | UserError:
         try:
             if not isinstance(content, str | Mapping):  # of a caller
                 raise UserError(
@@ -130,8 +136,8 @@ class InputPredictor:
                     "'text_pair': ...}"
                 )
             record = input_lines.record_of(source, number, content, form, self._words)
-            if self._skip:  # parsed on its own, so that an invalid record does not affect the others
-                self._model.task.parse(source, [record])
+            if self._skip:  # parsed with the first alone, so that an invalid record does not affect the others
+                self._model.task.parse(source, [*first, record])
         except UserError as error:
             if not self._skip:
                 raise

@@ -6,7 +6,7 @@ The folder appears under its own name when it is complete (law 7), with _manifes
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ def write_vectors(
     if shard_size < 1:
         raise UserError(f"--shard_size is {shard_size}; use 1 or more texts")
     refuse_existing(output)
+    first = list(islice(texts, 1))  # before anything is written, which could only be resumed by the same command
+    if not first:
+        raise UserError("the input has no texts. Write one on each line")
+    texts = chain(first, texts)
     folder = incomplete_path(output)
     folder.mkdir(parents=True, exist_ok=True)
     job = {**job, "format": format, "dtype": dtype, "shard_size": shard_size}
@@ -63,8 +67,6 @@ def write_vectors(
             names.append(name)
             count, width = count + len(vectors), vectors.shape[1]
             print_note(f"{folder / name}: {count} texts so far")
-        if not count:
-            raise UserError("the input has no texts. Write one on each line")
         manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
         write_json(folder / MANIFEST, manifest)
         (folder / JOB).unlink()

@@ -26,13 +26,12 @@ from bert_jax.storage.holder import NoLongerHeld
 from bert_jax.storage.location import (
     Location,
     absolute,
-    is_store_failure,
     is_stored,
     location,
     read_json,
+    store_errors,
     write_json,
 )
-from bert_jax.storage.remote import first_line
 from bert_jax.train.held_out import Best
 from bert_jax.train.held_workdir import CheckHeld
 from bert_jax.train.integrity import (
@@ -147,7 +146,7 @@ class Checkpoints:
         self._saving = step
         with self._disk_errors_restored():
             self._manager.save(step, args=composite, force=True)
-        self._folder.publish(step, self._manager.wait_until_finished)
+        self._folder.publish(step, self._manager.wait_until_finished, self._manager.all_steps)
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Records what was measured at a step that had been saved before; updates best.json."""
@@ -201,7 +200,8 @@ class Checkpoints:
 
         The arguments are those of `restore`; optimizer_state may be a function of the step. Newer damaged steps are
         moved to damaged/ and a line on stderr reports it. Raises UserError, and moves nothing, when all steps are
-        damaged.
+        damaged. With several processes it moves the newest damaged step, unless that is the only one, and raises
+        RunAgain.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps() if among is None else sorted(among)):
@@ -287,22 +287,17 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _disk_errors_restored(self) -> Iterator[None]:
-        """Turns the storage library's text of an operating-system error back into an OSError.
-
-        Raises RunAgain where a store did not answer.
-        """
-        try:
-            yield
-        except Exception as error:
-            if is_stored(self._folder.written) and is_store_failure(error):
-                raise RunAgain(
-                    f"cannot write checkpoint {self._saving} in {self.directory}: {first_line(error)}. Run the same "
-                    "command again to resume from the checkpoint before it"
-                ) from error
-            if isinstance(error, ValueError) and (code := os_error_code(error)) is not None:
+        """Turns the storage library's text of an operating-system error back into an OSError; explains a store's."""
+        written = self._folder.written
+        then = "Run the same command again to resume from the checkpoint before it"
+        with store_errors(written, f"write checkpoint {self._saving} in {written}", then):
+            try:
+                yield
+            except ValueError as error:
+                if is_stored(written) or (code := os_error_code(error)) is None:
+                    raise
                 step = "" if self._saving is None else str(self._saving)
-                raise OSError(code, os.strerror(code), str(self._folder.written / step)) from error
-            raise
+                raise OSError(code, os.strerror(code), str(written / step)) from error
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:

@@ -8,7 +8,7 @@ import jax
 from bert_jax.command import UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import holder
-from bert_jax.storage.location import Location
+from bert_jax.storage.location import Location, store_errors
 from bert_jax.storage.stores import S3, check_access, store_of
 from bert_jax.train import distributed
 
@@ -40,8 +40,9 @@ def check_workdir(workdir: Location) -> None:
             "stages its part of a checkpoint on its own disk. Use gs://BUCKET/NAME, or a folder that all hosts share"
         )
     check_access(workdir)
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir {workdir} is a file; name a folder")
+    with store_errors(workdir, f"read {workdir}"):
+        if workdir.exists() and not workdir.is_dir():
+            raise UserError(f"--workdir {workdir} is a file; name a folder")
 
 
 def _held_by_process_0() -> None:

@@ -20,8 +20,7 @@ from jaxtyping import PyTree
 
 from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
-from bert_jax.storage.location import Location, is_store_failure, is_stored
-from bert_jax.storage.remote import first_line
+from bert_jax.storage.location import Location, is_stored, store_errors
 from bert_jax.train.orbax_workarounds import MARK, ignore_closed_loops, os_error_code, readable, reports_muted
 from bert_jax.train.read_shares import gathered, to_read
 
@@ -47,12 +46,13 @@ class DamagedCheckpoint(UserError):
 
 def saved_steps(directory: Location) -> list[int]:
     """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
-    if not directory.is_dir():
-        return []
-    if is_stored(directory):
-        names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
-        return sorted(int(name) for name in names if (directory / name / MARK).exists())
-    return sorted(ocp.utils.checkpoint_steps(directory))
+    with store_errors(directory, f"list {directory}"):
+        if not directory.is_dir():
+            return []
+        if is_stored(directory):
+            names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
+            return sorted(int(name) for name in names if (directory / name / MARK).exists())
+        return sorted(ocp.utils.checkpoint_steps(directory))
 
 
 def read_item(
@@ -168,19 +168,16 @@ def signature(document: Mapping[str, Any]) -> str:
 def read_or_explain(step_directory: Location, read: Callable[[], Result]) -> Result:
     """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint.
 
-    Raises RunAgain where a store did not answer, which says nothing about the file.
+    Raises the errors of `store_errors` where a store did not answer, which says nothing about the file.
     """
     ignore_closed_loops()
     with reports_muted():
         try:
-            return read()
-        except (MemoryError, jax.errors.JaxRuntimeError, UserError):
+            with store_errors(step_directory, f"read {step_directory}"):
+                return read()
+        except (MemoryError, jax.errors.JaxRuntimeError, UserError, RunAgain):
             raise  # problems of the machine, not of the file
         except Exception as error:
-            if is_stored(step_directory) and is_store_failure(error):
-                raise RunAgain(
-                    f"cannot read {step_directory}: {first_line(error)}. Run the same command again"
-                ) from error
             if isinstance(error, PermissionError):
                 raise
             if (code := os_error_code(error)) in _MACHINE_ERRORS:

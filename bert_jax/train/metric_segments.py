@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bert_jax.storage.location import Location, write_file
+from bert_jax.storage.location import Location, store_errors, write_file
 
 FOLDER = "metrics"
 SECONDS = 60.0  # between two writes, unless the run saves
@@ -25,11 +25,12 @@ class Segments:
 
     def __init__(self, workdir: Location, kept: Sequence[str]) -> None:
         self._folder = workdir / FOLDER
-        older = _by_start(workdir)
-        self._start, self._number, self._lines = max(older, default=0) + 1, 0, list(kept)
-        self._write()
-        for path in [path for paths in older.values() for path in paths]:
-            path.unlink(missing_ok=True)
+        with store_errors(workdir, f"write {self._folder}"):
+            older = _by_start(workdir)
+            self._start, self._number, self._lines = max(older, default=0) + 1, 0, list(kept)
+            self._write()
+            for path in [path for paths in older.values() for path in paths]:
+                path.unlink(missing_ok=True)
 
     def append(self, line: str) -> None:
         """Adds a line, which is written a minute later, or by `flush`."""
@@ -58,12 +59,13 @@ class Segments:
 
 def read_segments(workdir: Location) -> list[str]:
     """Returns the lines of the newest start; none for a run that has logged nothing yet."""
-    while starts := _by_start(workdir):
-        with contextlib.suppress(FileNotFoundError), ThreadPoolExecutor(_READERS) as readers:
-            contents = list(readers.map(lambda path: path.read_bytes(), sorted(starts[max(starts)])))
-            return b"".join(contents).decode().splitlines()
-        # The run was started again between the listing and the reading, so there is a newer start.
-    return []
+    with store_errors(workdir, f"read {workdir / FOLDER}"):
+        while starts := _by_start(workdir):
+            with contextlib.suppress(FileNotFoundError), ThreadPoolExecutor(_READERS) as readers:
+                contents = list(readers.map(lambda path: path.read_bytes(), sorted(starts[max(starts)])))
+                return b"".join(contents).decode().splitlines()
+            # The run was started again between the listing and the reading, so there is a newer start.
+        return []
 
 
 def _by_start(workdir: Location) -> dict[int, list[Location]]:

@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 from bert_jax.config import ModelConfig
 from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
+from bert_jax.storage.local import write_atomic
 from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metric_segments import Segments, read_segments
 
@@ -142,9 +143,7 @@ class _Appended:
     """A metrics.jsonl on disk, begun with some lines."""
 
     def __init__(self, path: Path, kept: Sequence[str]) -> None:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(path, "".join(line + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, line: str) -> None:
@@ -152,7 +151,8 @@ class _Appended:
         self._file.flush()
 
     def flush(self) -> None:
-        """Every line is in the file already."""
+        """Returns once all lines are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self, flush: bool = True) -> None:
         self._file.close()

@@ -84,6 +84,11 @@ def make_plan(run: Run) -> Plan:
         trained = Trained.everything(abstract)
     if rules.gradual_epochs(run.train_layers) is not None:
         unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
+    elif trained is not None and not trained.layers:
+        raise UserError(
+            f"train_layers is {run.train_layers}, which trains no parameter of this model. Use all, no_embeddings or "
+            "last:K"
+        )
     plan = Plan(
         model=run.model,
         runtime=runtime_of(config),
@@ -228,12 +233,7 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
         folder = run.workdir / "tokenizer"
         if isinstance(folder, Path):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        # One that differs is of a run that left no checkpoint: open_workdir has compared the data of any other.
-        if (
-            not isinstance(folder, Path)
-            or not folder.exists()
-            or vocabulary.load(folder).content_hash != run.tokenizer.content_hash
-        ):
+        if not isinstance(folder, Path) or not _holds(folder, run.tokenizer):
             replace_folder(folder, run.tokenizer.save)
         config = WorkdirConfig(run.model, run.objective.heads, run.kind, to_dict(run.config), run.task, data=run.data)
         write_config(run.workdir, config)
@@ -243,6 +243,18 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
             f"process 0 wrote {run.workdir}, but process {jax.process_index()} does not see it; name a --workdir on a "
             "file system that all hosts share"
         )
+
+
+def _holds(folder: Path, tokenizer: vocabulary.Vocabulary) -> bool:
+    """Whether a folder of a workdir holds a tokenizer.
+
+    Another one is of a run that left no checkpoint: open_workdir has compared the data of any other. A kill or a power
+    failure can leave a part of one.
+    """
+    try:
+        return folder.exists() and vocabulary.load(folder).content_hash == tokenizer.content_hash
+    except UserError:
+        return False
 
 
 def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:

@@ -10,11 +10,9 @@ On disk, steps that are in the store are folders without tensors: Orbax decides 
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 
-from bert_jax.command import RunAgain
-from bert_jax.storage.location import Location, is_store_failure, remove_folder, upload_folder, write_file
-from bert_jax.storage.remote import first_line
+from bert_jax.storage.location import Location, remove_folder, store_errors, upload_folder, write_file
 from bert_jax.storage.scratch import scratch_folder
 from bert_jax.train.held_workdir import CheckHeld
 from bert_jax.train.integrity import saved_steps
@@ -41,10 +39,10 @@ class StagedFolder(StepFolder):
             for step in self._known:
                 self._note_stored(step)
 
-    def publish(self, step: int, wait_for_save: Callable[[], None]) -> None:
-        """Starts to upload a step once Orbax has saved it, and then to remove the steps that Orbax has removed."""
+    def publish(self, step: int, wait_for_save: Callable[[], None], kept: Callable[[], Collection[int]]) -> None:
+        """Starts to upload a step once Orbax has saved it, and then to remove the steps that it does not keep."""
         self._uploading = threading.Thread(
-            target=self._upload, args=(step, wait_for_save), name="upload checkpoint", daemon=True
+            target=self._upload, args=(step, wait_for_save, kept), name="upload checkpoint", daemon=True
         )
         self._uploading.start()
 
@@ -74,7 +72,7 @@ class StagedFolder(StepFolder):
         """Removes everything on disk."""
         self._opened.close()
 
-    def _upload(self, step: int, wait_for_save: Callable[[], None]) -> None:
+    def _upload(self, step: int, wait_for_save: Callable[[], None], kept: Callable[[], Collection[int]]) -> None:
         try:
             wait_for_save()
         except Exception:
@@ -83,6 +81,7 @@ class StagedFolder(StepFolder):
         try:
             with self._explained(f"write checkpoint {step} in"):
                 (staged / MARK).unlink(missing_ok=True)  # Orbax writes one on disk, too
+                self._check_held()  # the upload replaces what another run may have put there
                 upload_folder(staged, stored)
                 self._check_held()
                 write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
@@ -90,7 +89,7 @@ class StagedFolder(StepFolder):
             for item in staged.iterdir():
                 if item.is_dir():
                     shutil.rmtree(item)
-            for removed in sorted(self._known - set(saved_steps(self.written))):
+            for removed in sorted(self._known - set(kept())):
                 self.remove(removed)
         except BaseException as error:
             self._failure = error
@@ -108,15 +107,7 @@ class StagedFolder(StepFolder):
             if step.name.isdecimal() and int(step.name) not in complete:
                 remove_folder(step)
 
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Raises RunAgain where the store does not answer."""
-        try:
-            yield
-        except Exception as error:
-            if is_store_failure(error):
-                raise RunAgain(
-                    f"cannot {what} {self.directory}: {first_line(error)}. Run the same command again to resume from "
-                    "the newest complete checkpoint"
-                ) from error
-            raise
+    def _explained(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Explains why the store cannot be used."""
+        then = "Run the same command again to resume from the newest complete checkpoint"
+        return store_errors(self.directory, f"{what} {self.directory}", then)

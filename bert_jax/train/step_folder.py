@@ -1,7 +1,7 @@
 """The folder of a workdir's checkpoints: where Orbax writes steps, where they are read, and how they leave."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 
@@ -27,8 +27,8 @@ class StepFolder:
         # In a store, Orbax removes every folder next to the steps that has no mark.
         return (self.directory.parent if is_stored(self.directory) else self.directory) / DAMAGED
 
-    def publish(self, step: int, wait_for_save: Callable[[], None]) -> None:
-        """Starts to bring a step to `directory` as soon as Orbax has saved it."""
+    def publish(self, step: int, wait_for_save: Callable[[], None], kept: Callable[[], Collection[int]]) -> None:
+        """Starts to bring a step to `directory` as soon as Orbax has saved it. kept() returns the steps that stay."""
 
     def wait(self) -> None:
         """Waits until the last step is in `directory`. Raises what prevented that, once."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     """
 
     kind = "embedding"
-    scored_metrics: ClassVar[tuple[str, ...]] = SCORED
 
     pooling: str = "mean"
     normalize: bool = TaskConfig.normalize
@@ -101,7 +100,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def named_prompts(self) -> dict[str, str]:
         """All prompts by name, with the names that sentence-transformers gives to those of queries and documents."""
         named = {"query": self.query_prompt, "document": self.document_prompt}
-        return {name: text for name, text in named.items() if text} | dict(self.prompts)
+        return dict(self.prompts) | {name: text for name, text in named.items() if text}
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[TextGroup]:
         """Pairs, or groups with hard negatives; of a file with the label column, each pair has a score."""

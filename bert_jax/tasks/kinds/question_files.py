@@ -66,9 +66,11 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     requested = [
         Column(names.text, "text"),
         Column(names.text_pair, "text_pair"),
-        Column(names.label, "label", required=label_required),
-        *(Column(name, name, required=False) for name in ("id", "is_impossible") if not is_number(names.text)),
     ]
+    by_number = is_number(names.text)  # a file without a header has the columns that are named, and no others
+    if not by_number or label_required or columns.label:
+        requested.append(Column(names.label, "label", required=label_required))
+    requested += [Column(name, name, required=False) for name in ("id", "is_impossible") if not by_number]
     found = read_records(path, requested)
     return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
 
@@ -100,7 +102,13 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
 
 
 def _question(
-    path: Path, line: int, question: Any, context: Any, answers: Any, name: Any = None, impossible: Any = None
+    path: Path,
+    line: int,
+    question: Any,
+    context: Any,
+    answers: Any = None,
+    name: Any = None,
+    impossible: Any = None,
 ) -> Question:
     place = f"line {line}"
     return Question(

@@ -13,7 +13,9 @@ SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from
 RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
 
 
-def read_spans(path: Path, columns: Columns, label_required: bool, relations: bool) -> Split[SpannedSentence]:
+def read_spans(
+    path: Path, columns: Columns, label_required: bool, relations: bool, spans_required: bool = False
+) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
 
     A file is labelled if it has spans or, where relations are read, relations. Raises UserError, with file and line,
@@ -26,7 +28,7 @@ def read_spans(path: Path, columns: Columns, label_required: bool, relations: bo
     tokens, spans = columns.text or "tokens", columns.label or "spans"
     requested = [
         Column(tokens, "text"),
-        Column(spans, "label", required=label_required),
+        Column(spans, "label", required=label_required or spans_required),
         Column("relations", "label", required=label_required and relations),
     ]
     found = read_records(path, requested)

@@ -67,7 +67,7 @@ class SpanPairTask(SpanTask):
         """Reads JSON lines or Parquet (span_files.read_spans)."""
         if reading.kind_of_file(path) != "table":
             raise UserError(f"{path} holds tags but no relations. Give a .jsonl with tokens, spans and relations")
-        return read_spans(path, columns, label_required or self.pairs_are_given, relations=True)
+        return read_spans(path, columns, label_required, relations=True, spans_required=self.pairs_are_given)
 
     def complete(self, train: Split[SpannedSentence]) -> Task:
         """Also sets the labels of relations. Raises UserError for a file without spans or relations."""

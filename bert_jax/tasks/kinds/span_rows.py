@@ -18,7 +18,9 @@ Triples = list[list[tuple[int, int, int]]]  # of each row
 
 
 class SpanLabels(NamedTuple):
-    """The value of TaskBatch.labels: W = T - 2 words in each row, K lengths, P paired spans, C types.
+    """The value of TaskBatch.labels: W words in each row, K lengths, P paired spans, C types.
+
+    W is T less the number of special tokens that the vocabulary puts around a text.
 
     | field | dtype, shape | |
     |---|---|---|
@@ -54,6 +56,7 @@ class SpanRows(WordRows[SpannedSentence]):
     tails: Int32[np.ndarray, "Q"]
     relations: Int32[np.ndarray, "Q"]
     longest: int  # K
+    special: int  # special tokens in each row
     binary_types: int  # C with task.span_scores=binary, else 0
     labelled: bool
     lost: dict[str, int]  # counts of the spans and relations that the rows cannot hold, by reason
@@ -65,7 +68,7 @@ class SpanRows(WordRows[SpannedSentence]):
 
     def targets(self, taken: Taken) -> tuple[SpanLabels, Float32[np.ndarray, "B W K"]]:
         batch, longest, paired = len(taken.rows), self.longest, self.paired
-        width = taken.real.shape[1] - 2
+        width = taken.real.shape[1] - self.special
         counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
         words = np.arange(width) < counts[:, None]
         places = np.where(words, self.row_words[taken.rows][:, None] + np.arange(width), 0)
@@ -128,6 +131,7 @@ def encode_spans(
         tails=tails,
         relations=relations,
         longest=max_span,
+        special=tokenizer.begin + tokenizer.end,
         binary_types=binary_types,
         labelled=split.labelled,
         lost=lost,

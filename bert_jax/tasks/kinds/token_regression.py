@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,10 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         Parquet."""
         if not columns.label and reading.kind_of_file(path) == "conllu":
             raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
-        return self.reader_of(path)(path, columns, label_required)
+        found = self.reader_of(path)(path, columns, label_required)
+        if found.labelled and not label_required and all(set(item.tags or ()) <= {*MISSING} for item in found.items):
+            return replace(found, labelled=False)
+        return found
 
     @property
     def known_metrics(self) -> Collection[str]:

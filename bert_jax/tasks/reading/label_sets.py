@@ -63,6 +63,11 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
         raise UserError(
             f"{where} holds {value!r:.60}; expected a list of labels, or a text that separates them by commas"
         )
+    if any(isinstance(one, bool) for one in value) or (len({*value}) < len(value) and {*value} <= {0, 1}):
+        raise UserError(
+            f"{where} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that "
+            "apply, or one column for each class (task.label=a,b,...)"
+        )
     named = (
         by_number[one] if isinstance(one, int) and 0 <= one < len(by_number) else str(one).strip() for one in value
     )
