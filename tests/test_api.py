@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import datetime
+import errno
 import importlib
 import inspect
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -337,6 +339,15 @@ def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
 def test_data_that_are_no_rows_are_refused(model, data, message):
     with pytest.raises(UserError, match=message):
         bert_jax.finetune(model, data, text="review", label="stars")
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_network(monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(UserError, match=r"to the cache of the Hugging Face Hub: No space left on device\. Free some"):
+        bert_jax.load("hf:org/tiny")
 
 
 def test_half_of_a_surrogate_pair_is_refused_with_its_row(model):

@@ -38,7 +38,7 @@ def test_a_folder_is_removed_at_its_end_or_after_its_process_was_killed(tmp_path
     assert {*tmp_path.iterdir()} == {beginning, elsewhere}
 
 
-def test_a_full_or_missing_folder_is_explained(tmp_path, monkeypatch):
+def test_a_full_folder_is_explained(tmp_path, monkeypatch):
     def full(**_: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 

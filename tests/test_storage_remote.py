@@ -40,6 +40,8 @@ def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
         wanted = {path for path in listed if os.path.isfile(f"{tmp_path}/{path}")}
         found = [file.path for file in listing.find_files(f"gs://{pattern}") if not file.is_folder]
         assert found == [f"gs://{path}" for path in sorted(wanted)], pattern
+    with pytest.raises(UserError, match=r"gs://0/foo\*\*\.txt is no valid pattern: .* Write \*\* between two slashes"):
+        listing.find_files("gs://0/foo**.txt")
 
 
 @pytest.fixture(scope="module")

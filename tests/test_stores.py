@@ -32,7 +32,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict
 from bert_jax.storage import holder, stores
 from bert_jax.storage.conditional import open_objects
-from bert_jax.storage.location import Location, location
+from bert_jax.storage.location import Location, is_store_failure, location
 from bert_jax.storage.remote import Folder
 from bert_jax.storage.stores import check_access
 from bert_jax.train import staging
@@ -191,18 +191,42 @@ def test_a_run_that_was_suspended_removes_nothing_of_the_run_that_replaced_it(s3
     np.testing.assert_array_equal(read_params("s3://bucket/replaced", 2)["bias"], tensors(2)["bias"])
 
 
-def test_a_folder_that_cannot_be_listed_says_so_in_one_line(s3, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(121, "Server Error"), RunAgain),
+        (PermissionError("The provided token has expired."), RunAgain),
+        (PermissionError("Access Denied"), UserError),
+        (OSError("Forbidden: b/bucket/o"), UserError),  # of gcsfs
+        (ValueError("PERMISSION_DENIED: no access"), UserError),  # of tensorstore
+    ],
+)
+def test_a_folder_that_cannot_be_listed_says_so_in_one_line(s3, monkeypatch, error, raised):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
     write_params("s3://bucket/silent", 1, tensors(1))
     folder = location("s3://bucket/silent/checkpoints")
-    for error, raised in ((OSError(121, "Server Error"), RunAgain), (PermissionError("Access Denied"), UserError)):
+    monkeypatch.setattr(stores.file_system(folder), "isdir", fail)
+    with pytest.raises(raised, match="cannot list s3://bucket/silent/checkpoints: "):
+        saved_steps("s3://bucket/silent")
 
-        def fail(*_: object, error: OSError = error, **__: object) -> None:
-            raise error
 
-        monkeypatch.setattr(stores.file_system(folder), "isdir", fail)
-        monkeypatch.setattr(stores.file_system(folder), "ls", fail)
-        with pytest.raises(raised, match="cannot list s3://bucket/silent/checkpoints: "):
-            saved_steps("s3://bucket/silent")
+def test_a_device_without_memory_is_no_failure_of_the_store():
+    error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+    assert not is_store_failure(error) and not is_store_failure(MemoryError())
+    assert is_store_failure(ValueError("RESOURCE_EXHAUSTED: too many requests"))
+
+
+def test_an_answer_that_ends_early_is_an_error_of_the_store(s3, monkeypatch):
+    class Cut:
+        async def read(self) -> bytes:
+            raise RuntimeError("payload is not complete")
+
+    folder = location("s3://bucket/cut")
+    monkeypatch.setattr(stores.file_system(folder), "call_s3", lambda *_, **__: {"Body": Cut(), "ETag": "1"})
+    with pytest.raises(OSError, match="cannot read: payload is not complete"):
+        open_objects(folder).read("holder.json")
 
 
 def test_a_full_disk_is_reported_as_such_and_damages_no_checkpoint(s3, monkeypatch):

@@ -206,3 +206,12 @@ def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the cat", "labels": value}) + "\n")
     with pytest.raises(UserError, match=r"line 1: column 'labels' holds .*, one value for each class"):
         sets_of(tmp_path / "a.jsonl")
+
+
+def test_a_value_for_each_of_two_classes_is_not_taken_for_both(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1, 0])))
+    with pytest.raises(UserError, match=r"a\.jsonl: column 'labels' holds \[0, 1\], one value for each class"):
+        sets_of(path)
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1])))
+    assert sets_of(path) == [("0", "1"), ("1",)]

@@ -1,5 +1,6 @@
 """Spans and pairs of them: targets, scores and thresholds against loops, and what must not change the loss."""
 
+import copy
 import functools
 import itertools
 from dataclasses import replace
@@ -82,6 +83,15 @@ def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(l
                     assert said.tolist() == [label in types for label in task.labels]
                 else:
                     assert (said == 0) == (not types) and (said == 0 or task.labels[said - 1] in types)
+
+
+def test_a_row_without_special_tokens_has_a_place_for_each_word(letters: Tokenizer) -> None:
+    bare = copy.copy(letters)
+    bare.begin = bare.end = 0
+    words = [chr(ord("a") + number) for number in range(12)]
+    split = split_of((" ".join(words), [Span("X", 11, 12)], []))
+    batch = TASK.encode(split, bare).batch(np.array([0]), 12)
+    assert batch.labels.words.tolist() == [[1] * 12] and batch.labels.types[0, 11, 0].any()
 
 
 def test_relations_are_trained_between_the_labelled_spans_of_a_row(letters: Tokenizer) -> None:

@@ -228,7 +228,8 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
     assert "from here on, batches are those of a run that had this configuration from its first step" in said
 
 
-def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path):
+@pytest.mark.parametrize("left", ["another", "a part of one"])
+def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path, left):
     from bert_jax import tokenizer
     from data_prep import train_tokenizer
     from data_prep.train_tokenizer import TokenizerOptions
@@ -237,6 +238,9 @@ def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(ru
     text.write_text("a few words of another text\n\nand again a few words\n" * 3)
     begun = run("begun")
     train_tokenizer.train(TokenizerOptions(text, begun.workdir / "tokenizer", vocab_size=60, lowercase=True))
+    if left == "a part of one":
+        for file in (begun.workdir / "tokenizer").iterdir():
+            file.write_bytes(b"")
     trainer.fit(begun)
     assert tokenizer.load(begun.workdir / "tokenizer").content_hash == begun.tokenizer.content_hash
 

@@ -21,7 +21,9 @@ from bert_jax.vocabulary import Vocabulary
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 
 # Heads whose outputs have a meaning only through the labels of their task.
-_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", "span_relations")
+_RELATION_HEADS = ("span_relations",)
+_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
+_LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 
 def initial_params(
@@ -29,10 +31,10 @@ def initial_params(
 ) -> dict[str, np.ndarray]:
     """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
 
-    A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as
-    are all heads with labels if `task` (its `kind` and `labels`) differs from the task that the
-    checkpoint was fine-tuned for. One line on stderr reports this. Raises UserError for another
-    architecture or another tokenizer.
+    A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as are all heads
+    with labels if `task` differs in its `kind` or `labels` from the task that the checkpoint was fine-tuned for, and
+    the head of relations if only `relation_labels` differ. One line on stderr reports this. Raises UserError for
+    another architecture or another tokenizer.
     """
     origin = loaded.origin or "the checkpoint"
     check_architecture(loaded.model, model, origin)
@@ -46,9 +48,10 @@ def initial_params(
     if model.pooler == "transform":
         held = _renamed(held, _BEFORE_HEADS) | held
     reason = "not in the checkpoint"
-    if task and loaded.task and _labels(task) != _labels(loaded.task):
-        held = {path: value for path, value in held.items() if path.split(paths.SEPARATOR)[0] not in _LABEL_HEADS}
-        labels = ", ".join(loaded.task.get("labels") or ["scores"])
+    if task and loaded.task and (key := _first_difference(task, loaded.task)):
+        dropped = _RELATION_HEADS if key == _RELATIONS else _LABEL_HEADS
+        held = {path: value for path, value in held.items() if path.split(paths.SEPARATOR)[0] not in dropped}
+        labels = ", ".join(loaded.task.get(key) or ["scores"])
         reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     if fresh := [path for path in wanted if path not in found]:
@@ -81,5 +84,8 @@ def _renamed(params: Mapping[str, np.ndarray], folders: Mapping[str, str]) -> di
     }
 
 
-def _labels(task: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    return task["kind"], tuple(task.get("labels") or ()), tuple(task.get("relation_labels") or ())
+def _first_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns the key of the labels that two tasks do not share; empty: tasks of one kind with equal labels."""
+    if task["kind"] != other["kind"]:
+        return _LABELS
+    return next((key for key in (_LABELS, _RELATIONS) if tuple(task.get(key) or ()) != tuple(other.get(key) or ())), "")

@@ -51,7 +51,10 @@ def named_folder(address: str | PurePath) -> str | PurePath:
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise  # of the disk that holds the cache
+            raise UserError(
+                f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "
+                "space, or set HF_HOME to another folder"
+            ) from None
         raise UserError(
             f"no checkpoint at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "
             f"the model where there is a network (hf download {name} --local-dir DIR) and give DIR"

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from etils import epath
 
@@ -30,6 +30,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STATUS = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED)\b"
 )
+_DENIED = re.compile(r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED)\b")  # of gcsfs, and tensorstore
 _copies: list["tempfile.TemporaryDirectory[str]"] = []  # of folders in stores, until the process ends
 
 
@@ -75,6 +76,8 @@ def absolute(path: Location) -> Location:
 
 def is_store_failure(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, says that a store refused or did not answer, and nothing about an object."""
+    if isinstance(error, MemoryError) or type(error).__module__.split(".")[0] in ("jax", "jaxlib"):
+        return False  # of a device, although jax's have the codes of _STATUS, too
     while error is not None:
         missing = isinstance(error, FileNotFoundError)
         of_os = isinstance(error, OSError) and not missing and error.errno not in _DISK_FULL
@@ -104,9 +107,13 @@ def store_errors(path: PurePath, what: str, then: str = "Run the same command ag
 
 
 def _is_denied(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, PermissionError):
+    """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
+    while error is not None:
+        text = str(error)
+        if (isinstance(error, PermissionError) or _DENIED.search(text)) and "expired" not in text.lower():
+            return True
         error = error.__cause__
-    return error is not None
+    return False
 
 
 def write_file(path: Location, content: bytes) -> None:
@@ -127,8 +134,13 @@ def write_json(path: Location, value: Any) -> None:
 
 def read_json(path: Location) -> dict[str, Any]:
     """Reads the object in a JSON file. Raises UserError if the file is missing, damaged or holds something else."""
-    with store_errors(path, f"read {path}"):
-        return local.read_json(cast(Path, path))
+    if isinstance(path, Path):
+        return local.read_json(path)
+    try:
+        with store_errors(path, f"read {path}"):
+            return local.parse_json(path.read_bytes(), str(path))
+    except FileNotFoundError as error:
+        raise UserError(f"no {path.name} in {path.parent}. Check the path") from error
 
 
 def remove_folder(path: Location) -> None:

@@ -168,8 +168,9 @@ class Folder:
             unfinished = name if is_object else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
             if not is_object:
                 self._files.base_fs.create_dir(os.path.dirname(self._files.base_path + name), recursive=True)
+            stream = self._files.open_output_stream(unfinished, compression=None)
             try:
-                with self._files.open_output_stream(unfinished, compression=None) as stream:
+                with stream:
                     for block in (content,) if isinstance(content, bytes) else content:
                         stream.write(block)
             except BaseException:  # closing the stream has made a file of what was written

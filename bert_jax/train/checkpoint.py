@@ -71,7 +71,8 @@ class Checkpoints:
     the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process
     of a run creates one and calls each method at the same point. Use it in a `with`, or close it.
 
-    check_held   raises an error if another run has the workdir; called before a step in S3 is marked as complete
+    check_held   raises an error if another run has the workdir; called before a step in S3 is uploaded, and
+                 before it is marked as complete
     """
 
     def __init__(

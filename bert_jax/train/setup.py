@@ -85,6 +85,8 @@ def make_plan(run: Run) -> Plan:
     if rules.gradual_epochs(run.train_layers) is not None:
         unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
     elif trained is not None and not trained.layers:
+        if run.train_layers == "all":
+            raise UserError(f"optimizer.rates is {config.optimizer.rates!r}, which trains no parameter. Raise a rate")
         raise UserError(
             f"train_layers is {run.train_layers}, which trains no parameter of this model. Use all, no_embeddings or "
             "last:K"

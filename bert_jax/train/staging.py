@@ -23,7 +23,8 @@ from bert_jax.train.step_folder import StepFolder
 class StagedFolder(StepFolder):
     """The steps of one folder of checkpoints in S3, and their places on disk in `written`. Used by one process.
 
-    check_held   raises an error if another run has the workdir; called before a step is marked
+    check_held   raises an error if another run has the workdir; called before a step is uploaded, and before
+                 it is marked
     """
 
     def __init__(self, stored: Location, check_held: CheckHeld) -> None:

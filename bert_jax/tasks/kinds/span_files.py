@@ -18,7 +18,8 @@ def read_spans(
 ) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
 
-    A file is labelled if it has spans or, where relations are read, relations. Raises UserError, with file and line,
+    A file is labelled if it has spans or, where relations are read, relations. With spans_required it must have spans,
+    also where labels need not be there: they are part of the input. Raises UserError, with file and line,
     for a file of another kind, a missing column that is required, and a malformed span or relation.
     """
     if not is_stored(path):

@@ -39,6 +39,8 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
         raise UserError(f"{path} has no labels: column {columns.label!r} is empty or null throughout")
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
     by_number = found.class_names[2] or (() if numbered else tuple(labels))
+    if known and len(names) == 1:
+        _check_pairs(f"{path}: column {columns.label!r}", [record.values[2] for record in found.records])
     items = []
     for line, (text, text_pair, *values) in found.records:
         where = f"{path} line {line}: column"
@@ -63,15 +65,26 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
         raise UserError(
             f"{where} holds {value!r:.60}; expected a list of labels, or a text that separates them by commas"
         )
-    if any(isinstance(one, bool) for one in value) or (len({*value}) < len(value) and {*value} <= {0, 1}):
-        raise UserError(
-            f"{where} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that "
-            "apply, or one column for each class (task.label=a,b,...)"
-        )
+    repeated = len({*value}) < len(value) and {*value} <= {0, 1}
+    if repeated or any(isinstance(one, bool) for one in value):
+        raise _value_for_each_class(where, value)
     named = (
         by_number[one] if isinstance(one, int) and 0 <= one < len(by_number) else str(one).strip() for one in value
     )
     return tuple(dict.fromkeys(named))
+
+
+def _check_pairs(where: str, values: Sequence[Any]) -> None:
+    """Raises UserError if the lists of a column are 0 or 1 for each of two classes: [0, 1] and [1, 0] alone."""
+    if [0, 1] in values and [1, 0] in values and all(value in ([0, 1], [1, 0]) for value in values):
+        raise _value_for_each_class(where, values[0])
+
+
+def _value_for_each_class(where: str, value: Any) -> UserError:
+    return UserError(
+        f"{where} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that apply, "
+        "or one column for each class (task.label=a,b,...)"
+    )
 
 
 def _is_set(where: str, value: Any) -> bool:
