@@ -10,7 +10,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
 from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import INCOMPLETE
-from bert_jax.storage.location import Location, absolute, location, read_json
+from bert_jax.storage.location import Location, absolute, location, read_json, store_errors
 from bert_jax.storage.stores import check_access
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 
@@ -31,7 +31,9 @@ def open_checkpoint(path: str | PurePath, average: str = "", merged: bool = True
         return dataclasses.replace(open_checkpoint(named, average, merged), origin=str(path))
     path = location(path)
     check_access(path)
-    if not path.exists():
+    with store_errors(path, f"read {path}"):
+        found = path.exists()
+    if not found:
         raise UserError(f"no checkpoint at {path}. Give a workdir, a step in it, a Hugging Face folder, or hf:NAME")
     if isinstance(path, Path):
         refuse_pickle(path)

@@ -214,8 +214,9 @@ def copy_folder(source: Location, target: Location) -> None:
     if isinstance(target, Path):
         shutil.copytree(source, target)
         return
-    for name, content in read_files(source.iterdir()):
-        write_file(target / name, content)
+    with store_errors(source, f"copy {source}"):
+        for name, content in read_files(source.iterdir()):
+            write_file(target / name, content)
 
 
 def local_folder(path: Location) -> Path:
@@ -229,8 +230,9 @@ def local_folder(path: Location) -> Path:
     _copies.append(copy)
     target = Path(copy.name) / path.name
     target.mkdir()
-    for name, content in read_files(path.iterdir() if path.exists() else ()):
-        (target / name).write_bytes(content)
+    with store_errors(path, f"read {path}"):
+        for name, content in read_files(path.iterdir() if path.exists() else ()):
+            (target / name).write_bytes(content)
     return target
 
 

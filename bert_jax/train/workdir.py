@@ -34,7 +34,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, to_dict
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
-from bert_jax.storage.location import absolute, is_stored, location, read_json, write_json
+from bert_jax.storage.location import absolute, is_stored, location, read_json, store_errors, write_json
 from bert_jax.train import integrity
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.integrity import PARAMS, read_item, read_meta
@@ -108,7 +108,9 @@ def write_config(workdir: str | PurePath, config: WorkdirConfig) -> None:
 def read_config(workdir: str | PurePath) -> WorkdirConfig:
     """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or was not written by bert_jax."""
     where = location(workdir) / CONFIG_FILE
-    if not where.exists():
+    with store_errors(where, f"read {where}"):
+        found = where.exists()
+    if not found:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
