@@ -74,32 +74,37 @@ def test_a_profile_and_a_file_in_place_of_the_workdir_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "raised"),
     [
-        OSError("Forbidden: bucket/run"),
-        ValueError("UNAVAILABLE: error reading gs://bucket/run"),
-        TimeoutError(),
+        (OSError("Forbidden: bucket/run"), UserError),
+        (ValueError("UNAVAILABLE: error reading gs://bucket/run"), RunAgain),
+        (TimeoutError(), RunAgain),
     ],
 )
-def test_a_store_that_does_not_answer_damages_no_checkpoint(error):
+def test_a_store_that_refuses_or_does_not_answer_damages_no_checkpoint(error, raised):
     def read() -> None:
         raise ValueError("orbax: cannot restore") from error
 
-    with pytest.raises(RunAgain, match=r"^cannot read gs://bucket/run/checkpoints/1: orbax: cannot restore"):
+    with pytest.raises(raised, match=r"^cannot read gs://bucket/run/checkpoints/1: orbax: cannot restore"):
         read_or_explain(epath.Path("gs://bucket/run/checkpoints/1"), read)
     for other in (ValueError("DATA_LOSS: checksum"), FileNotFoundError("x"), OSError(errno.ENOSPC, "disk full")):
         assert not is_store_failure(other)
 
 
-def test_a_write_that_a_store_refuses_ends_with_a_line_that_says_to_run_again(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "raised", "advice"),
+    [
+        ("Forbidden: bucket/run", UserError, "Check what the credentials permit"),
+        ("Busy", RunAgain, "Run the same comm"),
+    ],
+)
+def test_a_write_that_a_store_refuses_ends_with_a_line_that_says_what_to_do(monkeypatch, error, raised, advice):
     def refuse(path: epath.Path, content: bytes) -> int:
-        raise OSError("Forbidden: bucket/run/result.json")
+        raise OSError(error)
 
     path = epath.Path("gs://bucket/run/result.json")
     monkeypatch.setattr(type(path), "write_bytes", refuse)
-    with pytest.raises(
-        RunAgain, match=r"^cannot write gs://bucket/run/result\.json: Forbidden: bucket/run/result\.json\. "
-    ):
+    with pytest.raises(raised, match=rf"^cannot write gs://bucket/run/result\.json: {error}\. {advice}"):
         write_json(path, {})
 
 

@@ -100,7 +100,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def named_prompts(self) -> dict[str, str]:
         """All prompts by name, with the names that sentence-transformers gives to those of queries and documents."""
         named = {"query": self.query_prompt, "document": self.document_prompt}
-        return dict(self.prompts) | {name: text for name, text in named.items() if text}
+        named = {name: text for name, text in named.items() if text}
+        return named | {name: text for name, text in self.prompts if name not in named}
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[TextGroup]:
         """Pairs, or groups with hard negatives; of a file with the label column, each pair has a score."""
