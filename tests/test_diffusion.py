@@ -184,6 +184,7 @@ def test_special_tokens_and_padding_are_never_masked_and_the_shards_masks_are_un
     assert OBJECTIVE.counts(batch)["mdm"] == (~given).sum()
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing():
     config = odd_config(vocab_size=40, layers=1, dropout=0.0, attention_dropout=0.0)
     params, batch = random_params(config), packed_batch(40)

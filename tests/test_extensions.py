@@ -169,6 +169,7 @@ def test_an_objective_that_samples_pretrains_and_evaluates(shards_dir: Path, tmp
     assert measured["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5) and measured["word_perplexity"] > 1
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_a_name_of_the_configuration(shards_dir: Path, tmp_path: Path) -> None:
     run(shards_dir, tmp_path / "run", "--config.optimizer.name=lion", "--config.optimizer.learning_rate=1e-4", steps=2)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 2
@@ -182,6 +183,7 @@ def two_encoder_plan(config, **options) -> tuple[steps.Plan, dict]:
     return plan, params
 
 
+@pytest.mark.slow
 def test_two_encoders_train_under_lamb_with_the_trust_ratio_of_each_layer(tiny_config) -> None:
     config = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
     plan, params = two_encoder_plan(config, learning_rate=1.0, weight_decay=0.0, clip_norm=0.0)

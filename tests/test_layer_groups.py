@@ -64,7 +64,8 @@ def loss(params: Any, runtime: Runtime, key: Any = None, config: ModelConfig = M
     return (encoded.last.astype(jnp.float32) ** 2).sum(), encoded.layers
 
 
-@pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [1, 2])
 def test_a_scan_over_groups_equals_unrolled_layers_with_the_same_dropout(group):
     config = dataclasses.replace(MODERN, dropout=0.1, attention_dropout=0.1)
     params, key = random_params(config), jax.random.key(3)

@@ -158,7 +158,9 @@ def test_refusal_names_file_and_line_and_the_rest_is_read(tmp_path, content, rea
     assert all("\n" not in str(refusal) for refusal in refusals)
 
 
-@pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
+@pytest.mark.parametrize(
+    "suffix, compress", [COMPRESSIONS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in DAMAGED)]
+)
 def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path, monkeypatch, suffix, compress):
     monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
     monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)

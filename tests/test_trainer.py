@@ -193,6 +193,7 @@ def test_a_run_with_a_budget_is_repeated_from_its_log(run):
         np.testing.assert_array_equal(value, second[path], err_msg=path)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run):
     first = trainer.fit(run("done"))
     again = trainer.fit(run("done"))
@@ -228,7 +229,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
     assert "from here on, batches are those of a run that had this configuration from its first step" in said
 
 
-@pytest.mark.parametrize("left", ["another", "a part of one"])
+@pytest.mark.parametrize("left", ["another", pytest.param("a part of one", marks=pytest.mark.slow)])
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path, left):
     from bert_jax import tokenizer
     from data_prep import train_tokenizer
