@@ -5,7 +5,7 @@
 FOLDER is any checkpoint. Only its first `--layers` layers are used: memory depends on the width of the vectors, not on
 how long a text takes. The texts are the sentences of STS-B in BERT_JAX_DATA, each time with another number at the end.
 The command writes shards in float32. The line gives the peak of the largest count; `ten_million_gb` adds the slope
-between the smallest count and the largest.
+between the smallest count and the largest. Give counts above 65,536, because memory grows until a shard is full.
 """
 
 import dataclasses
