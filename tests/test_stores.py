@@ -217,6 +217,9 @@ def test_a_folder_that_cannot_be_listed_says_so_in_one_line(s3, monkeypatch, err
 def test_a_device_without_memory_is_no_failure_of_the_store():
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
     assert not is_store_failure(error) and not is_store_failure(MemoryError())
+    wrapped = ValueError("orbax: cannot restore")
+    wrapped.__cause__ = error
+    assert not is_store_failure(wrapped)
     assert is_store_failure(ValueError("RESOURCE_EXHAUSTED: too many requests"))
 
 

@@ -96,6 +96,13 @@ def _has_heads(family: Family, architecture: str, weights: SafetensorsFolder) ->
     return all(name in weights for part in required.values() for entry in part for name in entry.names)
 
 
+def outputs_of(family: Family, architecture: str, weights: SafetensorsFolder) -> dict[str, int]:
+    """Returns the number of outputs of each head in COUNTED that the architecture requires and the file holds."""
+    required = family.architectures[architecture].required
+    names = {part: required[part][0].names[0] for part in COUNTED if part in required}
+    return {part: weights.shape(name)[0] for part, name in names.items() if name in weights and weights.shape(name)}
+
+
 def _read_heads(
     where: Path, values: Mapping[str, Any], family: Family, architecture: str, weights: SafetensorsFolder
 ) -> Heads:
@@ -104,10 +111,7 @@ def _read_heads(
     present = {part for part, table in optional.items() if any(name in weights for one in table for name in one.names)}
     parts = frozenset(required) | present | ({"pooler"} if "next_sentence" in present else frozenset())
     found: dict[str, Any] = dict.fromkeys(parts, True)
-    for part in parts.intersection(COUNTED):
-        tensor = required[part][0].names[0]
-        shape = weights.shape(tensor) if tensor in weights else ()
-        found[part] = shape[0] if shape else 1
+    found |= dict.fromkeys(parts.intersection(COUNTED), 1) | outputs_of(family, architecture, weights)
     return Heads(**found, **family.read_heads(where, values, parts))
 
 

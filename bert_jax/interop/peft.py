@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.family import COUNTED, Family
+from bert_jax.interop.family import Family
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import SafetensorsFolder, read_tensors
 from bert_jax.storage.local import read_json
@@ -74,17 +74,12 @@ def read(directory: Path) -> LoadedModel:
     model = {**model, "architectures": [architecture], **_task(directory)}
     tensors = read_tensors(directory / WEIGHTS_FILE)
     weights = AdaptedFolder(base, family, directory, tensors, values)
-    labels, outputs = model.get("id2label"), _outputs(family, architecture, weights)
-    if labels and outputs and len(labels) != outputs:  # those of the base model, whose classifier was another one
+    labels, outputs = model.get("id2label"), huggingface.outputs_of(family, architecture, weights)
+    if labels and any(
+        count != len(labels) for count in outputs.values()
+    ):  # those of the base model, whose classifier was another one
         del model["id2label"]
     return huggingface.assemble(directory, base, model, weights)
-
-
-def _outputs(family: Family, architecture: str, weights: SafetensorsFolder) -> int:
-    """The number of classes or tags of the adapted model; 0 if it has none."""
-    required = family.architectures[architecture].required
-    names = [required[part][0].names[0] for part in COUNTED if part in required]
-    return next((weights.shape(name)[0] for name in names if name in weights), 0)
 
 
 class AdaptedFolder(SafetensorsFolder):

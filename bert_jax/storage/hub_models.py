@@ -53,7 +53,7 @@ def named_folder(address: str | PurePath) -> str | PurePath:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise UserError(
                 f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "
-                "space, or set HF_HOME to another folder"
+                "space, correct its mode, or set HF_HOME to another folder"
             ) from None
         raise UserError(
             f"no checkpoint at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "

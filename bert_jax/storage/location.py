@@ -76,12 +76,13 @@ def absolute(path: Location) -> Location:
 
 def is_store_failure(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, says that a store refused or did not answer, and nothing about an object."""
-    if isinstance(error, MemoryError) or type(error).__module__.split(".")[0] in ("jax", "jaxlib"):
-        return False  # of a device, although jax's have the codes of _STATUS, too
     while error is not None:
+        package = type(error).__module__.split(".")[0]
+        if isinstance(error, MemoryError) or package in ("jax", "jaxlib"):
+            return False  # of a device, although jax's have the codes of _STATUS, too
         missing = isinstance(error, FileNotFoundError)
         of_os = isinstance(error, OSError) and not missing and error.errno not in _DISK_FULL
-        if of_os or type(error).__module__.split(".")[0] in _CLIENTS or _STATUS.search(str(error)):
+        if of_os or package in _CLIENTS or _STATUS.search(str(error)):
             return True
         error = error.__cause__
     return False
