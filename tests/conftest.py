@@ -57,10 +57,13 @@ def check_types(checked: Any = None, *, typechecker: Any = None, by_shape: Any =
     if checked is None:
         return functools.partial(check_types, typechecker=typechecker)
     if inspect.isfunction(checked) and not any(map(names_arrays, checked.__annotations__.values())):
-        by_type = beartype(checked)
+        by_type = None  # made at the first call: most of the 4,000 functions have none in one process
 
         @functools.wraps(checked)
         def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal by_type
+            if by_type is None:
+                by_type = beartype(checked)
             return (checked if jaxtyping.config.jaxtyping_disable else by_type)(*arguments, **named)
 
         return call

@@ -16,17 +16,17 @@ from bert_jax.train import checkpoint
 @pytest.mark.slow
 def test_a_run_killed_at_random_instants_ends_bit_for_bit_the_same(shards_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # compiled as for users: optimized programs must be deterministic, too
-    figures = chaos.fixed(shards_dir, tmp_path, kills=3, steps=120, seed=1, more=TINY)
-    assert sum(figures["kills"].values()) == 3 and figures["differing"] == []
+    figures = chaos.fixed(shards_dir, tmp_path, kills=2, steps=80, seed=1, more=TINY)
+    assert sum(figures["kills"].values()) == 2 and figures["differing"] == []
 
 
 @pytest.mark.slow
 def test_on_other_devices_and_processes_batches_are_equal_and_losses_within_1e_6(shards_dir, tmp_path):
-    shapes = ((4, 1), (2, 2), (1, 1))
-    figures = chaos.elastic(shards_dir, tmp_path, kills=2, steps=150, seed=1, shapes=shapes, more=TINY)
+    shapes = ((2, 2), (1, 1))
+    figures = chaos.elastic(shards_dir, tmp_path, kills=1, steps=80, seed=1, shapes=shapes, more=TINY)
     chaos.check("elastic", figures)
-    assert figures["rows_compared"] >= 150 * chaos.ROWS
-    assert sum(figures["kills"].values()) == 2
+    assert figures["rows_compared"] >= 80 * chaos.ROWS
+    assert sum(figures["kills"].values()) == 1
 
 
 def finished(workdir, value: float) -> None:

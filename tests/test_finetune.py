@@ -207,7 +207,7 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
     assert sweep.unfreeze_every(config, 96) == 2
     finetune(config, tmp_path / "whole")
     names = []
-    for step in (1, 2, 3, 6):
+    for step in (1, 3, 6):
         folder = tmp_path / f"from-{step}"
         shutil.copytree(tmp_path / "whole", folder)
         for later in range(step + 1, 8):
@@ -217,8 +217,8 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
             tensors = read_meta(folder / "checkpoints" / "7")["tensors"][item]
             assert tensors == read_meta(tmp_path / "whole" / "checkpoints" / "7")["tensors"][item]
         names.append(set(read_meta(folder / "checkpoints" / str(step))["tensors"]["optimizer"]))
-    assert [max(int(name.split("/")[0]) for name in of_step) for of_step in names] == [0, 1, 1, 3]
-    assert not any("embeddings" in name for name in names[2]) and any("embeddings" in name for name in names[3])
+    assert [max(int(name.split("/")[0]) for name in of_step) for of_step in names] == [0, 1, 3]
+    assert not any("embeddings" in name for name in names[1]) and any("embeddings" in name for name in names[2])
 
 
 def test_gradual_unfreezing_of_several_seeds_in_one_program_is_refused(

@@ -10,7 +10,7 @@ import pytest
 FUZZER = Path(__file__).parent / "tools" / "fuzz_readers.py"
 
 
-@pytest.mark.parametrize("inputs, builds", [(480, 4), pytest.param(10_000, 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inputs, builds", [(480, 4), pytest.param(3000, 20, marks=pytest.mark.slow)])
 def test_mutated_input_is_used_or_refused_in_one_line(vocab_dir: Path, inputs: int, builds: int) -> None:
     """In a process of its own, so that a crash of a library is seen too."""
     arguments = [f"--inputs={inputs}", f"--builds={builds}", f"--tokenizer={vocab_dir}"]
