@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 
-import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.turns import Turn, alternate
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.train import initial_state, multi_seed, partitioning, setup, stacked_states
 from bert_jax.train import steps as train_steps
 from bert_jax.train.checkpoint import Checkpoints
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     count = -(-known.steps // ROUNDS)
     steps = WARMUP + ROUNDS * count
     with tempfile.TemporaryDirectory() as name, jax.set_mesh(partitioning.make_mesh(config.mesh)):
-        _, _, by_trial = finetune.prepare(config, Path(name) / "runs")
+        _, _, by_trial = prepare(config, Path(name) / "runs")
         runs = list(by_trial.values())
         as_one = turn_of([runs], [multi_seed.stacked_source(runs)], Path(name) / "together", steps)
         in_turn = turn_of([[run] for run in runs], [run.source for run in runs], Path(name) / "turns", steps)

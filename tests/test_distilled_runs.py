@@ -12,7 +12,6 @@ import pytest
 from random_checkpoints import assert_same_tensors, random_checkpoint
 from test_pretrain import arguments
 
-from bert_jax import finetune as finetune_lib
 from bert_jax import pretrain, tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import DistillConfig, EvalConfig, FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
@@ -24,6 +23,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.train import metrics
 from bert_jax.train.workdir import read_config, read_params
 
@@ -168,7 +168,7 @@ def test_a_fine_tuning_with_a_projection_resumes_and_is_measured_without_it(revi
 
 def refused(config: FinetuneConfig, tmp_path: Path, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        finetune_lib.prepare(config, tmp_path / "run")
+        prepare(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -207,7 +207,7 @@ def test_labels_of_a_teacher_are_brought_into_the_order_of_the_task(reviews, voc
     labels = {"name": "own", "kind": "classification", "labels": ["YES", "NO"]}
     swapped = checkpoint(tmp_path / "swapped", vocab_dir, Heads(pooler=True, classes=2), labels)
     config = config_of(start, reviews, distill=DistillConfig(teacher=swapped))
-    _, data, runs = finetune_lib.prepare(config, tmp_path / "run")
+    _, data, runs = prepare(config, tmp_path / "run")
     run = next(iter(runs.values()))
     assert data.task.labels == ("no", "yes")
     bias = open_checkpoint(swapped).params["classifier/dense/bias"]

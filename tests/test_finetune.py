@@ -31,7 +31,7 @@ from bert_jax.model import lora as lora_lib
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import measurement, registry, results, sweep, task_json, training
+from bert_jax.tasks import measurement, prepared_runs, registry, results, sweep, task_json, training
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
 from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
@@ -320,8 +320,8 @@ def test_a_tokenizer_much_smaller_than_the_embedding_table_gives_a_warning(
     for more, said in ((100, False), (1000, True)):
         model = dataclasses.replace(loaded.model, vocab_size=loaded.vocabulary.vocab_size + more)
         other = dataclasses.replace(loaded, model=model)
-        monkeypatch.setattr(finetune_lib, "open_initial", lambda _, other=other: other)
-        finetune_lib.open_start(config_of(start, TaskConfig()), None)
+        monkeypatch.setattr(prepared_runs, "open_initial", lambda _, other=other: other)
+        prepared_runs.open_start(config_of(start, TaskConfig()), None)
         assert ("Check that it belongs to this model" in capsys.readouterr().err) == said
 
 
@@ -351,8 +351,8 @@ def test_the_first_token_is_untrained_after_masked_tokens_alone(
 ) -> None:
     loaded = dataclasses.replace(open_checkpoint(start), training=training, heads=heads)
     words = tokenizer_lib.load(start / "tokenizer")
-    assert finetune_lib.Start(loaded.model, words, loaded).cls_is_untrained == untrained
-    assert not finetune_lib.Start(loaded.model, words, None).cls_is_untrained
+    assert prepared_runs.Start(loaded.model, words, loaded).cls_is_untrained == untrained
+    assert not prepared_runs.Start(loaded.model, words, None).cls_is_untrained
 
 
 def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:

@@ -13,10 +13,11 @@ import test_finetune
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
-from bert_jax.finetune import finetune, prepare
+from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.tasks import key_sweep, measurement, results, sweep, training
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.train import trainer
 from bert_jax.train.workdir import read_params
 

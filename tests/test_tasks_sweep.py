@@ -12,9 +12,10 @@ import test_finetune
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
-from bert_jax.finetune import finetune, prepare
+from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, multi_seed, stacked_states
 from bert_jax.train.checkpoint import Checkpoints
