@@ -75,7 +75,7 @@ jaxtyping.jaxtyped = check_types  # before the first import of the packages
 from bert_jax.config import ModelConfig
 
 # An example may take as long as it takes on a loaded machine: no test here is about time.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent

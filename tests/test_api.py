@@ -153,6 +153,7 @@ def test_a_model_says_what_it_is_and_its_parts_are_reachable(model, folder):
     assert jax.tree.structure(gradient) == jax.tree.structure(model.params)
 
 
+@pytest.mark.slow
 def test_the_training_loop_of_the_page_lowers_its_loss(model):
     page = (ROOT / "docs" / "python.md").read_text().replace("(texts, length=32)", "(texts, length=16)")
     [code] = re.findall(r"^    import jax, .*?(?=^\S)", page, re.MULTILINE | re.DOTALL)

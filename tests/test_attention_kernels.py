@@ -84,6 +84,7 @@ def test_bands_have_fewer_scores_than_the_square():
     assert saves(16, 200) and not saves(16, 64) and not saves(64, 256)
 
 
+@pytest.mark.slow
 def test_dropout_in_bands_falls_on_the_probabilities():
     (query, key, _), _ = rows(64)
     ones, whole = jnp.ones((2, 64, 3, 8)), jnp.ones((2, 64), jnp.int32)

@@ -113,6 +113,7 @@ def _written(folder: Path) -> Path:
     return folder / "data.json"
 
 
+@pytest.mark.slow
 def test_every_system_has_as_many_parameters_as_bert(vocab_dir: Path, tmp_path: Path) -> None:
     """Within 5%, with a vocabulary of the default size."""
     words = (vocab_dir / "vocab.txt").read_text().splitlines()

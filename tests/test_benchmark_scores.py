@@ -44,6 +44,7 @@ def test_articles_are_split_by_the_hash_of_their_title(tmp_path: Path):
         squad_articles.write(source, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_parts_of_squad_are_those_that_the_table_names(bert_jax_data: Path, tmp_path: Path):
     source = bert_jax_data / "squad" / "dev-v1.1.json.xz"
     squad_articles.write(source, tmp_path)

@@ -23,6 +23,7 @@ def test_the_batch_masks_a_seventh_of_full_rows():
     assert (np.diff(batch.masked_positions, axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_a_turn_takes_the_steps_asked_and_times_each():
     turn = step.our_turn(CONFIG, Runtime(), step.random_batch(CONFIG, 2, 8))
     assert all(seconds > 0 for seconds in turn(2))

@@ -24,6 +24,7 @@ def test_statistics_of_rows_in_order_show_it():
     assert found.batch_variance > 10 and found.variance_of_100 > 500
 
 
+@pytest.mark.slow
 def test_streamed_rows_are_shuffled_well_within_batches():
     """A batch has no more rows of one document than by chance, and is as mixed as random rows are."""
     rows = 400_000

@@ -190,6 +190,7 @@ def test_bfloat16_is_near_float32_and_its_logits_are_float32(params):
     assert dtypes == [jnp.bfloat16, jnp.float32, jnp.float32]
 
 
+@pytest.mark.slow
 def test_vocabulary_padding_is_invisible_and_stays_zero(params):
     batch = padded_batch()
     hidden = encoded(params, batch).last
@@ -203,6 +204,7 @@ def test_vocabulary_padding_is_invisible_and_stays_zero(params):
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())
 
 
+@pytest.mark.slow
 def test_the_tied_table_learns_from_both_of_its_uses(params):
     batch = padded_batch()
     model = bind(CONFIG, PRETRAINING, params, Runtime())

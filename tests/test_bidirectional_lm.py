@@ -73,6 +73,7 @@ def test_two_directions_equal_two_lstms_of_torch(tmp_path, name, runtime):
         assert_close(cut, gradient, path)
 
 
+@pytest.mark.slow
 def test_no_direction_sees_what_it_predicts():
     """The forward half depends on earlier tokens of its sequence and its own, the backward half on later ones."""
     config = FAMILIES["bilstm"]

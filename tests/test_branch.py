@@ -86,6 +86,7 @@ DECAY = (
 )
 
 
+@pytest.mark.slow
 def test_an_unchanged_branch_is_the_run_that_went_on(shards_dir, trunk, tmp_path):
     before = sorted(path.relative_to(trunk) for path in trunk.rglob("*"))
     (tmp_path / "same").mkdir()  # as a run leaves it that ended before its first checkpoint
@@ -175,6 +176,7 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
     assert log(tmp_path / "killed") == log(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, tmp_path, monkeypatch):
     def refused(*flags: str) -> str:
         with pytest.raises(UserError) as caught:

@@ -410,6 +410,7 @@ def test_damaged_arguments_of_a_job_are_refused_in_one_line(arguments: dict, dam
     build(BuildOptions(**arguments))
 
 
+@pytest.mark.slow
 def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, running: subprocess.Popen) -> None:
     running.send_signal(signal.SIGSTOP)
     try:

@@ -64,6 +64,7 @@ def random_params(config, scale: float = 0.3) -> dict:
     )
 
 
+@pytest.mark.slow
 def test_the_expected_loss_equals_an_enumeration_of_all_masks():
     """For three tokens the integral over the rate of t^(k-1) (1-t)^(3-k) is a Beta function, (k-1)! (3-k)! / 3!.
 
@@ -126,6 +127,7 @@ def test_the_bound_of_a_unigram_model_is_the_unigram_cross_entropy():
     assert 5 * spread_of_one < 0.15 * wanted
 
 
+@pytest.mark.slow
 def test_the_number_of_masks_in_each_sequence_follows_its_rate():
     """Exact binomial tests of 24 packed sequences at 1e-8 each: a false-alarm rate below 1e-6."""
     rows, length = 12, 2000
@@ -169,6 +171,7 @@ def test_rates_are_uniform_over_steps_and_spread_within_a_step():
     assert mask_rates(jnp.zeros((1, 1))) == jnp.float32(LEAST_RATE)
 
 
+@pytest.mark.slow
 def test_special_tokens_and_padding_are_never_masked_and_the_shards_masks_are_undone():
     batch = packed_batch(40)
     text = np.asarray(unmasked(batch))
@@ -200,6 +203,7 @@ def test_microbatches_change_nothing():
         np.testing.assert_allclose(one[name], four[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_evaluation_depends_neither_on_the_batch_nor_on_the_shards_masks():
     config = odd_config(vocab_size=40, layers=1)
     params, batch = random_params(config), packed_batch(40)
@@ -215,6 +219,7 @@ def test_evaluation_depends_neither_on_the_batch_nor_on_the_shards_masks():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, run(undone))
 
 
+@pytest.mark.slow
 def test_logits_of_all_tokens_or_of_some_at_a_time_give_the_same_loss():
     config = odd_config(vocab_size=40, layers=1)
     params, batch = random_params(config), packed_batch(40)

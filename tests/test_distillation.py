@@ -91,7 +91,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["uniform layers, projected", *(slow(one) for one in CASES if "uniform" not in one)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_the_terms_of_masked_language_modeling_are_those_of_two_models_by_hand(case):
     changes = dict(CASES[case])
     objective = objective_of(changes.pop("teacher", TEACHER), **changes)
@@ -154,6 +155,7 @@ def plan_of(objective: Any, model: ModelConfig = STUDENT, **changes: Any) -> ste
     return steps.Plan(model, Runtime(), objective, config, chain, trained=trained, **changes)
 
 
+@pytest.mark.slow
 def test_a_step_trains_the_student_and_its_projection_and_keeps_nothing_of_the_teacher():
     objective = objective_of(layers="uniform")
     own, constants = params_of(objective)

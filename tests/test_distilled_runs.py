@@ -173,6 +173,7 @@ def refused(config: FinetuneConfig, tmp_path: Path, message: str) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_teachers_that_cannot_teach_a_task_are_refused(reviews, vocab_dir, teacher, tmp_path):
     start = checkpoint(tmp_path / "start", vocab_dir)
 

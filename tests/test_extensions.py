@@ -116,6 +116,7 @@ def test_an_unknown_objective_and_a_field_that_batches_lack_are_refused(shards_d
         extended_batch(Forgetful(), lay([[random_sequence(8, 50, 0)]], 8, 2))
 
 
+@pytest.mark.slow
 def test_a_positional_encoding_is_a_name_of_the_configuration(shards_dir: Path, tmp_path: Path) -> None:
     biased = ("--config.model.relative=alibi", "--config.model.positions=none", "--config.model.attention_dropout=0.0")
     run(shards_dir, tmp_path / "run", *biased, steps=1)
@@ -133,6 +134,7 @@ def test_alibi_is_the_penalty_of_the_paper(tiny_config) -> None:
         np.testing.assert_allclose(bias[0, head, 4, 1], -3 / 4 ** (head + 1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_config) -> None:
     small = dataclasses.replace(tiny_config, layers=1, causal=True, initializer_range=0.3)
     config = dataclasses.replace(small, dropout=0.0, attention_dropout=0.0)

@@ -31,7 +31,7 @@ WAYS = {
     "unrolled, attention again": Runtime(layer_loop="unrolled", remat="attention"),
 }
 # Compiling is what takes time: the others are of the slow tests.
-FIRST = ("bert", "modernbert", "gpt")
+FIRST = ("modernbert", "gpt")
 EACH = [family if family in FIRST else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 
 

@@ -101,6 +101,7 @@ def test_a_bilstm_learns_from_neighboring_words() -> None:
     assert share > 0.9
 
 
+@pytest.mark.slow
 def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: LoadedModel, config: FinetuneConfig) -> None:
     result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=(3, 8)))
     assert list(result["layers"]) == list(command.LAYERS)

@@ -164,7 +164,8 @@ SHARES = {"cat": 0.5, "dog": 0.25, "sat": 0.15, "river": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("steps", "temperature"), [(1, 1.0), (7, 1.0), pytest.param(60, 1.0, marks=pytest.mark.slow), (60, 0.5)]
+    ("steps", "temperature"),
+    [(1, 1.0), (7, 1.0), *(pytest.param(60, heat, marks=pytest.mark.slow) for heat in (1.0, 0.5))],
 )
 def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, temperature):
     """A chi-squared test at a false-alarm rate of 1e-6 of 2,560 tokens, which are independent for any steps."""

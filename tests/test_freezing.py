@@ -108,9 +108,8 @@ def changed(after: dict[str, Any], before: dict[str, Any]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "words", ["last:2", *(pytest.param(w, marks=pytest.mark.slow) for w in ("head", "no_embeddings"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["last:2", "head", "no_embeddings"])
 def test_what_trains_gets_the_values_of_a_masked_update(words):
     plan = plan_of(words)
     state = train(plan)
@@ -168,6 +167,7 @@ def wide_batch() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_frozen_layers_have_no_backward_pass():
     """A forward pass costs F and a backward pass 2 F, so the head alone costs a third, and last:1 of four layers half.
 

@@ -33,7 +33,9 @@ MLM = Heads(mlm=True)
 RUNTIMES = {"original": UNROLLED, "pre_norm": SCAN, "buckets": UNROLLED, "shaw": SCAN}
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("pre_norm", "shaw"))) for name in RUNTIMES]
+)
 def test_an_architecture_equals_the_reference(tmp_path, name):
     golden = open_encoder(name, MLM, tmp_path)
     model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()

@@ -69,6 +69,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner) if hasattr(inner, "eqns") else ()
 
 
+@pytest.mark.slow
 def test_gradients_of_four_microbatches_are_reduced_once(tiny_config, params):
     model = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
     mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
@@ -89,6 +90,7 @@ def test_gradients_of_four_microbatches_are_reduced_once(tiny_config, params):
     jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-6), terms, terms_wanted)
 
 
+@pytest.mark.slow
 def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_that_of_the_key(tiny_config, params):
     mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
     kernels = {

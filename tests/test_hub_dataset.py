@@ -154,6 +154,7 @@ def read(endpoint: str, home: object, *arguments: str, program: str = READ) -> l
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_data_sets_of_the_hub_are_listed_and_read_in_ranges(endpoint, tmp_path):
     converted = f"hf://datasets/org/one@{CONVERTED}/default"
     cases = {
@@ -186,6 +187,7 @@ def test_data_sets_of_the_hub_are_listed_and_read_in_ranges(endpoint, tmp_path):
     assert len(ranges) > 1 and not any(request.endswith("c.txt ") for request in REQUESTS)
 
 
+@pytest.mark.slow
 def test_shards_on_the_hub_are_streamed_by_exact_ranges(endpoint, shards_dir, tmp_path, monkeypatch):
     """Of the training shards, only the ends of the first one, and the bytes of the rows that are asked for."""
     for path in shards_dir.rglob("*"):

@@ -76,6 +76,7 @@ def test_a_scan_over_groups_equals_unrolled_layers_with_the_same_dropout(group):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_scanned_without_branches_and_keep_no_more_than_unrolled_ones():
     params = random_params(MODERN)
     kept = {}

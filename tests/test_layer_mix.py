@@ -75,6 +75,7 @@ def test_the_weights_of_a_mix_do_not_decay():
     assert params["layer_mix/scores"] == params["layer_mix/gamma"] == 0 < params["tagger/dense/kernel"]
 
 
+@pytest.mark.slow
 def test_a_frozen_head_learns_which_layer_is_informative():
     """Of three layers, the tag is the sign in the second one; the others are noise."""
     draw = np.random.default_rng(0)

@@ -39,9 +39,8 @@ def outputs(model: ModelConfig, params: dict[str, np.ndarray], key: Any = None) 
 LAYERED = [name for name, model in FAMILIES.items() if model.encoder == "transformer"]
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name != "bert")) for name in LAYERED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", LAYERED)
 def test_merged_matrices_compute_what_the_adapters_do(family):
     sizes = {"vocab_size": 50, "layers": 2, "width": 16, "heads": 2, "feed_forward": 24, "max_positions": 32}
     if FAMILIES[family].embedding_width:
@@ -100,6 +99,7 @@ def test_an_adapter_adds_its_scaled_product_to_the_matrix():
     assert keys.all()
 
 
+@pytest.mark.slow
 def test_new_adapters_change_nothing():
     params = paths.flatten(bert.init_params(dataclasses.replace(MODEL, lora=ALL), OBJECTIVE.heads, jax.random.key(0)))
     narrow = [value for path, value in params.items() if lora.is_adapter(path) and path.endswith("/a")]

@@ -124,6 +124,7 @@ def test_total_loss_divides_by_counts_below_one():
     assert total_loss({"task": Term(jnp.float32(0.5), {})}, {"task": jnp.float32(0.25)}) == 2
 
 
+@pytest.mark.slow
 def test_smoothing_of_choices_is_over_present_choices():
     scores, present = jnp.array([[1.0, 5.0, 2.0], [0.5, 0.1, 9.0]]), jnp.array([[1, 1, 1], [1, 1, 0]], bool)
     labels, weights = jnp.array([1, 0]), jnp.array([1.0, 2.0])

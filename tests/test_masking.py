@@ -43,7 +43,7 @@ sequences = st.builds(
 )
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(
     packed=st.lists(st.lists(sequences, max_size=4), min_size=1, max_size=4),
     room=st.integers(0, 9),

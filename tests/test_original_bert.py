@@ -99,6 +99,7 @@ def test_answer_logits_of_a_run_squad_checkpoint_equal_the_original_code(wanted)
     np.testing.assert_allclose(np.asarray(got)[rows], wanted["answer_logits"][rows], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_convert_accepts_the_folder_and_a_checkpoint_prefix(tmp_path, folder, capsys):
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
     assert "2 layers x 12" in capsys.readouterr().out

@@ -101,7 +101,8 @@ def test_adapters_of_peft_are_read_merged_and_compute_its_outputs(name, tmp_path
     assert_close(logits(loaded, arrays), arrays["outputs/logits"], "logits")
 
 
-@pytest.mark.parametrize("name", [pytest.param("peft_query_value", marks=pytest.mark.slow), "peft_all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["peft_query_value", "peft_all"])
 def test_trained_adapters_are_written_as_peft_saves_them(name, tmp_path):
     arrays = write_golden(name, tmp_path)
     run = adapted_workdir(name, tmp_path, arrays)

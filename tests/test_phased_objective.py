@@ -71,6 +71,7 @@ def loss_of(objective, config, params, batch) -> jax.Array:
     return means(terms, objective.counts(batch))["loss"]
 
 
+@pytest.mark.slow
 def test_a_causal_phase_predicts_each_token_from_its_prefix(params):
     """A bidirectional layer that gets only a prefix, in a row of its own, has the last state that a causal one has.
 

@@ -82,6 +82,7 @@ def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(s
     assert asked == [(step.mesh, True)]
 
 
+@pytest.mark.slow
 def test_a_step_under_shard_map_has_the_work_of_one_without(step):
     """Whether all axes are mapped, or data and fsdp alone, while the compiler partitions over tensor."""
     compiled, *mapped = (

@@ -277,6 +277,7 @@ def test_checkpoint_of_another_architecture_is_rejected(trained, shards_dir, tmp
         pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
 
 
+@pytest.mark.slow
 def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.model.preset=checkpoint", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))

@@ -105,7 +105,7 @@ def stack_outputs(config, stack, hidden, cut: list[bool]):
     return hidden
 
 
-@pytest.mark.parametrize("encoder", CELLS)
+@pytest.mark.parametrize("encoder", [pytest.param(name, marks=[pytest.mark.slow] * ("lstm" in name)) for name in CELLS])
 def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder):
     length, bptt = 11, 4
     config = dataclasses.replace(FAMILIES[encoder], bptt=bptt, cell_width=0, recurrent_residual=False)

@@ -98,6 +98,7 @@ def test_only_wrong_samples_count_as_replaced(tiny_config):
     assert replaced.sum() == ((sampled != batch.masked_ids) * batch.masked_weights).sum()
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_batch(tiny_config):
     objective = ReplacedTokensObjective(tiny_config.width // 2)
     params = objective.init(tiny_config, jax.random.key(0))

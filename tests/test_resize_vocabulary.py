@@ -116,6 +116,7 @@ def test_a_file_in_half_precision_stays_one(tmp_path):
     assert done.bytes_before < done.bytes_after < 1.1 * done.bytes_before
 
 
+@pytest.mark.slow
 def test_a_trimmed_model_has_the_same_outputs_under_new_ids_and_a_smaller_file(tmp_path, capsys):
     folder = written(tmp_path)
     text = "the cat sat on a mat. unwantable dogs word42\nword27\n"

@@ -31,6 +31,7 @@ def batches():
     return [jax.tree.map(jnp.asarray, each) for each in (packed, lay([[one] for one in SEQUENCES], 27, 4))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_packed_rows_and_microbatches_train_on_what_padded_rows_train_on(objective):
     params, key = random_params(CONFIG, objective.heads), jax.random.key(3)
@@ -86,6 +87,7 @@ def test_equal_sequences_have_equal_noise_in_evaluation_only():
     assert (moved.reshape(6, 8, 2)[0] != by_content[0]).all()  # the order of the tokens counts
 
 
+@pytest.mark.slow
 def test_noise_is_uniform_and_independent_between_positions_and_sequences():
     """A Kolmogorov-Smirnov test at 1e-6, and correlations within 5 standard errors: one false alarm in 100,000 keys."""
     rows, length = 128, 512

@@ -151,6 +151,7 @@ def test_pseudo_perplexity_equals_the_reference(tmp_path):
     assert_close(measured["pseudo_loss"], -log_p[log_p < 0].mean(), "pseudo_loss")
 
 
+@pytest.mark.slow
 def test_the_generator_of_two_models_is_measured(pairs, rows):
     both = a_model(pairs, Heads(replaced_tokens=True, generator=10), embedding_width=20)
     shared = {path: value for path, value in both.params.items() if path.startswith("embeddings/")}

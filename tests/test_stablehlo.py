@@ -126,6 +126,7 @@ def test_programs_equal_the_model_for_any_batch_and_length(tmp_path):
         programs["hidden_states"].call(parameters, rows_of(loaded, [25], 25))
 
 
+@pytest.mark.slow
 def test_the_program_in_the_readme_runs_without_this_package(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3))
     stablehlo.write(loaded, tmp_path / "out")

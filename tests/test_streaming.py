@@ -75,6 +75,7 @@ def texts_of(dataset: Dataset) -> set[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_every_epoch_reads_each_row_once_and_differs(output):
     dataset = open_dataset(output, "train")
     known = texts_of(dataset)
@@ -84,6 +85,7 @@ def test_every_epoch_reads_each_row_once_and_differs(output):
     assert set(first) == set(second) == known and first != second
 
 
+@pytest.mark.slow
 def test_masks_are_those_of_the_row_and_its_epoch(output):
     """The masks of a row do not depend on the order in which rows are read."""
     with loader_of(output) as streamed, loader_of(output, cache_bytes=0.0) as permuted:
@@ -97,6 +99,7 @@ def test_masks_are_those_of_the_row_and_its_epoch(output):
     assert len(shared) > 1000 and all(ours[text] == theirs[text] for text in shared)
 
 
+@pytest.mark.slow
 def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output, monkeypatch):
     """In an epoch every process reads its share of all bytes, 5% more at most, counted where they are read."""
     read = [0]
@@ -127,6 +130,7 @@ def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output,
 RAMP, PHASES = "0:12,4:48,11:24", "6:{news},13:{books},19:a={books}:0.5,b={news}:0.5"
 
 
+@pytest.mark.slow
 def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, other_output):
     keys = {"schedule": RAMP, "phases": PHASES.format(books=output, news=other_output)}
     with loader_of(output, **keys) as loader:
@@ -144,6 +148,7 @@ def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, o
                 assert_rows_equal(again.batch(step, slice(1, 3)), picked)
 
 
+@pytest.mark.slow
 def test_phases_lose_and_repeat_no_row(output, other_output):
     """Both sources alone, then in a mixture, until some epochs have ended. Lanes end them a row or two apart."""
     phases, lanes, steps = PHASES.format(books=output, news=other_output), 12, 300
@@ -163,6 +168,7 @@ def test_phases_lose_and_repeat_no_row(output, other_output):
         assert (counts < whole).sum() <= 2 * lanes and (counts > whole + 1).sum() <= 2 * lanes
 
 
+@pytest.mark.slow
 def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
     books = texts_of(open_dataset(output, "train"))
     with loader_of(mixture=f"one={output}:0.7,two={other_output}:0.3", cache_bytes=1e6) as loader:

@@ -171,6 +171,7 @@ def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooli
     assert np.ptp(np.asarray(before)[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
     """Rows become sequences without a device asking another, and the loss is that of one device."""
     batch = rows.batch(np.array([0, 1, 2, 0, 1, 2, 1, 2]), 12)

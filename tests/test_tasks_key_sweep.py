@@ -128,6 +128,7 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     assert found["accuracy"] == pytest.approx(result["metrics"]["accuracy"]["mean"])
 
 
+@pytest.mark.slow
 def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:

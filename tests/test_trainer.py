@@ -229,7 +229,8 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
     assert "from here on, batches are those of a run that had this configuration from its first step" in said
 
 
-@pytest.mark.parametrize("left", ["another", pytest.param("a part of one", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["another", "a part of one"])
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path, left):
     from bert_jax import tokenizer
     from data_prep import train_tokenizer
@@ -259,6 +260,7 @@ def test_a_resumed_run_is_no_longer_finished(run):
     assert not result.exists()
 
 
+@pytest.mark.slow
 def test_a_failed_evaluation_loses_nothing(run):
     def broken(plan, mesh):
         def evaluate(params, steps_done):
@@ -306,6 +308,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
     assert latest_step(bad.workdir) == 2
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_not_saved_where_an_evaluation_was_to_follow(run):
     bad = run("bad", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=3)))
     with pytest.raises(UserError, match=r"at step 3; the last checkpoint is step 2 in"):
@@ -432,6 +435,7 @@ def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeyp
     other.release()
 
 
+@pytest.mark.slow
 def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
     replaced = run("replaced", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=4)))
     [make] = replaced.evaluators

@@ -41,7 +41,9 @@ def measure(objective: Objective, config: ModelConfig, params: dict, batch: Batc
     return means(terms, objective.counts(batch), objective.term_weights)
 
 
-@pytest.mark.parametrize(("term", "at_once"), [("mlm", 0), ("lm", 16), pytest.param("mlm", 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("term", "at_once"), [("lm", 16), *(pytest.param("mlm", number, marks=pytest.mark.slow) for number in (0, 16))]
+)
 def test_the_term_is_the_mean_squared_normalizer_of_the_predictions(term: str, at_once: int) -> None:
     config, batch = (CAUSAL if term == "lm" else MASKED), packed_batch()
     objective = pretraining_objective(PretrainConfig(z_loss=WEIGHT, next_sentence=False), config, [])
@@ -63,6 +65,7 @@ def test_the_term_is_the_mean_squared_normalizer_of_the_predictions(term: str, a
     assert {"loss", "z_loss"} < set(objective.metric_names) <= set(found)
 
 
+@pytest.mark.slow
 def test_every_phase_has_the_term() -> None:
     config = PretrainConfig(objective="0:causal,3:mlm", z_loss=WEIGHT, next_sentence=False)
     objective, batch = pretraining_objective(config, MASKED, []), packed_batch()
