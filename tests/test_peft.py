@@ -93,12 +93,24 @@ def expected(model: object) -> dict[str, jax.ShapeDtypeStruct]:
     return paths.flatten(bert.abstract_params(model, HEADS))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "peft_electra"])
 def test_adapters_of_peft_are_read_merged_and_compute_its_outputs(name, tmp_path):
     arrays = write_golden(name, tmp_path)
     loaded = open_checkpoint(tmp_path / "adapters")
     assert loaded.heads.classes == 3 and loaded.model.lora is None
     assert_close(logits(loaded, arrays), arrays["outputs/logits"], "logits")
+
+
+def test_labels_of_the_base_are_not_those_of_a_classifier_of_another_size(tmp_path):
+    """ELECTRA's classifier has two layers; the last one has an output for each label."""
+    write_golden("peft_electra", tmp_path)
+    file = tmp_path / "base" / "config.json"
+    for count in (2, 3):
+        labels = {str(number): f"label {number}" for number in range(count)}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": labels}))
+        task = open_checkpoint(tmp_path / "adapters").task
+        named = [] if task is None else task["labels"]
+        assert (named == list(labels.values())) == (count == 3), named
 
 
 @pytest.mark.slow

@@ -3,11 +3,12 @@
     golden_env/bin/pip install peft        (besides what make_golden.py needs)
     golden_env/bin/python tests/tools/make_golden_peft.py --output tests/testdata
 
-The keys are those of make_golden.py, where `weights` are those of the base model, a BertModel; `adapters/NAME` are the
+The keys are those of make_golden.py, where `weights` are those of the base model without heads; `adapters/NAME` are the
 tensors of adapter_model.safetensors, and `adapter_config` is the text of adapter_config.json.
 
 peft_query_value.npz   queries and values, the pooler and classifier as whole modules
 peft_all.npz           all matrices of the layers, rank-stabilized
+peft_electra.npz       ELECTRA: queries and values, and the classifier, which has two layers, as a whole module
 """
 
 import argparse
@@ -35,17 +36,25 @@ ALL = ["query", "key", "value", "attention.output.dense", "intermediate.dense", 
 CASES = {
     "peft_query_value": {"r": 3, "lora_alpha": 6, "target_modules": ["query", "value"], "modules_to_save": ["pooler"]},
     "peft_all": {"r": 4, "lora_alpha": 2, "target_modules": ALL, "use_rslora": True, "lora_dropout": 0.1},
+    "peft_electra": {"r": 3, "lora_alpha": 6, "target_modules": ["query", "value"]},
 }
+
+
+FAMILIES = {"peft_electra": ("Electra", {"embedding_size": 8})}  # of all other cases: Bert
 
 
 def write(path: pathlib.Path, seed: int, **options: object) -> None:
     """Writes the base model, the adapters and the logits of one case."""
+    family, sizes = FAMILIES.get(path.stem, ("Bert", {}))
+    config, base_class, classifier = (
+        getattr(transformers, family + part) for part in ("Config", "Model", "ForSequenceClassification")
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        base = transformers.BertModel(transformers.BertConfig(**SIZES))
+        base = base_class(config(**SIZES | sizes))
         randomize(base, seed)
         base.save_pretrained(folder / "base")
-        model = transformers.BertForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
+        model = classifier.from_pretrained(folder / "base", num_labels=3)
         adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", **options))
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
