@@ -21,7 +21,7 @@ from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
 from bert_jax.export import export
 from bert_jax.finetune import finetune
-from bert_jax.interop import huggingface_export
+from bert_jax.interop import bert_jax_export, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
@@ -32,6 +32,7 @@ from bert_jax.tasks import registry
 from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.embedding_objective import GroupLabels
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.side_by_side import SideBySideBatch
 from bert_jax.tasks.task_json import from_json
@@ -343,6 +344,18 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     assert task.continuing(from_json(own), "max").pooling == "max"
     retrained = dataclasses.replace(task, query_prompt="search: ").continuing(from_json(own), "")
     assert retrained.named_prompts()["query"] == "search: "
+
+
+def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean + max"}
+    bert_jax_export.write(dataclasses.replace(open_checkpoint(start), task=task), tmp_path / "folder")
+    options = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    config = FinetuneConfig(init_from=str(tmp_path / "folder"), task=options, batch_size=32, epochs=1.0)
+    with pytest.raises(UserError, match=r"task\.pooling is 'mean \+ max'"):
+        prepare(config, tmp_path / "run")
+    chosen = dataclasses.replace(config, task=dataclasses.replace(options, pooling="max"))
+    _, data, _ = prepare(chosen, tmp_path / "run")
+    assert data.task.pooling == "max"
 
 
 def test_a_run_that_would_train_nothing_is_refused(tmp_path: Path, start: Path, one_device: None) -> None:
