@@ -249,10 +249,10 @@ def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
     options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
               defaults are those of data_prep.train_tokenizer.TokenizerOptions
     """
-    from data_prep.flags import by_field
+    from data_prep.flags import from_keywords
     from data_prep.train_tokenizer import TokenizerOptions, train
 
-    return train(TokenizerOptions(**by_field(TokenizerOptions, _texts(options))), quiet=quiet)
+    return train(from_keywords(TokenizerOptions, _texts(options)), quiet=quiet)
 
 
 def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
@@ -266,13 +266,23 @@ def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
     """
     from data_prep.build_examples import build
     from data_prep.build_options import BuildOptions
-    from data_prep.flags import by_field
+    from data_prep.flags import from_keywords
 
-    return build(BuildOptions(**by_field(BuildOptions, _texts(options))), quiet=quiet)
+    return build(from_keywords(BuildOptions, _texts(options)), quiet=quiet)
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    """Options as commands have them: paths as text, those of a list of files with commas between them."""
+    return {
+        name: ",".join(map(str, value))
+        if name in ("input", "eval_input") and isinstance(value, list | tuple)
+        else tuple(value)
+        if isinstance(value, list)
+        else str(value)
+        if isinstance(value, Path)
+        else value
+        for name, value in options.items()
+    }
 
 
 def _as_typed(origin: str) -> str:

@@ -24,6 +24,7 @@ EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
 
 
+_HOME = re.compile(r"(?:(?<=[=,])|^)~(?=/)")
 _MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
 _short_names = False  # whether the user typed `bert-jax NAME`
 
@@ -88,12 +89,17 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     if sys.stderr is None:  # closed by the caller
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     try:
-        main(sys.argv[1:])
+        main([expand_home(argument) for argument in sys.argv[1:]])
     except BaseException as error:
         if (ended := outcome(error)) is None:
             raise
         _stop(*ended)
     sys.exit(0)
+
+
+def expand_home(argument: str) -> str:
+    """An argument with ~/ as the home folder: a shell leaves it as it is after = (--config.data.train=~/shards)."""
+    return _HOME.sub(lambda _: os.path.expanduser("~"), argument)
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:

@@ -88,12 +88,20 @@ def evaluate(
     """
     loaded = open_checkpoint(checkpoint, average)
     if beir.is_beir(Path(data)):
+        given = {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
+        given |= {"pseudo_perplexity": pseudo_perplexity, "columns": columns, "mesh": mesh != MeshConfig() and mesh}
+        if unused := ", ".join(name for name, value in given.items() if value):
+            raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
         return _retrieval(loaded, Path(data), batch_size, compute_dtype, max_length)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         if pseudo_perplexity:
             raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
+        if max_rows:
+            raise UserError(
+                "--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out"
+            )
         found = measurement.evaluate(loaded, data, config, columns, label_map, max_length, metrics, positive)
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
@@ -104,7 +112,7 @@ def evaluate(
             raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
     if max_length:
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
-    dataset = open_dataset(data, "train" if Path(data).name == "train" else "eval")
+    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
 

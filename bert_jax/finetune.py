@@ -124,12 +124,12 @@ def finetune(
 
 def _finetune(
     config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool
-) -> tuple[dict[str, Any], str]:
-    """Returns the content of result.json, and the metric that selects."""
+) -> tuple[dict[str, Any], str, bool]:
+    """Returns the content of result.json, the metric that selects, and whether SIGTERM arrived at the end."""
     start, data, runs = prepared_runs.prepare(config, workdir, tokenizer)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
-        by_trial, steps = training.train(config, data.task, data.rows, runs)
+        by_trial, steps, stop = training.train(config, data.task, data.rows, runs)
         chosen_by, origin = sweep.chosen_by(config, data.task), {"start": start.summary()}
         result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = results.best(by_trial, chosen_by)
@@ -145,7 +145,7 @@ def _finetune(
             model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
             for path in submission.submit(model, data.splits, config.task.submission):
                 prepared_runs.note(f"wrote the leaderboard submission {path}")
-    return result, chosen_by
+    return result, chosen_by, stop
 
 
 def main(arguments: Sequence[str]) -> None:

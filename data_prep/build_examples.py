@@ -122,8 +122,11 @@ def _run(
                     records.append(record)
                     done += record.counts["documents"]
         except UnusableCorpus as error:
+            said = str(error)
+            if options.part:
+                said = f"the files of --part {options.part} have too few documents. Use fewer parts"
             skipped = summary.listed(corpus.refused + splitter.skipped)
-            raise UnusableCorpus(f"{error}; skipped: {skipped}" if skipped else str(error)) from None
+            raise UnusableCorpus(f"{said}; skipped: {skipped}" if skipped else said) from None
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():

@@ -12,7 +12,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder, refuse_inside
-from bert_jax.storage.remote import Folder
+from bert_jax.storage.remote import Folder, is_remote
 from data_prep import checksums, formats, import_tfrecord, objectives
 
 DESCRIPTION = """\
@@ -52,6 +52,10 @@ def convert(
         return _convert_output(Path(os.path.abspath(input)), output, format, quiet)
     if Path(input).is_dir():
         raise UserError(f"no {MANIFEST} in {input}. Name the files, for example '{input}/*.tfrecord', and --tokenizer")
+    if tokenizer is None and is_remote(str(input)):
+        raise UserError(
+            f"{input} is in an object store. Copy shards to disk first (copy_examples); TFRecord files need --tokenizer"
+        )
     if tokenizer is None:
         raise UserError(f"{input}: TFRecord files hold only ids; give the --tokenizer that made them")
     if objective is not None:

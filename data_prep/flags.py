@@ -9,12 +9,15 @@ class Options:
 
 import argparse
 import dataclasses
+import difflib
+import types
 import typing
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
 
+T = typing.TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
 
 
@@ -59,6 +62,43 @@ def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in values.items()}
 
 
+def from_keywords(options: type[T], values: Mapping[str, Any]) -> T:
+    """Makes options from keyword arguments, which may be aliases.
+
+    Raises UserError for an unknown name, two names of one field, a value of another type, and one that is missing.
+    """
+    fields, hints = dataclasses.fields(options), typing.get_type_hints(options)  # type: ignore[arg-type]
+    given = by_field(options, values)
+    for name, value in given.items():
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            advice = f"did you mean {near[0]}?" if near else "see the flags in --help"
+            raise UserError(f"unknown option {name}; {advice}")
+        if not _fits(value, hints[name]):
+            raise UserError(f"{name} is {value!r}; expected {_described(hints[name])}")
+    if missing := [field.name for field in fields if field.default is REQUIRED and field.name not in given]:
+        raise UserError(f"options are missing: {', '.join(missing)}")
+    return options(**given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(each, typing.get_args(hint)[0]) for each in value)
+    if hint in (int, float):  # True is an int to Python
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_described(each) for each in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a tuple of {typing.get_args(hint)[0].__name__}"
+    return "None" if hint is type(None) else f"{hint.__name__}"
+
+
 def check(options: Any) -> None:
     """Raises UserError, with the name of the flag, for the first value that its field does not allow."""
     for field in dataclasses.fields(options):
@@ -73,12 +113,12 @@ def check(options: Any) -> None:
 def parse(module: str, description: str, options: Any, arguments: Sequence[str]) -> Any:
     """Parses the flags of a command: one for each field of its options, whose type decides how the flag is parsed."""
     parser = Parser(module, description)
-    types = typing.get_type_hints(options)
+    hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         flag, help, required = f"--{field.name}", field.metadata["help"], field.default is REQUIRED
-        if types[field.name] == bool | None:
+        if hints[field.name] == bool | None:
             parser.add_switch(field.name, help=help)
-        elif types[field.name] is bool:
+        elif hints[field.name] is bool:
             parser.add_argument(flag, action="store_true", help=help)
         else:
             parser.add_argument(
@@ -87,7 +127,7 @@ def parse(module: str, description: str, options: Any, arguments: Sequence[str])
                 dest=field.name,
                 required=required,
                 default=field.default,
-                type=_PARSERS.get(types[field.name], str),
+                type=_PARSERS.get(hints[field.name], str),
                 metavar=field.metadata["metavar"],
                 help=help if required or "default" in help else f"{help}; default {field.default}",
             )

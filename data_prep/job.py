@@ -79,6 +79,8 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
     with resumable_folder(output, arguments.to_json()) as directory:
         for part in PARTS:
             (directory / part).mkdir(exist_ok=True)
+        # An attempt that was killed before its first unit may have left a tokenizer of another kind.
+        shutil.rmtree(directory / "tokenizer", ignore_errors=True)
         _of_shards(tokenizer).save(directory / "tokenizer")
         try:
             yield Job(output, directory, arguments, tokenizer)

@@ -158,7 +158,7 @@ def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
 
 def _link(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # of a link, the file: a relative one would lead nowhere from there
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from bert_jax.command import Stopped, UserError
+from bert_jax.data.manifest import MANIFEST
 from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
 
 PARTS_SUFFIX = ".parts"
@@ -63,9 +64,10 @@ def keeping_units(output: Path) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        directory = incomplete_path(output)
-        if finished_units(directory):
-            kept = f"finished units are kept in {directory}: run the same command again to resume"
+        begun = [incomplete_path(output), *sorted(parts_folder(output).glob("*-of-*"))]
+        if kept_in := [one for one in begun if finished_units(one) or (one / MANIFEST).exists()]:
+            where = kept_in[0] if kept_in[0] == begun[0] else parts_folder(output)
+            kept = f"finished units are kept in {where}: run the same command again to resume"
             raise Stopped(f"{stopped}; {kept}") from None
         raise
     finally:

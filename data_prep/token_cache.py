@@ -144,7 +144,7 @@ class TokenCache:
         lengths = np.concatenate([np.diff(encoded.offsets), np.diff(encoded.documents, axis=1)[:, 0]]).astype("<u4")
         body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
         path = self._path(tokenizer_hash, text_hash)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # on a worker of an engine, none may have made it
         if not self._has_room(len(body) + _DIGEST_BYTES):
             return
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")

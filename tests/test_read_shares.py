@@ -43,7 +43,7 @@ def test_a_share_is_what_orbax_lets_a_replica_write(name, mesh, tmp_path):
     assert share.shard_shape(shape) == tuple(metadata["array_metadata"]["write_shape"])
     parts = {str(index) for index in share.devices_indices_map(shape).values()}
     assert len(parts) * np.prod(share.shard_shape(shape)) == array.size  # they cover it once
-    assert to_read(sharding, shape) is sharding  # one process reads from its disk
+    assert to_read(sharding, shape, 4) is sharding  # one process reads from its disk
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.storage.location import Location, write_json
 from bert_jax.tasks import results
@@ -84,18 +84,21 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
 def run(
     settings: Sequence[Setting],
     workdir: Location,
-    one: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str]],
+    one: Callable[[FinetuneConfig, Location], tuple[dict[str, Any], str, bool]],
 ) -> dict[str, Any]:
     """Runs all settings, copies the best to the workdir, and returns the content of its result.json.
 
-    one(config, folder) is a fine-tuning: its result, and the metric that selects. The result is that of the setting
-    with the best mean over its seeds, with `best` and with the figures of every setting under `sweep`.
+    one(config, folder) is a fine-tuning: its result, the metric that selects, and whether SIGTERM arrived at the end.
+    The result is that of the setting with the best mean over its seeds, with `best` and with the figures of every
+    setting under `sweep`. Raises Stopped after SIGTERM, if other settings would follow.
     """
     by_setting: list[dict[str, Any]] = []
     chosen_by = ""
     for setting in settings:
-        found, chosen_by = one(setting.config, workdir / setting.folder)
+        found, chosen_by, stop = one(setting.config, workdir / setting.folder)
         by_setting.append(found)
+        if stop and setting is not settings[-1]:
+            raise Stopped(f"SIGTERM: {setting.folder} is complete, later ones are not; run the same command to resume")
     scores = [_score(found, chosen_by) for found in by_setting]
     place = max(range(len(scores)), key=scores.__getitem__)
     best, found = settings[place], by_setting[place]

@@ -84,7 +84,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
     """Copies the checkpoint of a trial to the workdir itself. averaged: the trial also has a moving average."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
-    step = selected_step(chosen) or 0
+    step = distributed.broadcast_from_primary(selected_step(chosen) or 0)
     content = {"run": trial.folder, "step": step}
     if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == content):
         return
@@ -103,6 +103,7 @@ def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
         copy_metrics(chosen, workdir)
         write_config(workdir, read_config(chosen))
         write_json(note, content)
+    distributed.broadcast_from_primary("kept")  # the others may open the workdir from here on
 
 
 def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:

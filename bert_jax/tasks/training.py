@@ -20,25 +20,27 @@ from bert_jax.train.workdir import read_config, write_config
 
 def train(
     config: FinetuneConfig, task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, trainer.Run]
-) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int]]:
+) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
     """Trains or resumes all runs, and measures them; rows holds those of each split.
 
-    Returns the final metrics, and the step of the parameters that are kept. Raises what trainer.fit raises, and Stopped
-    if SIGTERM arrives before the last run.
+    Returns the final metrics, the step of the parameters that are kept, and whether SIGTERM arrived at the end: start
+    nothing more then. Raises what trainer.fit raises, and Stopped if SIGTERM arrives before the last run.
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
+    stop = False
     run = next(iter(runs.values()))
     if in_one_program(config, len(runs), run.model, run.objective.heads):
         for trial, result in zip(runs, multi_seed.fit(list(runs.values())), strict=True):
             metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
-        return metrics, steps
+            stop = result.stop_requested
+        return metrics, steps, stop
     for trial, run in runs.items():
         result = trainer.fit(run)
-        if result.stop_requested and trial != list(runs)[-1]:
+        if (stop := result.stop_requested) and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
-    return metrics, steps
+    return metrics, steps, stop
 
 
 def in_one_program(config: FinetuneConfig, runs: int, model: ModelConfig, heads: Heads) -> bool:

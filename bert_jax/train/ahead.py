@@ -82,6 +82,8 @@ def later_batch_shapes(
     shapes_at    Run.shapes_at
     Reads one row for each of these steps, or else for each change of the source.
     """
+    if 0 < end <= first:  # a finished run takes no step
+        return {}
     sharding = partitioning.rows_sharding(mesh)
     found: dict[int, Any] = {}
     seen = []

@@ -49,11 +49,11 @@ from bert_jax.train.integrity import (
     signature,
 )
 from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, is_staged, os_error_code
+from bert_jax.train.read_shares import least_share
 from bert_jax.train.staging import StagedFolder
 from bert_jax.train.step_folder import REMOVED, StepFolder
 
 BEST_FILE = "best.json"  # next to the steps: which one is the best, and by which metric
-DIVIDED_FROM = 2**20  # bytes of an array that every device has a copy of
 EVALUATION = "evaluation"  # the key in a step's metadata of what was measured at that step
 
 _policies = ocp.checkpoint_managers
@@ -73,9 +73,11 @@ def _tree_handler() -> ocp.PyTreeCheckpointHandler:
     of an array write a slice, which is an operation a tensor and device before the save returns. That pays for large
     arrays only.
     """
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=DIVIDED_FROM // jax.device_count())
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=least_share())
     handlers = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        (jax.Array, arrays),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+        (np.number, ocp.type_handlers.ScalarHandler()),
     )
     return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)
 

@@ -81,12 +81,12 @@ def read_item(
 
 
 def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
-    """Reads one item into the shardings and the structure of an abstract tree; several processes read it once."""
+    """Reads one item into the shardings and the structure of an abstract tree; processes read large tensors once."""
     named = named_leaves(wanted)
     _check_tensors(directory, item, saved, named)
     arguments = {
         name: ocp.ArrayRestoreArgs(
-            sharding=to_read(leaf.sharding, leaf.shape), global_shape=leaf.shape, dtype=leaf.dtype
+            sharding=to_read(leaf.sharding, leaf.shape, leaf.dtype.itemsize), global_shape=leaf.shape, dtype=leaf.dtype
         )
         for name, leaf in named.items()
     }

@@ -7,14 +7,16 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.recurrent import CELLS
@@ -24,6 +26,7 @@ from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metric_segments import Segments, read_segments
 
 METRICS_FILE = "metrics.jsonl"
+EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
 
 # Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.
@@ -110,10 +113,10 @@ class MetricsWriter:
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else []
         lines = [json.dumps(line) for line in kept]
         self._log: Segments | _Appended
-        self._events: SummaryWriter | None = None
+        self._events: _Events | None = None
         if isinstance(workdir, Path):
             self._log = _Appended(workdir / METRICS_FILE, lines)
-            self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step or None)
+            self._events = _Events(workdir / "tensorboard", start_step)
         else:
             self._log = Segments(workdir, lines)
 
@@ -122,9 +125,9 @@ class MetricsWriter:
             return
         line = {"step": step, "time": round(time.time(), 3)} | {name: _plain(value) for name, value in values.items()}
         self._log.append(json.dumps(line))
-        for name, value in line.items():
-            if self._events and isinstance(value, float) and name != "time":
-                self._events.add_scalar(name, value, step)
+        if self._events:
+            shown = {name: value for name, value in line.items() if isinstance(value, float) and name != "time"}
+            self._events.append(step, shown)
 
     def flush(self) -> None:
         """Returns once all lines are where a killed run leaves them. Call it before a checkpoint is saved."""
@@ -137,6 +140,31 @@ class MetricsWriter:
             self._log.close(flush)
             if self._events:
                 self._events.close()
+
+
+class _Events:
+    """TensorBoard's events on disk, as tensorboardX's SummaryWriter writes them.
+
+    That one writes in a thread, which a full disk ends: the queue to it then fills up, and the run waits for ever.
+    """
+
+    def __init__(self, folder: Path, start_step: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        self._flushed = time.monotonic()
+        if start_step:  # hides what an earlier process logged after this step
+            self._writer.write_event(Event(step=start_step, file_version="brain.Event:2"))
+            self._writer.write_event(Event(step=start_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def append(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
+        if time.monotonic() - self._flushed > EVENTS_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class _Appended:

@@ -6,6 +6,7 @@ The arithmetic of each run is what it is alone, except for the order of sums wit
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -111,7 +112,9 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             profiler.end_step(step + 1, group.paused, progress.report)
 
         batches.close()
-        return group.finish(step, state, step > first, interruption)
+        results = group.finish(step, state, step > first, interruption)
+    # SIGTERM may also have arrived while the last save ended.
+    return [dataclasses.replace(result, stop_requested=interruption.requested) for result in results]
 
 
 @dataclass
@@ -220,9 +223,7 @@ class SeedGroup:
             seed.end(step, self.clock.elapsed if trained else seed.seconds)
         take = taking(self._mesh)
         return [
-            seed.recorder.result(
-                seed.last, seed.seconds, take(np.int32(index), state.params), self._mesh, interruption.requested
-            )
+            seed.recorder.result(seed.last, seed.seconds, take(np.int32(index), state.params), self._mesh)
             for index, seed in enumerate(self.seeds)
         ]
 

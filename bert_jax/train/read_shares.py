@@ -1,7 +1,8 @@
 """Reads what several processes hold in common once, and lets the network between them do the rest.
 
 A tensor that is replicated over N hosts would be read N times from one file system or store. Instead each device reads
-the share of it that Orbax let that replica write, and the replicas gather the tensor from one another.
+the share of it that Orbax let that replica write, and the replicas gather the tensor from one another. A tensor that is
+too small to be divided is written by one replica and read by all.
 """
 
 import math
@@ -10,12 +11,20 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+DIVIDED_FROM = 2**20  # bytes of a tensor that every device holds
 
-def to_read(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
+
+def least_share() -> int:
+    """The fewest bytes of a tensor that a device writes, where several hold the same."""
+    return DIVIDED_FROM // jax.device_count()
+
+
+def to_read(sharding: Sharding, shape: tuple[int, ...], itemsize: int) -> Sharding:
     """Returns the sharding in which to read a tensor of several processes; the sharding itself in one process."""
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
         return sharding
-    return divided(sharding, shape)
+    shares = divided(sharding, shape)
+    return shares if math.prod(shares.shard_shape(shape)) * itemsize >= least_share() else sharding
 
 
 def divided(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:

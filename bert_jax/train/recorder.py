@@ -34,6 +34,7 @@ class HeldOutEvaluation:
     ) -> None:
         self._evaluators, self._best = evaluators, checkpoints.best
         self._every = run.config.eval.every_steps
+        self._measured = run.measured
         self._step, self._metrics = -1, dict[str, float]()
         self.early_stop: EarlyStop | None = None
         if run.early_stop and checkpoints.best:
@@ -56,7 +57,7 @@ class HeldOutEvaluation:
             if average is not None:
                 metrics |= {f"ema_{name}": value for name, value in evaluator(average, step).items()}
         self._step, self._metrics = step, metrics
-        if self._best:
+        if self._best and not self._measured:  # otherwise checked before; one that is not finite is missing here
             self._best.check_among(metrics)
 
     def is_measured(self, step: int) -> bool:
@@ -243,7 +244,7 @@ class RunRecorder:
         self._opened.check_held()
         self.run.forget_result()
 
-    def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh, stop_requested: bool) -> Result:
+    def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh) -> Result:
         """Returns the result of a run that ended at this step with these parameters.
 
         A run with early stopping results in its best evaluation, whose parameters are read from the checkpoint.
@@ -257,7 +258,7 @@ class RunRecorder:
         if selected != step:
             params = partitioning.put(paths.unflatten(read_params(self.run.workdir, selected)), mesh)
         params = self.run.objective.evaluated_params(params)
-        return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected, stop_requested)
+        return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected)
 
 
 def stopped(step: int, workdirs: Sequence[Location]) -> Stopped:

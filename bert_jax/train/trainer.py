@@ -5,6 +5,7 @@ program have a loop of their own (train/multi_seed.py).
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -98,7 +99,9 @@ def fit(run: Run) -> Result:
             _evaluate(step, state, recorder, interruption)  # a finished run is evaluated again, and trained no further
         saver.save(step, state)
         seconds = clock.elapsed if step > first else meta.get("seconds", 0.0)
-        return recorder.result(step, seconds, state.params, mesh, interruption.requested)
+        result = recorder.result(step, seconds, state.params, mesh)
+    # SIGTERM may also have arrived while the last save ended.
+    return dataclasses.replace(result, stop_requested=interruption.requested)
 
 
 def _evaluate(step: int, state: TrainState, recorder: RunRecorder, interruption: Interruption) -> None:

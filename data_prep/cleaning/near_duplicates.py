@@ -6,6 +6,7 @@ all 8 hashes of one of 14 bands are equal, which has the probability 1 - (1 - J^
 0.8, 99.96% at 0.9 (Penedo et al. 2024, section 3.4).
 """
 
+import functools
 import re
 import zlib
 from collections.abc import Iterator
@@ -13,15 +14,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert_jax.array_types import UInt64
+from data_prep.cleaning.marks import combining_marks
 from data_prep.dedup import Seen
 
 BANDS, ROWS, SHINGLE = 14, 8, 5
 _HASHES_AT_ONCE = 1 << 12  # shingles, whose hashes by all functions take 3.7 MB
-# Words of letters and digits; of scripts without spaces, each character is a word.
-_WORD = re.compile(
-    "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]|[^\\W_]+", re.UNICODE
-)
+_UNSPACED = "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """Words of letters, with their marks, and digits; of scripts without spaces, each character is a word."""
+    return re.compile(rf"{_UNSPACED}|[^\W_]+(?:[{combining_marks()}]+[^\W_]*)*")
 
 
 def _mixed(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -39,7 +44,7 @@ _BAND_FACTORS = _mixed(np.arange(1, ROWS + 1, dtype=np.uint64)) | np.uint64(1)
 
 def shingles(text: str) -> UInt64[np.ndarray, " n"]:
     """The hashes of the distinct runs of 5 words of a text, lower-cased; of all of its words, if there are fewer."""
-    codes = np.fromiter((zlib.crc32(word.encode()) for word in _WORD.findall(text.lower())), np.uint64)
+    codes = np.fromiter((zlib.crc32(word.encode()) for word in _word().findall(text.lower())), np.uint64)
     size = min(SHINGLE, len(codes))
     if not size:
         return np.zeros(0, np.uint64)

@@ -5,6 +5,7 @@ DIR.incomplete/job/units/00012.npz         of each of them: a digest, its bands,
 DIR.incomplete/job/units/00012.json        the record, which is written last
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from bert_jax.storage.local import write_atomic
 from data_prep.cleaning import languages, near_duplicates
+from data_prep.cleaning.marks import combining_marks
 from data_prep.cleaning.rules import RULES
 from data_prep.resumable import unit_folder
 from data_prep.units import Unit
@@ -27,7 +29,6 @@ from data_prep.units import Unit
 SAMPLES = 3  # documents of each reason that a unit keeps for the page
 EXCERPT = 400  # characters of a sample
 _DIGITS = re.compile(r"\d")
-_NO_WORD = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,14 @@ def _line_hashes(text: str) -> np.ndarray:
     Lines are compared as in CCNet (Wenzek et al. 2020, section 3.1): in lower case, with every digit as 0, and without
     punctuation.
     """
-    normal = (_NO_WORD.sub(" ", _DIGITS.sub("0", line.lower())).strip() for line in text.splitlines())
+    normal = (_no_word().sub(" ", _DIGITS.sub("0", line.lower())).strip() for line in text.splitlines())
     return np.array([_hash(line) if line else 0 for line in normal], np.uint64)
+
+
+@functools.cache
+def _no_word() -> re.Pattern[str]:
+    """Runs of characters that are neither letters, with their marks, nor digits."""
+    return re.compile(rf"(?:[^\w{combining_marks()}]+|_+)+")
 
 
 def _hash(text: str) -> int:

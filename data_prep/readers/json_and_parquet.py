@@ -6,6 +6,7 @@ gives up a whole block at the first bad one: here one bad line is one Refusal.
 
 import contextlib
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from typing import cast
@@ -26,12 +27,18 @@ _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list"
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a file with a JSON object in each line: the text of its `field`. Blank lines are skipped."""
+    begun = False
     for number, line in numbered_lines(path, on_read):
         where = f"{path}, line {number}"
         if line is None:
             yield too_long(where)
         elif line and not line.isspace():
+            if not begun and line.lstrip().startswith(b"["):
+                advice = f"Convert it: jq -c '.[]' {shlex.quote(path)} > FILE.jsonl"
+                yield Refusal("not_json", path, "a JSON array, not an object on each line", advice)
+                return
             yield _json_document(line, field, where)
+        begun = begun or line is None or bool(line.strip())
 
 
 def _json_document(line: bytes, field: str, where: str) -> Item:

@@ -68,7 +68,9 @@ class _Document:
 
     def end(self) -> Items:
         """Yields the document, unless it is blank, and prepares for the next one."""
-        text, line = bytes(self._text).strip(b"\n"), self._line
+        raw, line = bytes(self._text), self._line
+        text = raw.strip(b"\n")
+        line += len(raw) - len(raw.lstrip(b"\n"))  # blank lines before it are no part of it
         if self._too_long:
             yield too_long(f"{self._path}, line {line}")
         elif not _BLANK.fullmatch(text):

@@ -85,7 +85,8 @@ def check(text: bytes, where: str, first_line: int | None = None) -> Item:
     except UnicodeDecodeError as error:
         place, column = _place(text, error.start, where, first_line)
         what = f"not UTF-8 (byte 0x{text[error.start]:02x} in {column})"
-        return Refusal("invalid_utf8", place, what, _advice(text, "Convert the file, for example with iconv -t UTF-8"))
+        advice = _advice(text, "Convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8")
+        return Refusal("invalid_utf8", place, what, advice)
     return text
 
 
