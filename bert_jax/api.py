@@ -34,7 +34,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.storage.hub_models import PREFIX, model_folder
-from bert_jax.storage.location import absolute, location
+from bert_jax.storage.location import absolute, as_typed, location
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
@@ -157,7 +157,7 @@ class Model:
         size = f"{count / 1e6:,.1f} M" if count >= 1e6 else f"{count:,}"
         name = f"{config.layers} layers of {config.width}, {size} parameters"
         task = f", fine-tuned on {loaded.task['name']} ({loaded.task['kind']})" if loaded.task else ""
-        where = f", from {_as_typed(loaded.origin)}" if loaded.origin else ""
+        where = f", from {as_typed(loaded.origin)}" if loaded.origin else ""
         return f"Model({name}, {loaded.vocabulary.vocab_size:,} tokens{task}{where})"
 
 
@@ -283,12 +283,6 @@ def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in options.items()
     }
-
-
-def _as_typed(origin: str) -> str:
-    """An origin as a user would type it here: a path below the current folder is relative."""
-    path, here = Path(origin), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else origin
 
 
 def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:

@@ -72,6 +72,8 @@ def check_types(checked: Any = None, *, typechecker: Any = None, by_shape: Any =
 
 jaxtyping.jaxtyped = check_types  # before the first import of the packages
 
+from tiny_runs import environment
+
 from bert_jax.config import ModelConfig
 
 # An example may take as long as it takes on a loaded machine: no test here is about time.
@@ -175,6 +177,12 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of this test use one device instead of eight, which is cheaper for tests that are not about meshes."""
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+
+@pytest.fixture
+def one_device_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that this test starts have one device, as on a user's machine, instead of eight."""
+    monkeypatch.setenv("XLA_FLAGS", environment(1)["XLA_FLAGS"])
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_the_share_that_students_keep_is_of_the_teachers_score():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bert_jax_data")
+@pytest.mark.usefixtures("bert_jax_data", "one_device_processes")
 def test_a_short_run_trains_teacher_and_students_and_prints_what_they_keep(tmp_path: Path, capsys):
     bert_jax_export.write(random_checkpoint(tmp_path / "words", TINY), tmp_path / "start")
     options = {"model": tmp_path / "start", "runs": tmp_path / "runs", "tasks": "mrpc", "seeds": 1, "steps": 2}

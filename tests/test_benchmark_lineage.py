@@ -201,6 +201,7 @@ TINY = "--eval_fraction=0.1 --vocab_size=1000 --length=32 --layers=1 --width=32 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device_processes")
 def test_a_killed_command_resumes_and_keeps_what_is_finished(corpus: Path, tmp_path: Path) -> None:
     """A system and one task, killed after the first part; its process ends with it."""
     pairs = [f"{index}\tIt is {index}.\tIt is {index % 5}.\t{'not_' * (index % 2)}entailment" for index in range(48)]

@@ -35,7 +35,7 @@ def test_a_difference_is_in_points_and_compared_with_the_target():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bert_jax_data")
+@pytest.mark.usefixtures("bert_jax_data", "one_device_processes")
 def test_a_short_run_trains_both_methods_and_prints_their_difference(tmp_path: Path, capsys):
     bert_jax_export.write(random_checkpoint(tmp_path / "words", TINY), tmp_path / "start")
     options = {"model": tmp_path / "start", "runs": tmp_path / "runs", "tasks": "mrpc", "seeds": 1, "steps": 2}

@@ -7,7 +7,7 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.interop import bert_jax_export
+from bert_jax.interop import bert_jax_export, checkpoint_average
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
@@ -82,3 +82,11 @@ def test_an_average_is_exported_and_named_in_the_model_card(loaded, workdir, tmp
 def test_an_average_without_init_from_is_refused():
     with pytest.raises(UserError, match="init_from is not set"):
         TrainConfig(init_average="ema")
+
+
+def test_an_average_of_a_parameter_without_axes_is_an_array(tmp_path):
+    with checkpoint.Checkpoints(tmp_path / CHECKPOINTS, keep=0) as checkpoints:
+        for step, value in ((1, 2.0), (2, 4.0)):
+            checkpoints.save(step, {"scale": np.asarray(value, np.float32)}, None, {})
+    found = checkpoint_average.read_params(tmp_path, 2, "last:2")
+    assert isinstance(found["scale"], np.ndarray) and found["scale"] == 3.0

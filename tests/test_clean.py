@@ -177,3 +177,10 @@ def test_mistakes_are_refused_in_one_line_and_nothing_is_written(tmp_path, monke
         clean(CleanOptions(**{"input": "one.txt", "output": "clean", "workers": 1} | options))
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+
+
+def test_lines_that_differ_in_vowel_signs_are_not_duplicates(tmp_path):
+    lines = ["लड़का गया", "लड़की गयी", "लड़के गये", "लड़का गया!"]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    clean(CleanOptions(tmp_path / "a.txt", tmp_path / "clean", duplicate_lines=True, workers=1, rules=""))
+    assert kept(tmp_path / "clean") == ["\n".join(lines[:3])]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax import command
 from bert_jax.command import explain_os_error, install_hint
 
 PROGRAM = """
@@ -84,3 +85,11 @@ def test_data_preparation_and_the_border_do_not_import_jax():
     )
     check = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_home_folder_is_meant_after_an_equals_sign_and_in_lists(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    typed = ["--input=~/a.txt,~/b*.txt", "~/c", "--config.data.mixture=de=~/de,en=/x:~", "a~/b", "~"]
+    found = [command.expand_home(argument) for argument in typed]
+    assert found[:2] == ["--input=/home/ann/a.txt,/home/ann/b*.txt", "/home/ann/c"]
+    assert found[2:] == ["--config.data.mixture=de=/home/ann/de,en=/x:~", "a~/b", "~"]

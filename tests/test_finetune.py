@@ -466,7 +466,9 @@ def test_a_sweep_of_one_rate_opens_as_its_run(
 ) -> None:
     kept = []
     monkeypatch.setattr(
-        training, "train", lambda *given: ({one: {"accuracy": 0.5} for one in given[3]}, dict.fromkeys(given[3], 6))
+        training,
+        "train",
+        lambda *given: ({one: {"accuracy": 0.5} for one in given[3]}, dict.fromkeys(given[3], 6), False),
     )
     monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     task = TaskConfig(train=reviews["train"], text="review", label="stars")

@@ -2,20 +2,24 @@
 
 from types import MappingProxyType
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig, TrainConfig
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import partitioning
+from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.evaluate import make_evaluator, make_source_evaluator
 from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.objectives import Objective
 from bert_jax.train.objectives.objective import Term
+from bert_jax.train.recorder import HeldOutEvaluation
+from bert_jax.train.run import Run
 from bert_jax.train.steps import Forward
 
 CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
@@ -106,3 +110,11 @@ def test_each_source_has_metrics_of_its_own_and_all_rows_together_count_once():
 def test_the_name_of_a_source_does_not_decide_whether_a_metric_falls():
     assert lower_is_better("wiki/mlm_loss") and lower_is_better("mlm_loss")
     assert not lower_is_better("glosses/mlm_accuracy") and not lower_is_better("mlm_accuracy")
+
+
+def test_a_metric_that_is_not_finite_is_no_improvement_and_no_mistake_of_the_configuration(tmp_path):
+    run = Mock(spec=Run, config=TrainConfig(), measured=("loss", "mean_loss"), early_stop=0)
+    with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
+        held_out = HeldOutEvaluation(run, [lambda params, step: {"mean_loss": 1.0}], checkpoints, {})
+        held_out.measure(3, {}, None)
+        assert held_out.at(3) == {"mean_loss": 1.0} and not held_out.found_best(3)

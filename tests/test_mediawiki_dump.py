@@ -89,6 +89,7 @@ MARKUP = {
         "Paris ({{IPA|x}}; {{lang|fr}}) is, ({{x}}, French) ( {{y}} ) so",
         "Paris is, (French) so",
     ),
+    "brackets of the article": ("call main() or a[] {{x}}({{y}})", "call main() or a[]"),
     "references": (
         'A fact.<ref name="a">{{cite|x}} Page 3.</ref> And<ref name="a" /> more.\n<references/>',
         "A fact. And more.",

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -139,6 +140,20 @@ def test_added_text_changes_no_row_of_the_first_output(text, vocab_dir, tmp_path
     with pytest.raises(UserError, match=r"--part \+1: .*both, .* already has this share\. Use --part \+2, or"):
         build(options(text, vocab_dir, tmp_path / "three", "+1", tokenizer=tmp_path / "both" / "tokenizer"))
     assert not (tmp_path / "three").exists()
+
+
+def test_links_to_shards_are_merged_as_their_files(text, vocab_dir, tmp_path):
+    """A download of the Hugging Face Hub holds relative links to its cache."""
+    for part in ("0/2", "1/2"):
+        build(options(text, vocab_dir, tmp_path / "cache" / part[0], part))
+        for path in (tmp_path / "cache" / part[0]).rglob("*"):
+            if path.is_file():
+                link = tmp_path / "linked" / path.relative_to(tmp_path / "cache")
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.relpath(path, link.parent))
+    merge([tmp_path / "linked" / "0", tmp_path / "linked" / "1"], tmp_path / "deeper" / "both")
+    inspect_shards.main([str(tmp_path / "deeper" / "both"), "--verify"])
+    assert not any(path.is_symlink() for path in (tmp_path / "deeper").rglob("*"))
 
 
 def test_files_are_divided_evenly_and_each_belongs_to_one_share():

@@ -1,11 +1,15 @@
 import dataclasses
+import errno
 import json
 import math
+import struct
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
@@ -95,3 +99,39 @@ def test_a_log_line_is_json_whatever_the_values_are(tmp_path):
     assert {name: values[name] for name in not_finite} == dict.fromkeys(not_finite)
     assert (values["step"], values["loss"], values["skipped"]) == (1, 1.5, 2)
     assert read_metrics(tmp_path) == [values]
+
+
+def test_tensorboard_events_are_those_of_the_library(tmp_path):
+    with_library = SummaryWriter(str(tmp_path / "library"), purge_step=3)
+    log = MetricsWriter(tmp_path, start_step=3)
+    for step, loss in ((4, 0.5), (5, 0.25)):
+        with_library.add_scalar("loss", loss, step)
+        log.write(step, {"loss": loss})
+    with_library.close()
+    log.close()
+    assert events_in(tmp_path / "tensorboard") == events_in(tmp_path / "library")
+
+
+def events_in(folder):
+    """What is in the only file of events of a folder, without the times."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    found, data = [], path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        event = Event.FromString(data[12 : 12 + length])
+        event.ClearField("wall_time")
+        found.append(str(event))
+        data = data[16 + length :]
+    return [text for text in found if text]
+
+
+def test_a_full_disk_fails_at_the_line_that_does_not_fit(tmp_path, monkeypatch):
+    log = MetricsWriter(tmp_path, start_step=0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr("tensorboardX.record_writer.RecordWriter.write", full)
+        log.write(1, {"loss": 0.5})
+    log.close()

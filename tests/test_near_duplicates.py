@@ -31,6 +31,7 @@ def test_shingles_are_runs_of_five_words_in_any_case_and_punctuation():
     assert len(same[0]) == 2 and (same[0] == same[1]).all()
     assert len(shingles("one two three four five six one two three four five")) == 6  # of 7 runs, the last is the first
     assert len(shingles("")) == 0 and len(shingles("two words")) == 1
+    assert len(shingles("लड़का गया और लड़की गयी थी")) == 2  # vowel signs are parts of words
     assert len(shingles("港口很安静最后的船")) == 5  # of scripts without spaces, characters are words
 
 

@@ -137,6 +137,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 REFUSED = [
     (b"fine\n\ncaf\xe9\n", "invalid_utf8", r"line 3: not UTF-8 \(byte 0xe9 in column 4\)"),
+    (b"fine\n\n\n\nsay\nno\xe9\n\n", "invalid_utf8", r"line 6: not UTF-8 \(byte 0xe9 in column 3\)"),
     (b"fine\n\nsay\nno\0thing\n\n", "nul_character", r"line 4: a NUL character \(column 3\)"),
     (b"\x1b[1mfine\n\n", "control_character", r"line 1: a control character, U\+001B \(column 1\)"),
     ("fine\n\n\n\u0080\x7f".encode(), "control_character", r"line 4: a control character, U\+007F \(column 3\)"),
@@ -302,3 +303,18 @@ def test_expand_refuses_a_pattern_that_matches_nothing(tmp_path):
         expand("")
     with pytest.raises(UserError, match="expected a file, got a folder"):
         expand(str(tmp_path))
+
+
+def test_lines_are_numbered_after_blank_ones_of_a_document(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n---\n\n\ntwo\ncaf\xe9\n")
+    (refusal,) = [item for item in read(str(path), Reading(document_separator="---")) if isinstance(item, Refusal)]
+    assert "line 6: not UTF-8" in str(refusal)
+
+
+@pytest.mark.parametrize("text", ['[{"text": "a"}]', '\n[\n  {"text": "a"},\n  {"text": "b"}\n]\n'])
+def test_an_array_of_json_is_refused_as_a_whole(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    (refusal,) = read(str(path))
+    assert "a JSON array, not an object on each line. Convert it: jq -c '.[]'" in str(refusal)

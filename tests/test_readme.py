@@ -146,6 +146,7 @@ MARKED = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device_processes")
 @pytest.mark.parametrize("document", MARKED)
 def test_the_marked_blocks_of_a_document_run_one_after_the_other(document: Path, tmp_path: Path) -> None:
     """In one folder, which has the `encoder` that documents begin with; here it is tiny and random."""

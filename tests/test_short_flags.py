@@ -91,3 +91,20 @@ def test_options_of_data_preparation_have_the_names_of_other_commands():
     assert flags.by_field(TokenizerOptions, {"text": "body"}) == {"text_field": "body"}
     with pytest.raises(UserError, match="text_field and text are the same option; give one of them"):
         flags.by_field(BuildOptions, {"text": "a", "text_field": "b"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_lenght": 32}, r"unknown option sequence_lenght; did you mean seq_len\?"),
+        ({"rows": 32}, "unknown option rows; see the flags in --help"),
+        ({"seq_len": "32"}, "seq_len is '32'; expected int"),
+        ({"seq_len": True}, "seq_len is True; expected int"),
+        ({"weights": (1, "2")}, r"weights is \(1, '2'\); expected a tuple of float"),
+        ({"tokenizer": 3}, "tokenizer is 3; expected str or Path"),
+        ({}, "options are missing: seq_len"),
+    ],
+)
+def test_mistakes_in_keywords_are_named(changes, message):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        flags.from_keywords(BuildOptions, {"input": "a", "tokenizer": "b", "output": "c"} | changes)

@@ -11,7 +11,7 @@ import pytest
 import test_finetune
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
 from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -77,9 +77,12 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
     monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     values = {16: [0.5, 0.9], 32: [0.8, 0.8], 64: [1.0, float("nan")]}
 
-    def one(config: FinetuneConfig, folder: Path) -> tuple[dict[str, Any], str]:
+    stops_after = 0
+
+    def one(config: FinetuneConfig, folder: Path) -> tuple[dict[str, Any], str, bool]:
         metrics = results.summary([{"f1": value} for value in values[config.batch_size]])
-        return {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}, "f1"
+        found = {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}
+        return found, "f1", config.batch_size == stops_after
 
     settings = key_sweep.settings_of(FinetuneConfig(sweep="batch_size=16,32,64"))
     found = key_sweep.run(settings, tmp_path, one)
@@ -93,6 +96,11 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
     assert found["metrics"]["f1"]["values"] == [0.8, 0.8] and len(found["sweep"]) == 3
     columns = [list(column.cells) for column in key_sweep.table(found).columns]
     assert columns[:2] == [["16", "32", "64"], ["0.7000", "0.8000", "-"]]
+    stops_after = 64  # SIGTERM at the end of the last setting
+    assert key_sweep.run(settings, tmp_path, one) == found
+    stops_after = 32
+    with pytest.raises(Stopped, match="sweep-batch_size=32 is complete, later ones are not; run the same command"):
+        key_sweep.run(settings, tmp_path, one)
 
 
 @pytest.mark.slow

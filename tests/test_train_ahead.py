@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 
 from bert_jax.config import MeshConfig
 from bert_jax.train import partitioning
-from bert_jax.train.ahead import CompilingAhead
+from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
+from bert_jax.train.run import Source
 from bert_jax.train.state import TrainState
 
 MESH = partitioning.make_mesh(MeshConfig())
@@ -72,3 +74,7 @@ def test_a_program_that_does_not_compile_ends_the_run_before_its_first_batch() -
         with ahead, pytest.raises(ValueError, match="no room for rows of 7"):
             while True:
                 ahead.wait_for(batch_of(4))
+
+
+def test_a_finished_run_has_no_later_shapes() -> None:
+    assert later_batch_shapes(Mock(spec=Source), 300, 300, MESH, (3, 7)) == {}

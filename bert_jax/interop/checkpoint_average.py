@@ -52,4 +52,5 @@ def _mean(workdir: Location, steps: list[int]) -> dict[str, np.ndarray]:
     for step in steps:
         for path, value in workdir_lib.read_params(workdir, step).items():
             sums[path] = np.add(sums.get(path, 0.0), value, dtype=np.float64)
-    return {path: (total / len(steps)).astype(np.float32) for path, total in sums.items()}
+    # np.asarray, because numpy makes scalars of sums without axes.
+    return {path: np.asarray(total / len(steps), np.float32) for path, total in sums.items()}

@@ -13,6 +13,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.storage.location import as_typed
 from bert_jax.train import distributed
 from bert_jax.vocabulary import Vocabulary
 
@@ -56,7 +57,7 @@ def initial_params(
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     if fresh := [path for path in wanted if path not in found]:
         Console(stderr=True, quiet=not distributed.is_primary()).print(
-            f"starting from {origin}; initialized randomly, since {reason}: {', '.join(fresh)}",
+            f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}",
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -77,7 +77,6 @@ def _tree_handler() -> ocp.PyTreeCheckpointHandler:
     handlers = ocp.type_handlers.create_type_handler_registry(
         (jax.Array, arrays),
         (np.ndarray, ocp.type_handlers.NumpyHandler()),
-        (np.number, ocp.type_handlers.ScalarHandler()),
     )
     return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)
 
