@@ -214,11 +214,14 @@ def test_the_average_of_a_frozen_parameter_is_the_parameter():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
 @pytest.mark.parametrize(
-    ("words", "microbatches", "adapters"),
-    [("last:2", 1, None), ("last:2", 2, None), ("head", 1, LoraConfig(rank=2, targets=".*"))],
-    ids=["one microbatch", "two microbatches", "adapters"],
+    ("axes", "words", "microbatches", "adapters"),
+    [
+        ((2, 2, 2), "last:2", 1, None),
+        ((8, 1, 1), "last:2", 2, None),
+        ((2, 4, 1), "last:2", 2, None),
+        ((2, 2, 2), "head", 1, LoraConfig(rank=2, targets=".*")),
+    ],
 )
 def test_eight_devices_train_a_part_as_one_does(axes, words, microbatches, adapters):
     model = dataclasses.replace(DEEP, width=32, heads=4, feed_forward=48, lora=adapters)
