@@ -6,6 +6,7 @@ gives up a whole block at the first bad one: here one bad line is one Refusal.
 
 import contextlib
 import json
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from data_prep.readers.refusal import Item, Items, Refusal, check
 _BATCH_ROWS = 64
 _PAGES_BYTES = 1 << 20  # read together from a column chunk
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+_ARRAY = re.compile(rb'\s*\[\s*(?:[{"]|$)')  # the first line of a JSON array of objects or texts
 _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list", dict: "JSON object"}
 
 
@@ -33,7 +35,7 @@ def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) ->
         if line is None:
             yield too_long(where)
         elif line and not line.isspace():
-            if not begun and line.lstrip().startswith(b"["):
+            if not begun and _ARRAY.match(line):
                 advice = f"Convert it: jq -c '.[]' {shlex.quote(path)} > FILE.jsonl"
                 yield Refusal("not_json", path, "a JSON array, not an object on each line", advice)
                 return
