@@ -80,9 +80,9 @@ def start_two_processes(shards: Path, workdir: Path, homes: list[Path]) -> list[
 def test_a_second_start_on_hosts_with_separate_homes_compiles_nothing(shards_dir, tmp_path):
     homes = [tmp_path / "home-0", tmp_path / "home-1"]
     first = start_two_processes(shards_dir, tmp_path / "first", homes)
-    assert all(compiled > 20 for compiled, _ in first)
+    assert all(compiled >= 4 for compiled, _ in first), first
     second = start_two_processes(shards_dir, tmp_path / "second", homes)
-    assert [compiled for compiled, _ in second] == [0, 0] and all(asked > 20 for _, asked in second)
+    assert [compiled for compiled, _ in second] == [0, 0] and all(asked >= 4 for _, asked in second), second
     assert not list(tmp_path.rglob("*.mark"))
     # In one home, process 0 alone writes: programs for devices of process 1 are not there.
     of_process_1 = programs(homes[1]) - programs(homes[0])
