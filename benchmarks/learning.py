@@ -267,7 +267,9 @@ def binary_entropy(share: float) -> float:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", required=True, type=Path, help="the folder for shards and runs")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="some of the objectives")
+    parser.add_argument(
+        "--only", nargs="+", choices=CASES, default=list(CASES), metavar="NAME", help=f"some of: {', '.join(CASES)}"
+    )
     known = parser.parse_args(list(arguments))
     for name in known.only:
         case = CASES[name]
