@@ -3,7 +3,7 @@
     python -m benchmarks.learning --workdir runs/learning
     python -m benchmarks.learning --workdir runs/learning --only "next tokens" "infilled spans"
 
-Trains a tiny model on each objective by the commands, from the text in the repository: about half a minute each. Prints
+Trains a tiny model on each objective by the commands, from the text in the repository: about a minute each. Prints
 one JSON line a loss. An objective has learned if its held-out loss is at least 0.15 nats below the entropy of the
 labels, which is the loss of the best prediction without context, even with the held-out frequencies known.
 
@@ -19,10 +19,7 @@ and 2e-3 reach in 500.
 
 import argparse
 import dataclasses
-import json
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -229,11 +226,8 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
         f"--config.eval.max_rows={ROWS}",
         *overrides,
     ]
-    environment = dict(os.environ, XLA_FLAGS="")
-    ended = subprocess.run(line, cwd=common.REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise command.UserError(f"the run in {folder} failed:\n{ended.stderr}")
-    return metrics.read_metrics(folder / "run")[-1] | {"seconds": json.loads(ended.stdout)["seconds"]}
+    common.run_command(line, {"XLA_FLAGS": ""})
+    return metrics.read_metrics(folder / "run")[-1]
 
 
 def label_entropy(folder: Path, term: str) -> float:
@@ -273,7 +267,7 @@ def main(arguments: Sequence[str]) -> None:
     known = parser.parse_args(list(arguments))
     for name in known.only:
         case = CASES[name]
-        for one in measure(case, known.workdir / name.replace(" ", "_").replace(",", "")):
+        for one in measure(case, known.workdir.absolute() / name.replace(" ", "_").replace(",", "")):
             found = {"loss": one.loss, "entropy": one.entropy, "learned": one.enough}
             common.emit_results(f"learning/{name}/{one.term}", found, {"steps": case.steps})
 

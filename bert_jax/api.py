@@ -273,16 +273,15 @@ def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as commands have them: paths as text, those of a list of files with commas between them."""
-    return {
-        name: ",".join(map(str, value))
-        if name in ("input", "eval_input") and isinstance(value, list | tuple)
-        else tuple(value)
-        if isinstance(value, list)
-        else str(value)
-        if isinstance(value, Path)
-        else value
-        for name, value in options.items()
-    }
+    found = dict(options)
+    for name, value in options.items():
+        if isinstance(value, Path):
+            found[name] = str(value)
+        elif name == "input" and isinstance(value, list | tuple):
+            found[name] = ",".join(map(str, value))
+        elif isinstance(value, list):
+            found[name] = tuple(value)
+    return found
 
 
 def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:

@@ -17,7 +17,6 @@ from pathlib import PurePath
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
@@ -48,8 +47,14 @@ from bert_jax.train.integrity import (
     saved_steps,
     signature,
 )
-from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, is_staged, os_error_code
-from bert_jax.train.read_shares import least_share
+from bert_jax.train.orbax_workarounds import (
+    Manager,
+    OneMessage,
+    ignore_closed_loops,
+    is_staged,
+    os_error_code,
+    tree_handler,
+)
 from bert_jax.train.staging import StagedFolder
 from bert_jax.train.step_folder import REMOVED, StepFolder
 
@@ -64,21 +69,6 @@ class Restored(NamedTuple):
     optimizer_state: PyTree
     average: PyTree | None
     meta: dict[str, Any]
-
-
-def _tree_handler() -> ocp.PyTreeCheckpointHandler:
-    """Writes trees without compression, and small arrays by one of the devices that hold a copy.
-
-    float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time. Orbax lets each copy
-    of an array write a slice, which is an operation a tensor and device before the save returns. That pays for large
-    arrays only.
-    """
-    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=least_share())
-    handlers = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, arrays),
-        (np.ndarray, ocp.type_handlers.NumpyHandler()),
-    )
-    return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)
 
 
 class Checkpoints:
@@ -108,7 +98,7 @@ class Checkpoints:
         self.directory = absolute(location(directory))
         staged = is_staged(self.directory)
         self._folder = StagedFolder(self.directory, check_held) if staged else StepFolder(self.directory)
-        trees = {item: _tree_handler() for item in (PARAMS, OPTIMIZER, AVERAGE)}
+        trees = {item: tree_handler() for item in (PARAMS, OPTIMIZER, AVERAGE)}
         self._manager = Manager(
             self._folder.written,
             item_handlers={**trees, META: ocp.JsonCheckpointHandler()},

@@ -1,5 +1,5 @@
-"""Works around Orbax where it reports one failure several times, asks jax about preemption, deletes marks last, or
-knows no S3.
+"""Works around Orbax where it reports one failure several times, asks jax about preemption, deletes marks last, cuts
+small arrays into slices, or knows no S3.
 """
 
 import contextlib
@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.storage.location import Location, download_folder, is_stored
 from bert_jax.storage.scratch import scratch_folder
 from bert_jax.storage.stores import S3, store_of
+from bert_jax.train.read_shares import least_share
 
 BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
 MARK = "commit_success.txt"  # it is written last into a step in a store
@@ -56,6 +58,21 @@ class _MarkFirst:
 
     def close(self) -> None:
         self._deleter.close()
+
+
+def tree_handler() -> ocp.PyTreeCheckpointHandler:
+    """Writes trees without compression, and small arrays by one of the devices that hold a copy.
+
+    float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time. Orbax lets each copy
+    of an array write a slice, which is an operation a tensor and device before the save returns. That pays for large
+    arrays only.
+    """
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=least_share())
+    handlers = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, arrays),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=handlers)
 
 
 def is_staged(path: Location) -> bool:

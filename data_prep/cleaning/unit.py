@@ -175,14 +175,15 @@ def _line_hashes(text: str) -> np.ndarray:
     Lines are compared as in CCNet (Wenzek et al. 2020, section 3.1): in lower case, with every digit as 0, and without
     punctuation.
     """
-    normal = (_no_word().sub(" ", _DIGITS.sub("0", line.lower())).strip() for line in text.splitlines())
+    lines = _DIGITS.sub("0", text.lower().replace("_", " ")).splitlines()
+    normal = (_no_word().sub(" ", line).strip() for line in lines)
     return np.array([_hash(line) if line else 0 for line in normal], np.uint64)
 
 
 @functools.cache
 def _no_word() -> re.Pattern[str]:
-    """Runs of characters that are neither letters, with their marks, nor digits."""
-    return re.compile(rf"(?:[^\w{combining_marks()}]+|_+)+")
+    """Runs of characters that are neither letters, with their marks, nor digits nor _."""
+    return re.compile(rf"[^\w{combining_marks()}]+")
 
 
 def _hash(text: str) -> int:
