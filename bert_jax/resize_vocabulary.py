@@ -81,7 +81,7 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
     The output appears complete or not at all. Raises UserError for files without text, for an output that exists, and
     whenever open_checkpoint and export do.
     """
-    from data_prep.readers import Corpus, find_sources
+    from data_prep.readers import Corpus, find_sources, of_flag
 
     def change(tokenizer: Tokenizer) -> VocabularyChange:
         usage = Usage(tokenizer)
@@ -92,8 +92,8 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
                 while block := list(itertools.islice(lines, LINES_AT_ONCE)):
                     usage.add(block)
                     progress.update(corpus.bytes_read, corpus.bytes_read / 1e6)
-        except UserError as error:  # of the readers, for the commands that have --input and --on_error
-            raise UserError(str(error).partition(", or use --on_error")[0].replace("--input", "--trim")) from None
+        except UserError as error:
+            raise of_flag(error, "--trim") from None
         return usage.trim()
 
     return _resize(checkpoint, output, average, change)

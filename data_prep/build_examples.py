@@ -123,7 +123,7 @@ def _run(
                     done += record.counts["documents"]
         except UnusableCorpus as error:
             said = str(error)
-            if options.part:
+            if divided:
                 said = f"the files of --part {options.part} have too few documents. Use fewer parts"
             skipped = summary.listed(corpus.refused + splitter.skipped)
             raise UnusableCorpus(f"{said}; skipped: {skipped}" if skipped else said) from None

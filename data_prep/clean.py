@@ -13,13 +13,13 @@ from typing import Any
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
-from bert_jax.storage.local import refuse_existing
+from bert_jax.storage.local import read_json, refuse_existing
 from data_prep import flags, processes, reading_options
 from data_prep.cleaning import languages, report
-from data_prep.cleaning.lineage import PART
-from data_prep.cleaning.merging import SIGNATURES, Merging
+from data_prep.cleaning.lineage import PART, REPORT
+from data_prep.cleaning.merging import SIGNATURES, Merging, read_signatures
 from data_prep.cleaning.rules import RULES
-from data_prep.cleaning.unit import CleanedUnit, Steps, clean_unit, read_record
+from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
 from data_prep.engines import local
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.memory import keep_freed
@@ -117,6 +117,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}
     arguments |= {"document_separator": options.document_separator}
     arguments |= {"text_field": options.text_field, "input_format": options.input_format}
+    arguments |= {"version": VERSION, "signatures": list(others.values())}
     with resumable_folder(output, arguments) as directory:
         records = _run(steps, corpus, directory, options.workers, quiet)
         merging = Merging(steps)
@@ -193,13 +194,21 @@ def _names(given: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in given.split(",") if name.strip())
 
 
-def _others(given: str) -> list[Path]:
-    """The folders of --against. Raises UserError for one without signatures."""
-    folders = [Path(os.path.abspath(name)) for name in _names(given)]
-    for folder in folders:
+def _others(given: str) -> dict[Path, str]:
+    """The folders of --against, with a hash of the signatures of each. Raises UserError for one that cannot be used."""
+    found = {}
+    for folder in (Path(os.path.abspath(name)) for name in _names(given)):
         if not (folder / SIGNATURES).exists():
             raise UserError(f"--against {folder}: it has no {SIGNATURES}. Name an output made with --near_duplicates")
-    return folders
+        if read_json(folder / REPORT).get("version") != VERSION:
+            raise UserError(
+                f"--against {folder}: another version of data_prep.clean made it, whose signatures differ. Clean its "
+                "text again"
+            )
+        read_signatures(folder)
+        with (folder / SIGNATURES).open("rb") as file:
+            found[folder] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:

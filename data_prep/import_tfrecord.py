@@ -43,7 +43,7 @@ def convert(
     different widths.
     """
     loaded = tokenizers.load(tokenizer, lowercase)
-    files = {part: readers.expand(pattern) if pattern else [] for part, pattern in inputs.items()}
+    files = {part: _files(part, pattern) if pattern else [] for part, pattern in inputs.items()}
     trained = {os.path.realpath(path) for path in files["train"]}
     if both := [path for path in files["eval"] if os.path.realpath(path) in trained]:
         raise UserError(f"{both[0]} is in --input and in --eval_input; name it in only one of them")
@@ -75,6 +75,13 @@ def convert(
     np.save(buffer, statistics["train"].ordinary_unigrams)
     write_atomic(folder / UNIGRAMS, buffer.getvalue())
     return manifest
+
+
+def _files(part: Part, pattern: str) -> list[Path]:
+    try:
+        return readers.expand(pattern)
+    except UserError as error:
+        raise readers.of_flag(error, "--eval_input" if part == "eval" else "--input") from None
 
 
 def _empty_manifest(
@@ -123,10 +130,10 @@ def _shards(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_ke
     try:
         with path.open("rb") as file:
             for records in tfrecord.blocks(file):
-                examples = tfrecord.parse(records)
+                examples = tfrecord.parse(records, number)
                 ids = np.where(examples.input_mask == 1, examples.input_ids, tokenizer.pad_id)
                 examples = examples._replace(input_ids=ids)
-                rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key + number)
+                rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key + number, number)
                 _check(rows, path, number, manifest, tokenizer)
                 gathered.append(rows)
                 number += len(records)

@@ -86,7 +86,7 @@ def digest(sources: Sequence[Source]) -> str:
     found = hashlib.blake2b(digest_size=16)
     for name, source in sorted(zip(names(sources), sources, strict=True)):
         size, weight = source.bytes, source.weight
-        found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode())
+        found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode(errors="surrogateescape"))
     return found.hexdigest()
 
 

@@ -118,10 +118,10 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
 def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
-    more = (
-        "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove files that are no longer used"
-    )
-    print(line + more, file=sys.stderr, flush=True)
+    unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)  # bytes of its ids, about
+    if held < len(records) and cache.bytes() + unit > cache.limit:
+        line += "; it is full: raise --token_cache_gb, or remove files that are no longer used"
+    print(line, file=sys.stderr, flush=True)
 
 
 def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:

@@ -77,10 +77,12 @@ class UnitSplitter:
         Raises UnusableCorpus at the end of a stream with too few documents for any part.
         """
         train, held_out = (_Gathering(part, self.unit_bytes, self.first_number) for part in PARTS)
+        joins: bool | None = None  # whether either part is too small, by the first pass: later ones hold copies
         threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
             if document is None:
+                joins = self._join(train, held_out, joins)
                 yield from train.end_pass()
                 yield from held_out.end_pass()
                 seen = Seen()
@@ -95,13 +97,17 @@ class UnitSplitter:
             part = held_out if int.from_bytes(digest[:8]) < threshold else train
             if unit := part.add(text, digest):
                 yield unit
-        if held_out.total < self.min_documents or train.total < self.min_documents:
-            self._join(train, held_out)
+        self._join(train, held_out, joins)
         yield from train.rest()
         yield from held_out.rest()
 
-    def _join(self, train: "_Gathering", held_out: "_Gathering") -> None:
-        """Moves the documents chosen for eval to train if either part would hold too few."""
+    def _join(self, train: "_Gathering", held_out: "_Gathering", joins: bool | None) -> bool:
+        """Moves the documents chosen for eval to train if either part holds too few; joins: as it was in the first
+        pass. Returns whether it does."""
+        if joins is None:
+            joins = held_out.total < self.min_documents or train.total < self.min_documents
+        if not joins:
+            return False
         if train.total + held_out.total < self.min_documents:
             raise UnusableCorpus(_too_few(train.total + held_out.total))
         if held_out.closed:
@@ -113,11 +119,12 @@ class UnitSplitter:
             self.skipped[TOO_FEW_FOR_EVAL] += len(left_out)
             self.documents -= len(left_out)
             self.bytes -= sum(len(text) for text, _ in left_out)
-            return
+            return True
         self.moved_to_train += held_out.total
         for text, digest in held_out.take():
             # add() could complete a unit too early; rest() forms the last units from what is held.
             train.add_held(text, digest)
+        return True
 
 
 def _too_few(documents: int) -> str:

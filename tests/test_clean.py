@@ -1,7 +1,9 @@
 """data_prep.clean: every document is kept or counted, whatever the number of workers, and after a crash."""
 
+import dataclasses
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +186,80 @@ def test_lines_that_differ_in_vowel_signs_are_not_duplicates(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     clean(CleanOptions(tmp_path / "a.txt", tmp_path / "clean", duplicate_lines=True, workers=1, rules=""))
     assert kept(tmp_path / "clean") == ["\n".join(lines[:3])]
+
+
+def test_lines_of_symbols_are_not_duplicates(tmp_path):
+    lines = ["\u26a0\ufe0f", "\u2708\ufe0f", "A line.", "\u2764\ufe0f", "\u26a0\ufe0f"]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = clean(CleanOptions(tmp_path / "a.txt", tmp_path / "clean", duplicate_lines=True, workers=1))
+    assert kept(tmp_path / "clean") == ["\n".join(lines)] and found["removed_lines"] == 0
+
+
+def test_documents_without_words_are_near_duplicates_only_of_equal_ones(tmp_path):
+    texts = ["\U0001f389\U0001f389", "\U0001f44d", "\u2014 * \u2014", "\U0001f44d", "- * -"]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    found = clean(CleanOptions(tmp_path / "a.txt", tmp_path / "clean", near_duplicates=True, workers=1))
+    assert found["dropped"] == {"duplicate": 1} and kept(tmp_path / "clean") == [*texts[:3], texts[4]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:100], "signatures.npy is damaged"),
+        (lambda content: b"", "signatures.npy is damaged"),
+        (lambda content: content.replace(b"<u8", b"<i8"), "signatures.npy has int64"),
+    ],
+)
+def test_damaged_signatures_are_refused_before_anything_is_cleaned(corpus, tmp_path, damage, message):
+    clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
+    file = tmp_path / "first" / merging.SIGNATURES
+    file.write_bytes(damage(file.read_bytes()))
+    options = CleanOptions(corpus, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first"))
+    with pytest.raises(UserError, match=message):
+        clean(options)
+    assert not list(tmp_path.glob("second*"))
+
+
+def test_signatures_of_another_version_are_refused(corpus, tmp_path):
+    clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
+    report = tmp_path / "first" / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"version": 0}))
+    with pytest.raises(UserError, match=r"another version of data_prep\.clean made it"):
+        clean(CleanOptions(corpus, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first")))
+
+
+def test_a_resumed_job_compares_with_the_same_outputs_and_leaves_no_document_that_it_drops(
+    corpus, tmp_path, monkeypatch
+):
+    clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
+    options = CleanOptions(
+        corpus, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first"), workers=1
+    )
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("crashed")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="crashed"):
+        patched.setattr(merging.Merging, "add_others", lambda *_: None)
+        patched.setattr(merging.Merging, "write_signatures", crash)
+        clean(options)
+    assert list((tmp_path / "second.incomplete").glob("part-*"))
+    with pytest.raises(UserError, match=r"none of the .* documents of --input is left"):
+        clean(options)
+    assert not list(tmp_path.glob("second*/part-*"))
+    np.save(tmp_path / "first" / merging.SIGNATURES, np.zeros((1, BANDS), np.uint64))
+    assert clean(options)["documents"]["kept"] > 50
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="crashed"):
+        patched.setattr(merging.Merging, "write_signatures", crash)
+        clean(dataclasses.replace(options, output=tmp_path / "third"))
+    np.save(tmp_path / "first" / merging.SIGNATURES, np.ones((1, BANDS), np.uint64))
+    with pytest.raises(UserError, match=r"third\.incomplete"):
+        clean(dataclasses.replace(options, output=tmp_path / "third"))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_cleaned(tmp_path):
+    path = os.fsencode(tmp_path / "caf") + b"\xe9.txt"
+    with open(path, "wb") as file:
+        file.write(prose(1).encode())
+    clean(CleanOptions(os.fsdecode(path), tmp_path / "clean", workers=1))
+    assert json.loads((tmp_path / "clean" / "report.json").read_text())["settings"]["input"] == os.fsdecode(path)

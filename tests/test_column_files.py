@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +135,19 @@ def test_arrow_text_of_every_kind_is_read(tmp_path, kind):
     values = pa.array(TEXTS, pa.binary() if pa.types.is_binary(kind) else pa.string()).cast(kind)
     write_arrow(tmp_path / "a.arrow", values, rows=100)
     assert list(corpus(tmp_path / "a.arrow").documents()) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_a_value_that_is_too_long_is_refused_and_the_rest_is_read(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1000)
+    if name == "a.arrow":
+        write_arrow(tmp_path / name, ["one", "x" * 1001, "two"])
+    else:
+        pq.write_table(pa.table({"text": ["one", "x" * 1001, "two"]}), tmp_path / name)
+    first, refusal, last = read(str(tmp_path / name))
+    assert (first, last, refusal.reason) == (b"one", b"two", "document_too_long")
+    assert "row 2" in str(refusal) and "Divide it into several" in str(refusal)
+    assert "--document_separator" not in str(refusal)
 
 
 def test_arrow_rows_without_text_are_refused_one_by_one(tmp_path):

@@ -254,6 +254,8 @@ def test_a_file_in_both_parts_is_refused_whatever_it_is_called(tmp_path: Path, m
         ({"format": "parquet"}, "choose from arrow, tfds, tfrecord"),
         ({"input": str(ORIGINAL), "tokenizer": None}, r"Name the files, for example .*\*\.tfrecord"),
         ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
+        ({"eval_input": "nowhere/*.tfrecord"}, r"^--eval_input 'nowhere/\*\.tfrecord' matches no file"),
+        ({"eval_input": str(ORIGINAL)}, r"got a folder\. Name its files, for example '.*/\*\.txt'$"),
         ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
     ],
 )

@@ -30,7 +30,7 @@ from data_prep.build_options import BuildOptions
 from data_prep.dedup import Seen
 from data_prep.inspection.verification import verify
 from data_prep.readers import Corpus, Reading, find_sources
-from data_prep.units import UnitSplitter
+from data_prep.units import UnitSplitter, UnusableCorpus
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -457,3 +457,25 @@ def test_a_sample_of_the_documents_takes_no_longer_than_others(tmp_path):
 
     others = [text.encode() for text in texts[: len(sample)]]
     assert lines_run(lambda: add(sample)) < 1.5 * lines_run(lambda: add(others))
+
+
+@pytest.mark.parametrize(("eval_fraction", "fewest", "divided"), [(0.01, 2, False), (0.99, 2, False), (0.01, 2, True)])
+def test_a_part_that_is_too_small_in_one_pass_does_not_grow_by_copies(eval_fraction, fewest, divided):
+    chosen = UnitSplitter(10**9, eval_fraction, 1)
+    texts = [f"document {number}" for number in range(1000)]
+    few = next(unit for unit in chosen.split(texts) if unit.part == ("eval" if eval_fraction < 0.5 else "train"))
+    lone = few.documents[0].decode()
+    texts = [lone, *(text for text in texts if text.encode() not in few.documents)]
+    for passes in (2, 3):
+        splitter = UnitSplitter(10**9, eval_fraction, fewest, divided=divided)
+        stream = [*texts, *([None, *texts] * (passes - 1))]
+        units = list(splitter.split(stream))
+        assert all(unit.part == "train" and len(set(unit.documents)) == len(unit.documents) for unit in units)
+        lost = splitter.skipped["too_few_for_eval"]
+        assert lost == (passes if divided else 0)
+        assert sum(len(unit.documents) for unit in units) == splitter.documents == passes * len(texts) - lost
+
+
+def test_copies_of_one_document_are_too_few():
+    with pytest.raises(UnusableCorpus, match="--input holds one document"):
+        list(UnitSplitter(10**9, 0.1, 2).split(["a", None, "a"]))

@@ -11,7 +11,7 @@ from bert_jax.command import UserError
 from bert_jax.storage import compression
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, mediawiki_dump, plain_text, read
+from data_prep.readers import Corpus, Reading, find_sources, mediawiki_dump, plain_text, read, wikitext
 from data_prep.readers.refusal import Omission
 
 mwparserfromhell = pytest.importorskip("mwparserfromhell")
@@ -249,3 +249,12 @@ def test_examples_are_built_from_a_dump(tmp_path, sample_text, vocab_dir):
     assert manifest["counts"]["used"] == manifest["counts"]["documents"] == len(documents)
     with pytest.raises(UserError, match="unknown --input_format"):
         Reading(input_format="xml")
+
+
+def test_empty_brackets_are_found_in_linear_time():
+    """A page of templates alone leaves a long run of line ends; each of them once scanned all that follow."""
+    reader = wikitext.WikitextReader()
+    assert reader.text("Paris ( ; ) is\u00a0[ ] a city (, France) of f() and x[].", "a") == (
+        "Paris is a city (France) of f() and x[]."
+    )
+    assert reader.text("a" + "\n" * 300_000 + "(" + " " * 300_000 + "b", "a") == "a\n\n( b"

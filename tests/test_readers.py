@@ -237,6 +237,8 @@ def test_everything_before_damage_is_read_with_blocks_of_any_size(tmp_path_facto
     assert found[0] == found[1] == found[2]
     if suffix != ".zst" and found[0][-1:] == ["damaged_file"]:
         text, ends = up_to_damage(bytes(stored), suffix), b"\n\n"
+        if not set(text) <= set(b"abc\n"):  # damage may also change the text, and a line of \x1f is a blank one
+            return
         assert found[0][:-1] == [
             item if isinstance(item, bytes) else item.reason
             for part in text.split(ends)[:-1]

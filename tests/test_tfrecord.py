@@ -108,10 +108,14 @@ def test_record_without_a_field_or_of_another_width_is_named(original: bytes) ->
     records = records_of(original)
     message = tf_example_pb2.Example.FromString(records[2])
     message.features.feature["segment_ids"].int64_list.value.pop()
-    with pytest.raises(Corrupt, match="record 2 has 47 segment_ids, the first one has 48"):
+    with pytest.raises(Corrupt, match="record 2 has 47 segment_ids, but record 0 has 48"):
         tfrecord.parse([*records[:2], message.SerializeToString()])
     with pytest.raises(Corrupt, match="record 0 has 47 segment_ids and 48 input_ids"):
         tfrecord.parse([message.SerializeToString()])
+    with pytest.raises(Corrupt, match="record 2049 has 47 segment_ids, but record 2048 has 48"):
+        tfrecord.parse([records[0], message.SerializeToString()], before=2048)
+    with pytest.raises(Corrupt, match="record 7 has 47 segment_ids and 48 input_ids"):
+        tfrecord.parse([message.SerializeToString()], before=7)
     del message.features.feature["masked_lm_ids"]
     with pytest.raises(Corrupt, match="record 0 has no masked_lm_ids"):
         tfrecord.parse([message.SerializeToString()])

@@ -49,8 +49,8 @@ def render(document: Document) -> str:
 
 
 def text(value: object) -> str:
-    """Escapes a value for a place between tags or inside a quoted attribute."""
-    return html.escape(str(value))
+    """Escapes a value for a place between tags or inside a quoted attribute, and bytes of a path that are not UTF-8."""
+    return html.escape(str(value)).encode(errors="backslashreplace").decode()
 
 
 def block(content: Block) -> str:

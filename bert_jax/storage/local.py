@@ -55,8 +55,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The content of the file of a JSON document."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    """The content of the file of a JSON document. Bytes of a path that are not UTF-8 are escaped as Python has them."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -135,8 +135,17 @@ def try_lock(file: IO[bytes]) -> bool:
 
     Returns False, and locks nothing, on a file system without locks: Lustre and NFS are often mounted so.
     """
+    return _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def wait_for_lock(file: IO[bytes]) -> bool:
+    """Locks an open file as `try_lock` does, once no other process has."""
+    return _lock(file, fcntl.LOCK_EX)
+
+
+def _lock(file: IO[bytes], operation: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, operation)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax.command import UserError
 from bert_jax.storage.compression import read_blocks
+from bert_jax.storage.remote import first_line
 from data_prep.cleaning.near_duplicates import BANDS, Index
 from data_prep.cleaning.unit import EXCERPT, SAMPLES, CleanedUnit, Steps, stem, write_texts
 from data_prep.dedup import Seen
@@ -35,9 +37,9 @@ class Merging:
     def add_others(self, folder: Path) -> None:
         """Counts all documents of another output as seen (--against), also where one is a near-duplicate of another.
 
-        Raises OSError for a missing file.
+        Raises UserError for a damaged file.
         """
-        for signature in np.load(folder / SIGNATURES, mmap_mode="r"):
+        for signature in read_signatures(folder):
             self.index.insert(signature)
 
     def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
@@ -50,6 +52,8 @@ class Merging:
             self._chosen[record.number] = np.array(chosen, np.int32)
         if kept:
             write_texts(target, kept)
+        else:
+            target.unlink(missing_ok=True)  # of an earlier run, which may have had other text in --against
         self.documents += len(kept)
         self.bytes += sum(len(text.encode()) for text in kept)
 
@@ -99,6 +103,19 @@ class Merging:
         samples = self.samples.setdefault(reason, [])
         if len(samples) < SAMPLES:
             samples.append(text[:EXCERPT])
+
+
+def read_signatures(folder: Path) -> np.ndarray:
+    """The bands of all documents of an output, [n, bands], mapped into memory. Raises UserError for a damaged file."""
+    try:
+        found = np.load(folder / SIGNATURES, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{folder / SIGNATURES} is damaged ({first_line(error)}). Copy or make it again") from error
+    if found.dtype != np.uint64 or found.shape[1:] != (BANDS,):
+        raise UserError(
+            f"{folder / SIGNATURES} has {found.dtype}{list(found.shape)}, not uint64[n, {BANDS}]. Make it again"
+        )
+    return found
 
 
 def _read_texts(path: Path) -> Iterator[str]:

@@ -62,8 +62,14 @@ def minhash(hashes: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " h"]:
 
 
 def bands(text: str) -> UInt64[np.ndarray, " b"]:
-    """A hash of each band of a text's MinHash: two texts with an equal one are near-duplicates."""
-    rows = minhash(shingles(text)).reshape(BANDS, ROWS)
+    """A hash of each band of a text's MinHash: two texts with an equal one are near-duplicates.
+
+    A text without words has the hash of the whole text as its only shingle.
+    """
+    hashes = shingles(text)
+    if not len(hashes):
+        hashes = _mixed(np.array([zlib.crc32(text.encode())], np.uint64))
+    rows = minhash(hashes).reshape(BANDS, ROWS)
     return _mixed((_mixed(rows) * _BAND_FACTORS).sum(axis=1, dtype=np.uint64) + np.arange(BANDS, dtype=np.uint64))
 
 

@@ -10,7 +10,7 @@ from bert_jax.reporting.document import Document, Excerpt, Excerpts, Fragment, S
 from bert_jax.storage.local import write_atomic, write_json
 from data_prep.cleaning.lineage import REPORT
 from data_prep.cleaning.merging import Merging
-from data_prep.cleaning.unit import CleanedUnit
+from data_prep.cleaning.unit import VERSION, CleanedUnit
 
 PAGE = "index.html"
 _SAMPLES = 10  # of each reason
@@ -38,6 +38,7 @@ def report(
             kept = samples.setdefault(reason, [])
             kept += texts[: _SAMPLES - len(kept)]
     return {
+        "version": VERSION,
         "settings": dict(settings),
         "documents": {"read": sum(record.documents for record in records), "kept": merging.documents},
         "bytes": {"read": sum(record.bytes for record in records), "kept": merging.bytes},

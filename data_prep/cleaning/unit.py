@@ -26,9 +26,11 @@ from data_prep.cleaning.rules import RULES
 from data_prep.resumable import unit_folder
 from data_prep.units import Unit
 
+VERSION = 1  # of the rules and of what finds duplicates; raise it where either changes
 SAMPLES = 3  # documents of each reason that a unit keeps for the page
 EXCERPT = 400  # characters of a sample
 _DIGITS = re.compile(r"\d")
+_LETTER = re.compile(r"[^\W_]")  # or a digit
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _line_hashes(text: str) -> np.ndarray:
     """
     lines = _DIGITS.sub("0", text.lower().replace("_", " ")).splitlines()
     normal = (_no_word().sub(" ", line).strip() for line in lines)
-    return np.array([_hash(line) if line else 0 for line in normal], np.uint64)
+    return np.array([_hash(line) if _LETTER.search(line) else 0 for line in normal], np.uint64)
 
 
 @functools.cache

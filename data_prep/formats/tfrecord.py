@@ -103,9 +103,10 @@ def to_examples(rows: Rows) -> Examples:
     )
 
 
-def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
+def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int, before: int = 0) -> Rows:
     """The rows of examples, with consecutive keys from first_key; masked positions are sorted.
 
+    before   the number of examples of the file that precede these, for messages
     Raises Corrupt, with the number of the example, for one that is not a valid row.
     """
     count, width = examples.input_ids.shape
@@ -139,7 +140,7 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
     }
     for problem, bad in checks.items():
         if bad.any():
-            raise Corrupt(f"example {np.nonzero(bad)[0][0]} has {problem}")
+            raise Corrupt(f"example {before + np.nonzero(bad)[0][0]} has {problem}")
     return Rows(
         input_ids=examples.input_ids.astype(id_dtype),
         sequence_lengths=lengths[:, None].astype(np.uint16),
@@ -195,16 +196,17 @@ def blocks(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
         raise Corrupt(f"a damaged gzip file ({error})") from error
 
 
-def parse(records: list[bytes]) -> Examples:
+def parse(records: list[bytes], before: int = 0) -> Examples:
     """Parses serialized Examples; next_sentence_labels may be missing and are then -1.
 
+    before   the number of records of the file that precede these, for messages
     Raises Corrupt for a record that is not an Example, lacks a field, or has a field of another length than the first.
     """
     from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2  # importing it takes a quarter of a second
 
     columns: dict[str, list[np.ndarray]] = {name: [] for name in Examples._fields}
-    for number, record in enumerate(records):
+    for number, record in enumerate(records, start=before):
         try:
             features = tf_example_pb2.Example.FromString(record).features.feature
         except DecodeError as error:
@@ -219,13 +221,13 @@ def parse(records: list[bytes]) -> Examples:
                 raise Corrupt(f"record {number} has no {name}")
             column.append(np.array(value, np.float32 if name == "masked_lm_weights" else np.int64))
             if len(column[-1]) != len(column[0]):
-                raise Corrupt(f"record {number} has {len(value)} {name}, the first one has {len(column[0])}")
+                raise Corrupt(f"record {number} has {len(value)} {name}, but record {before} has {len(column[0])}")
     examples = Examples(**{name: np.stack(column) for name, column in columns.items()})
-    _check_widths(examples)
+    _check_widths(examples, before)
     return examples
 
 
-def _check_widths(examples: Examples) -> None:
+def _check_widths(examples: Examples, number: int) -> None:
     """Raises Corrupt for fields of the first record whose lengths do not fit together."""
     for like, names in {
         "input_ids": ("input_mask", "segment_ids"),
@@ -234,9 +236,9 @@ def _check_widths(examples: Examples) -> None:
         wanted = getattr(examples, like).shape[1]
         for name in names:
             if (got := getattr(examples, name).shape[1]) != wanted:
-                raise Corrupt(f"record 0 has {got} {name} and {wanted} {like}")
+                raise Corrupt(f"record {number} has {got} {name} and {wanted} {like}")
     if examples.next_sentence_labels.shape[1] != 1:
-        raise Corrupt(f"record 0 has {examples.next_sentence_labels.shape[1]} next_sentence_labels, not one")
+        raise Corrupt(f"record {number} has {examples.next_sentence_labels.shape[1]} next_sentence_labels, not one")
 
 
 def _framed(file: io.BufferedIOBase) -> Iterator[bytes]:

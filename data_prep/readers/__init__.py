@@ -18,7 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.storage.compression import OnRead, ignore_progress
 from data_prep.readers.corpus import Corpus, Source, check_readable, find_sources
 from data_prep.readers.reading import DOCUMENT, ON_ERROR, Reading, read
-from data_prep.readers.refusal import Refusal
+from data_prep.readers.refusal import Refusal, of_flag
 
 __all__ = [
     "DOCUMENT",
@@ -30,6 +30,7 @@ __all__ = [
     "documents",
     "expand",
     "find_sources",
+    "of_flag",
     "read",
 ]
 

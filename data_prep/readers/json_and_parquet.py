@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from bert_jax.storage.compression import OnRead, ignore_progress, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
+from data_prep.readers import plain_text
 from data_prep.readers.file_blocks import damaged, file_blocks, refusals
 from data_prep.readers.plain_text import numbered_lines, too_long
 from data_prep.readers.refusal import Item, Items, Refusal, check
@@ -128,7 +129,10 @@ def column_documents(column: pa.Array, path: str, field: str, rows_before: int) 
     """The documents in the values of a column, after `rows_before` rows of a file."""
     for number, text in enumerate(_texts(column), start=rows_before + 1):
         where = f"{path}, row {number}"
-        yield _not_text(where, field, "null") if text is None else check(text, where)
+        if text is None:
+            yield _not_text(where, field, "null")
+        else:
+            yield too_long(where) if len(text) > plain_text.MAX_DOCUMENT_BYTES else check(text, where)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

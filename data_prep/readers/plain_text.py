@@ -72,7 +72,7 @@ class _Document:
         text = raw.strip(b"\n")
         line += len(raw) - len(raw.lstrip(b"\n"))  # blank lines before it are no part of it
         if self._too_long:
-            yield too_long(f"{self._path}, line {line}")
+            yield too_long(f"{self._path}, line {line}", in_lines=True)
         elif not _BLANK.fullmatch(text):
             yield check(text, self._path, line)
         self._text.clear()
@@ -111,6 +111,9 @@ def text_documents(
     yield from document.end()
 
 
-def too_long(where: str) -> Refusal:
-    advice = "Separate the documents of the file by blank lines, or name the line that does (--document_separator)"
+def too_long(where: str, in_lines: bool = False) -> Refusal:
+    """The refusal of a long document; in_lines: of a file in which lines separate documents."""
+    advice = "Divide it into several"
+    if in_lines:
+        advice = "Separate the documents of the file by blank lines, or name the line that does (--document_separator)"
     return Refusal("document_too_long", where, f"a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB", advice)

@@ -51,6 +51,11 @@ class Refusal(UserError):
         return Refusal, self._given
 
 
+def of_flag(error: UserError, flag: str) -> UserError:
+    """An error of the readers in the words of a command that reads files named by `flag`, and has no --on_error."""
+    return UserError(str(error).partition(f", {_SKIP}")[0].replace("--input", flag))
+
+
 class Omission(NamedTuple):
     """A record that is no document: it is left out and counted, whatever --on_error."""
 

@@ -2,6 +2,7 @@
 
 from bert_jax.data.tfds_source import open_tfds
 from bert_jax.storage.compression import OnRead, ignore_progress
+from data_prep.readers import plain_text
 from data_prep.readers.file_blocks import damaged
 from data_prep.readers.refusal import Items, Refusal, check
 
@@ -30,7 +31,8 @@ def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> It
             if not isinstance(text, bytes):
                 yield Refusal("no_text_field", where, f"no text in {field!r}", "Use another --text_field")
                 continue
-            yield check(text, where)
+            long = len(text) > plain_text.MAX_DOCUMENT_BYTES
+            yield plain_text.too_long(where) if long else check(text, where)
             on_read(len(text))
     except Exception as error:  # TFDS has no exception for a file that is missing or damaged
         raise damaged(address, error) from None

@@ -21,7 +21,8 @@ _QUOTES = re.compile(r"'{5}|'{2,3}")  # bold and italic
 _SWITCH = re.compile(r"__[A-Z]+__")  # __NOTOC__
 _LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")  # [[de:Paris]] in old dumps
 # What templates leave behind: "Paris ( ; ) is", "Paris (, French) is", "born on , in".
-_EMPTY_BRACKETS = re.compile(r"\s+\(\s*[,;:\s]*\)|\s+\[\s*\]")  # not those of main() or x[]
+# Not those of main() or x[]. Possessive, and begun only where white space does, so that the work is linear.
+_EMPTY_BRACKETS = re.compile(r"(?<!\s)\s++(?:\([,;:\s]*+\)|\[\s*+\])")
 _EMPTY_FIRST = re.compile(r"\(\s*[,;]\s*")
 _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
