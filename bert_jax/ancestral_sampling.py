@@ -47,6 +47,7 @@ def unmask(
         )
     allowed = np.ones(loaded.model.vocab_size, bool)
     allowed[list(loaded.vocabulary.special_ids)] = False
+    allowed[loaded.vocabulary.vocab_size :] = False  # the table may have more rows than there are tokens
     penalty = np.where(allowed, 0, -np.inf).astype(np.float32)
     params, key = paths.unflatten(loaded.params), jax.random.key(seed)
     unmasked: list[np.ndarray] = []

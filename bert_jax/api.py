@@ -33,7 +33,7 @@ from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
-from bert_jax.storage.hub_models import PREFIX, model_folder
+from bert_jax.storage.hub_models import PREFIX, model_address
 from bert_jax.storage.location import absolute, as_typed, location
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.texts import checked_texts
@@ -168,11 +168,10 @@ def load(source: str | Path, *, average: str = "") -> Model:
     HF_TOKEN and HF_HUB_OFFLINE have their usual meaning. average: see open_checkpoint. Raises UserError where there is
     no such checkpoint, and as open_checkpoint does.
     """
-    folder = model_folder(source)
-    loaded = open_checkpoint(folder, average)
+    address = str(model_address(source))
+    loaded = open_checkpoint(address, average)
     # An origin means the same in any folder that the program changes to, and a path is never that of a Hub's model.
-    named = PREFIX + str(source).removeprefix(PREFIX)
-    origin = str(absolute(location(loaded.origin))) if folder is source else named
+    origin = address if address.startswith(PREFIX) else str(absolute(location(loaded.origin)))
     return Model(dataclasses.replace(loaded, origin=origin))
 
 
@@ -278,6 +277,8 @@ def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Path):
             found[name] = str(value)
         elif name == "input" and isinstance(value, list | tuple):
+            if with_comma := next((str(one) for one in value if "," in str(one)), ""):
+                raise UserError(f"input has {with_comma!r}, but commas separate names; write ? in place of its comma")
             found[name] = ",".join(map(str, value))
         elif isinstance(value, list):
             found[name] = tuple(value)
@@ -289,4 +290,4 @@ def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _path_of(model: Model | str | Path, scratch: Path) -> str:
-    return in_memory.checkpoint_path(model.loaded, scratch) if isinstance(model, Model) else str(model_folder(model))
+    return in_memory.checkpoint_path(model.loaded, scratch) if isinstance(model, Model) else str(model_address(model))

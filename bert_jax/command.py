@@ -24,7 +24,7 @@ EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
 
 
-_HOME = re.compile(r"(?:(?<=[=,])|^)~(?=/)")
+_HOME = re.compile(r"(?:(?<=[=,:])|^)~(?=/)")
 _MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
 _short_names = False  # whether the user typed `bert-jax NAME`
 

@@ -16,7 +16,7 @@ DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoi
 checkpoints/0, with weights only. Every tensor keeps its values; the token table is padded to a multiple of 128 rows.
 Families: {", ".join(family.title for family in FAMILIES.values())}.
 
-  python -m bert_jax.convert --input bert-base-uncased --output checkpoints/bert-base-uncased
+  python -m bert_jax.convert --input hf:bert-base-uncased --output checkpoints/bert-base-uncased
 
 --input is a folder in Hugging Face format, with config.json, model.safetensors (or its parts and their index) and
 tokenizer.json or vocab.txt, or hf:NAME, a model of the Hugging Face Hub. Pickles (pytorch_model.bin) are refused, since

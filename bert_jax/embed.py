@@ -170,7 +170,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", required=True, metavar="PATH", help="the file or folder; must not exist yet")
     parser.add_argument("--format", default="npz", help=f"see above: {', '.join(FORMATS)} (default: npz)")
     parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
-    parser.add_argument("--shard_size", type=int, default=65536, metavar="N", help="texts per shard (default: 65536)")
+    shard = "texts per shard of npy and parquet (default: 65536)"
+    parser.add_argument("--shard_size", type=int, metavar="N", help=shard)
     what = f"of the input: {', '.join(FORMS)} (default: auto)"
     parser.add_argument("--form", "--input_format", default="auto", help=what)
     parser.add_argument("--text", default="", metavar="NAME", help="field or column of the text (default: text)")
@@ -191,13 +192,17 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))
     if options["format"] not in FORMATS:
         raise UserError(f"unknown --format {options['format']!r}; choose from {', '.join(FORMATS)}")
+    if options["shard_size"] is None:
+        del options["shard_size"]
+    elif options["format"] == "npz":
+        raise UserError("--shard_size is of output in shards, but --format npz writes one file; omit it")
     if options["format"] != "npz":
         manifest = embed_file(checkpoint, source, output, **options)
         size = f"{manifest['dtype']}[{manifest['count']}, {manifest['width']}]"
         print(f"{output}: embeddings {size} in {len(manifest['shards'])} shards")
         return
     refuse_existing(output)
-    del options["format"], options["shard_size"]
+    del options["format"]
     texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
     dtype = options.pop("dtype")
     if dtype not in vector_files.DTYPES:

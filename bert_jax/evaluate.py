@@ -107,7 +107,9 @@ def evaluate(
             print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
-    for flag, value in (("label_map", label_map), ("metrics", metrics), ("positive", positive)):
+    named = columns or Columns()
+    given = {"text": named.text, "text_pair": named.text_pair, "label": named.label}
+    for flag, value in {**given, "label_map": label_map, "metrics": metrics, "positive": positive}.items():
         if value:
             raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
     if max_length:

@@ -133,7 +133,7 @@ def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.fill_mask", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the model that predicts")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="predictions shown per mask (default: 5)")
+    parser.add_argument("--top", type=int, metavar="N", help="predictions shown per mask (default: 5)")
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help=f"a sentence with at least one {MASK}")
     sampling = parser.add_argument_group("generation, for models trained with config.objective=diffusion")
     sampling.add_argument("--generate", type=int, metavar="N", help="generate N tokens after each sentence")
@@ -145,6 +145,8 @@ def main(arguments: Sequence[str]) -> None:
     given = {name: getattr(options, name) for name in ("steps", "seed", "temperature")}
     given = {name: value for name, value in given.items() if value is not None}
     if options.generate is not None:
+        if options.top is not None:
+            parser.error("--top is of predictions for masks; omit it with --generate")
         texts = generate(
             options.checkpoint,
             options.generate,
@@ -158,7 +160,8 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"--{next(iter(given))} is an option of generation; add --generate N")
     if not options.sentences:
         parser.error(f"give at least one sentence with {MASK}, or --generate N")
-    filled = fill_mask(options.checkpoint, options.sentences, options.top, options.average)
+    shown = {} if options.top is None else {"top": options.top}
+    filled = fill_mask(options.checkpoint, options.sentences, average=options.average, **shown)
     print("\n\n".join(map(_render, filled)))
 
 
@@ -197,7 +200,8 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     for row, masked in enumerate(where):
         positions[row, : len(masked)] = masked
     params = device_params(loaded, partitioning.make_mesh(MeshConfig()), loaded.params)
-    probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, top, params, batch, positions))
+    sizes = words.vocab_size, top
+    probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, sizes, params, batch, positions))
     filled = []
     for row, (sentence, masked) in enumerate(zip(sentences, where, strict=True)):
         masks = range(len(masked))
@@ -217,10 +221,16 @@ def _predictions(tokens: Sequence[str], probabilities: np.ndarray) -> list[Predi
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _predict(
-    config: ModelConfig, heads: Heads, top: int, params: dict[str, Any], batch: TaskBatch, positions: Int[Array, "B M"]
+    config: ModelConfig,
+    heads: Heads,
+    sizes: tuple[int, int],
+    params: dict[str, Any],
+    batch: TaskBatch,
+    positions: Int[Array, "B M"],
 ) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
     model = bind(config, heads, params, Runtime(layer_loop="scan"))  # compiles fast, for each new shape
-    logits = masked_logits(model, model.encode(batch).last, positions)
+    vocabulary, top = sizes  # the table may have more rows than there are tokens
+    logits = masked_logits(model, model.encode(batch).last, positions)[..., :vocabulary]
     values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
     return values, tokens
 

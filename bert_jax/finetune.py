@@ -7,7 +7,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -29,6 +29,7 @@ from bert_jax.tasks import (
     sweep,
     training,
 )
+from bert_jax.tasks.example import Split
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
@@ -113,19 +114,30 @@ def finetune(
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
     if not config.sweep:
-        return _finetune(config, workdir, tokenizer, verbose)[0]
+        (result, _, _), splits = _finetune(config, workdir, tokenizer, verbose)
+        _submit(config, workdir, splits)
+        return result
     settings = key_sweep.settings_of(config)
     sweep.check(config, workdir)
     for setting in settings:  # before anything is trained
         prepared_runs.check(setting.config, workdir / setting.folder)
+    by_folder: dict[Location, dict[str, Split]] = {}
+
+    def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
+        found, by_folder[folder] = _finetune(setting, folder, tokenizer, verbose)
+        return found
+
     with held_workdir(workdir):
-        return key_sweep.run(settings, workdir, lambda one, folder: _finetune(one, folder, tokenizer, verbose))
+        result = key_sweep.run(settings, workdir, run)
+        _submit(config, workdir, by_folder[workdir / result["best"]["run"]])
+        return result
 
 
 def _finetune(
     config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool
-) -> tuple[dict[str, Any], str, bool]:
-    """Returns the content of result.json, the metric that selects, and whether SIGTERM arrived at the end."""
+) -> tuple[tuple[dict[str, Any], str, bool], dict[str, Split]]:
+    """Returns the content of result.json, the metric that selects and whether SIGTERM arrived at the end; and the
+    splits."""
     start, data, runs = prepared_runs.prepare(config, workdir, tokenizer)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
@@ -141,11 +153,15 @@ def _finetune(
                 own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
                 write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
             write_json(workdir / trainer.RESULT_FILE, result)
-        if config.task.submission:
-            model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
-            for path in submission.submit(model, data.splits, config.task.submission):
-                prepared_runs.note(f"wrote the leaderboard submission {path}")
-    return result, chosen_by, stop
+    return (result, chosen_by, stop), data.splits
+
+
+def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Split]) -> None:
+    """Writes the files of task.submission, if it is set, from the best run."""
+    if config.task.submission:
+        model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
+        for path in submission.submit(model, splits, config.task.submission):
+            prepared_runs.note(f"wrote the leaderboard submission {path}")
 
 
 def main(arguments: Sequence[str]) -> None:

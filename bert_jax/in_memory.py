@@ -1,7 +1,7 @@
 """Data and models in memory, as the files that a run reads: what `bert_jax.finetune` takes."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.storage.hub_models import named_folder
+from bert_jax.storage.hub_models import PREFIX
 from bert_jax.storage.location import location, location_address
 from bert_jax.storage.stores import store_of
 from bert_jax.tasks.input_records import is_unicode
@@ -20,11 +20,13 @@ Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas
 
 
 def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
-    """The path of a model's checkpoint; one whose folder is gone, and an average, are written to `scratch`.
+    """The path of a model's checkpoint, or hf:NAME; one whose folder is gone, and an average, are written to `scratch`.
 
-    Only an origin with the prefix hf: is looked up on the Hub, so that no model of the Hub replaces a folder.
+    Only an origin with the prefix hf: is of the Hub, so that no model of the Hub replaces a folder.
     """
-    folder = location(named_folder(loaded.origin)) if loaded.origin and not loaded.average else None
+    if loaded.origin.startswith(PREFIX) and not loaded.average:
+        return loaded.origin
+    folder = location(loaded.origin) if loaded.origin and not loaded.average else None
     if folder and (folder / CHECKPOINTS).is_dir():
         folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
     if folder and folder.exists():
@@ -44,29 +46,28 @@ def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
 
 
 def data_file(table: Table, path: Path) -> str:
-    """The file of a table; data in memory is written to `path` as JSON lines.
+    """The file of a table. Data in memory is written to `path` as JSON lines; a datasets.Dataset as Parquet, next to
+    `path`, because its classes are numbers, and have names and an order only there.
 
     Raises UserError for data that are no rows.
     """
     if isinstance(table, str | Path):
         return str(table)
-    names = {}
-    if hasattr(table, "features") and hasattr(table, "to_list"):  # datasets.Dataset: classes are numbers with names
-        names = {name: _class_names(one) for name, one in table.features.items()}
-        rows = table.to_list()
-    elif hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas.DataFrame
-        rows = table.to_dict("records")
-    else:
-        rows = list(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if hasattr(table, "features") and hasattr(table, "to_parquet"):  # datasets.Dataset
+        parquet = str(path.with_suffix(".parquet"))
+        table.to_parquet(parquet)
+        return parquet
+    to_dict = getattr(table, "to_dict", None) if hasattr(table, "columns") else None  # pandas.DataFrame
+    rows = list(table) if to_dict is None else to_dict("records")
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(
             f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
             "dictionaries, a DataFrame or a datasets.Dataset"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows, 1):
-            values = {key: _plain(value, names.get(key)) for key, value in row.items()}
+            values = {key: _plain(value) for key, value in row.items()}
             line = json.dumps(values, ensure_ascii=False, default=str)  # str: dates, in unused columns
             if not is_unicode(line):
                 raise UserError(
@@ -77,24 +78,14 @@ def data_file(table: Table, path: Path) -> str:
     return str(path)
 
 
-def _class_names(feature: Any) -> Sequence[str] | None:
-    """The names of the classes that a feature of a datasets.Dataset has, also in lists; None if it has none."""
-    while feature is not None and not getattr(feature, "names", None):
-        in_list = isinstance(feature, list) and len(feature) == 1
-        feature = feature[0] if in_list else getattr(feature, "feature", None)
-    return None if feature is None else feature.names
-
-
-def _plain(value: Any, names: Sequence[str] | None) -> Any:
-    """A value as JSON has it: the name of a class, a number of NumPy as one of Python, what is missing as null."""
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: a number of NumPy as one of Python, what is missing as null."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {key: _plain(one, None) for key, one in value.items()}
+        return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one, names) for one in value]
+        return [_plain(one) for one in value]
     if (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
         return None
-    if names and isinstance(value, int):
-        return names[value] if value >= 0 else None
     return value

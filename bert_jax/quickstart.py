@@ -145,6 +145,8 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
 
 def check_resumed(stages: Stages) -> str:
     """Says from which step the run resumed. Raises UserError if the times in its log show that it did not."""
+    if "killed" not in stages.record:  # the user ran the command to its end
+        return "not killed"
     killed = stages.record["killed"]
     lines = read_metrics(Path(stages.path("pretrained")))
     early = [line for line in lines if line["step"] <= killed["checkpoint"]]
@@ -168,7 +170,7 @@ def held_out(stages: Stages) -> None:
         compared = f"{accuracy:.1%} of the masked tokens correct, the unigram baseline {baseline.accuracy:.1%}"
         entry["figures"] = compared
         if accuracy <= baseline.accuracy:
-            raise UserError(f"the model has learnt nothing: {compared}. Give it more --minutes")
+            raise UserError(f"the model has learnt nothing: {compared}. Give it more --minutes, in another --output")
 
 
 def _held_out_table(result: dict[str, Any], baseline: UnigramBaseline) -> Table:

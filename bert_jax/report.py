@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.data.mixture_spec import parse_mixture
+from bert_jax.data.shards import open_dataset
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.chart import Format, Reference, number, percent
 from bert_jax.reporting.comparison import comparison
@@ -98,19 +100,22 @@ def main(arguments: Sequence[str]) -> None:
         "workdir", metavar="WORKDIR", nargs="+", help="the folder of a pretraining or fine-tuning run, or several"
     )
     what = f"evaluate at most N examples of a fine-tuned run's dev file (default: {EXAMPLES:,})"
-    parser.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help=what)
+    parser.add_argument("--examples", type=int, metavar="N", help=what)
     parser.add_argument("--output", metavar="FILE", help="the page that compares several runs, e.g. compared.html")
     options = parser.parse_args(list(arguments))
-    if options.examples < 1:
-        raise UserError(f"--examples is {options.examples}; it must be at least 1")
+    examples = EXAMPLES if options.examples is None else options.examples
+    if examples < 1:
+        raise UserError(f"--examples is {examples}; it must be at least 1")
     if len(options.workdir) > 1:
+        if options.examples is not None:
+            raise UserError("--examples is for the report of one run; a comparison evaluates none. Leave it out")
         if not options.output:
             raise UserError("several runs are compared on a page of their own; name it: --output compared.html")
         print(compare(options.workdir, options.output))
     elif options.output:
         raise UserError("--output is for a comparison of several runs; the report of one run is WORKDIR/report.html")
     else:
-        print(report(options.workdir[0], options.examples))
+        print(report(options.workdir[0], examples))
 
 
 def _description(run: RecordedRun) -> str:
@@ -126,28 +131,39 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
-    shards, source = data.get("eval") or data.get("train"), ""
     references: dict[str, Reference] = {}
     try:
-        if not shards and data.get("mixture"):
-            source, shards, _ = parse_mixture(data["mixture"], "data.mixture").folders[0]
+        shards, source = _held_out_shards(data)
         if not shards or not run.config.heads.mlm:
             return {}, []
-        if not source:  # the baselines of one source would not compare with metrics of the rows of all sources
+        if data.get("eval") or not (source or data.get("phases")):  # others have rows of one source or phase
             references = _baselines(shards, run.config.training["eval"]["max_rows"])
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
+        split = open_dataset(shards, "eval").masking.split
     except UserError as error:
         return references, [Section(title, note=f"No table: {error}.")]
     first = sum(one.rank == 0 for one in masked_tokens)
     among = sum(one.rank is not None for one in masked_tokens)
     rows = f"held-out rows of {source}" if source else "held-out rows"
+    _, random, unchanged = map(percent, split)
+    others = f"Of the predicted tokens, {random} are random ones and {unchanged} are kept. " if split[0] < 1 else ""
     note = (
         f"{len(masked_tokens)} {rows}, sampled with a fixed seed, with the masks of the evaluation. In each row "
         "the middle masked token that hides a word is shown; none is selected by its result. Other masked tokens are "
-        "grey. As in training, 10% of the predicted tokens are replaced by random ones and 10% are kept. "
+        f"grey. {others}"
         f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}."
     )
     return references, [Section(title, [masked_token_table(masked_tokens)], note)]
+
+
+def _held_out_shards(data: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the shards with the held-out rows of a run, or of its first source and its name; empty if none."""
+    if data.get("eval"):
+        return data["eval"], ""
+    folder, source = data.get("train", ""), ""
+    if data.get("mixture"):
+        source, folder, _ = parse_mixture(data["mixture"], "data.mixture").folders[0]
+    return str(open_dataset(folder, "train").directory) if folder else "", source  # DIR of DIR/train
 
 
 def _baselines(shards: str, max_rows: int) -> dict[str, Reference]:

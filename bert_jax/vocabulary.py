@@ -26,6 +26,7 @@ KINDS = {
     "unigram": "SentencePiece Unigram",
     "sentencepiece_bpe": "SentencePiece BPE",
 }
+TOKENIZER = "tokenizer"  # the folder of a workdir that holds the files of its tokenizer
 _MODEL_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
@@ -152,6 +153,8 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
 def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
     if not path.exists():
         raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
+    if (path / TOKENIZER).is_dir():
+        path /= TOKENIZER
     file = _main_file(path) if path.is_dir() else path
     try:
         whole = path / "tokenizer.json"

@@ -22,6 +22,8 @@ import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hub_server import HubHandler, serving
 from random_checkpoints import odd_config, random_checkpoint
@@ -29,13 +31,14 @@ from random_checkpoints import odd_config, random_checkpoint
 import bert_jax
 from bert_jax import api, in_memory
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig
+from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.embed import embed
 from bert_jax.export import export_loaded
 from bert_jax.fill_mask import fill_mask
 from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
 from bert_jax.predict import PredictOptions, predict
+from bert_jax.tasks import registry
 
 ROWS = [{"review": f"a {word} cat sat .", "stars": stars} for word, stars in (("good", "five"), ("bad", "one"))] * 4
 ROOT = Path(__file__).parent.parent
@@ -177,12 +180,15 @@ class Frame:
 
 
 class Dataset:
-    """What bert_jax uses of a datasets.Dataset, whose classes are numbers."""
+    """What bert_jax uses of a datasets.Dataset, whose classes are numbers with names in the schema of its files."""
 
-    features: Mapping[str, Any] = {"review": SimpleNamespace(), "stars": SimpleNamespace(names=["one", "five"])}
+    features: Mapping[str, Any] = {"review": SimpleNamespace(), "stars": SimpleNamespace(names=["five", "one"])}
 
-    def to_list(self) -> list[dict[str, Any]]:
-        return [{"review": row["review"], "stars": ["one", "five"].index(row["stars"])} for row in ROWS]
+    def to_parquet(self, path: str) -> None:
+        rows = [{"review": row["review"], "stars": ["five", "one"].index(row["stars"])} for row in ROWS]
+        features = {"stars": {"names": ["five", "one"], "_type": "ClassLabel"}}
+        described = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(described), path)
 
 
 def test_finetune_starts_from_the_step_or_the_average_that_a_model_holds(tmp_path):
@@ -250,7 +256,7 @@ class NAType:
     """What pandas has for a missing value."""
 
 
-def test_rows_with_dates_missing_values_and_classes_in_lists_are_written_as_json(tmp_path):
+def test_rows_with_dates_and_missing_values_are_written_as_json(tmp_path):
     row = {
         "date": datetime.date(2026, 11, 24),
         "missing": NAType(),
@@ -258,18 +264,21 @@ def test_rows_with_dates_missing_values_and_classes_in_lists_are_written_as_json
         "answers": {"text": np.array(["a", "b"]), "start": [np.int64(3)]},
         "tags": np.array([1, 0, -1]),
     }
-    classes = SimpleNamespace(names=["O", "B-X"])
-
-    class Tagged:
-        features: Mapping[str, Any] = {"tags": SimpleNamespace(feature=classes), "date": SimpleNamespace()}
-
-        def to_list(self) -> list[dict[str, Any]]:
-            return [row]
-
     expected = {"date": "2026-11-24", "missing": None, "none": None, "answers": {"text": ["a", "b"], "start": [3]}}
-    for name, data, tags in (("rows", [row], [1, 0, -1]), ("dataset", Tagged(), ["B-X", "O", None])):
-        path = Path(in_memory.data_file(data, tmp_path / f"{name}.jsonl"))
-        assert json.loads(path.read_text()) == expected | {"tags": tags}
+    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl"))
+    assert json.loads(path.read_text()) == expected | {"tags": [1, 0, -1]}
+
+
+def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
+    """Those of rows without names, in another file, mean the same classes."""
+    train = in_memory.data_file(Dataset(), tmp_path / "train.jsonl")
+    numbers = [{"review": row["review"], "stars": ["five", "one"].index(row["stars"])} for row in ROWS]
+    dev = in_memory.data_file(numbers, tmp_path / "dev.jsonl")
+    config = TaskConfig(train=train, dev=dev, text="review", label="stars")
+    task, files = registry.resolve(config)
+    task = task.complete(registry.read(task, files["train"]))
+    assert task.labels == ("five", "one")
+    assert [item.label for item in registry.read(task, files["dev"]).items] == [row["stars"] for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +312,7 @@ def test_data_in_memory_are_fine_tuned_on_as_files_are(model, tmp_path):
         bert_jax.finetune(model, data, data, text="review", label="stars", overrides=settings)
         for data in (str(tmp_path / "rows.jsonl"), ROWS, Frame(), Dataset())
     ]
+    assert found.pop().loaded.task["labels"] == ["five", "one"]  # of the dataset; others sort them
     for tuned in found[1:]:
         assert tuned.result["metrics"] == found[0].result["metrics"]
         for path, value in found[0].loaded.params.items():
@@ -331,6 +341,27 @@ def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
     model = bert_jax.load(tmp_path / "run")
     assert result["step"] == 2 and manifest["counts"]["rows"] > 0
     assert model.config.vocab_size == tokenizer.vocab_size and model.config.layers == 1
+
+
+def test_a_name_with_a_comma_is_refused_in_a_list_of_files(tmp_path):
+    with pytest.raises(UserError, match=r"input has 'Smith, John\.txt', but commas separate names; write \? in place"):
+        bert_jax.build_examples(input=["Smith, John.txt", "b.txt"], tokenizer=tmp_path, output=tmp_path / "out")
+
+
+def test_a_model_of_the_hub_is_named_by_its_address_where_a_run_begins(model, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folder))
+    starts = []
+
+    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+        starts.append(config.init_from)
+        bert_jax_export.write(model.loaded, workdir)
+        return {}
+
+    monkeypatch.setattr(api, "run_finetuning", run)
+    for start in ("org/tiny", "hf:org/tiny", bert_jax.load("org/tiny"), str(folder)):
+        bert_jax.finetune(start, ROWS, text="review", label="stars")
+    assert starts == ["hf:org/tiny"] * 3 + [str(folder)]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     ended = Clock(steps=0, budget_minutes=4.0, log_every=1, elapsed=60.0, start=9, fraction=1.0)
     assert ended.read(9) == pytest.approx(0.25, abs=0.01)
     assert Clock(steps=0, budget_minutes=1.0, log_every=1, elapsed=60.0, start=9, fraction=1.0).read(9) == 1.0
+    # Also between two lines of the log, and soon after the start of a long budget.
+    assert Clock(steps=20, budget_minutes=60.0, log_every=50, elapsed=5.0, start=10, fraction=1.0).read(10) == 0.5
 
 
 def test_the_time_left_counts_from_the_first_step_which_compiles(monkeypatch):
@@ -89,6 +91,12 @@ def test_several_processes_refresh_by_what_process_0_sent_a_step_before(monkeypa
     assert seen == [(0, False, 0)] * 4 + [(0, False, 1), (0.5, True, 1), (0.5, False, 1)]
     assert clock.agreed == 30 and sent[0] == pytest.approx(6.0, abs=1.0)
     assert clock.read(12) == 1.0  # the last step needs no clock
+
+
+def test_several_processes_continue_an_ended_run_between_two_lines_of_the_log(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    clock = Clock(steps=0, budget_minutes=4.0, log_every=50, elapsed=60.0, start=9, fraction=1.0)
+    assert clock.read(9) == 0.25
 
 
 def test_elapsed_time_continues_after_a_restart():

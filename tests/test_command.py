@@ -93,3 +93,4 @@ def test_the_home_folder_is_meant_after_an_equals_sign_and_in_lists(monkeypatch)
     found = [command.expand_home(argument) for argument in typed]
     assert found[:2] == ["--input=/home/ann/a.txt,/home/ann/b*.txt", "/home/ann/c"]
     assert found[2:] == ["--config.data.mixture=de=/home/ann/de,en=/x:~", "a~/b", "~"]
+    assert command.expand_home("--config.data.phases=1:~/a,2:~/b") == "--config.data.phases=1:/home/ann/a,2:/home/ann/b"

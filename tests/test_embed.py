@@ -209,6 +209,8 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     assert "embeddings float32[" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"vectors\.npz exists"):
         command.main(arguments)
+    with pytest.raises(UserError, match="--shard_size is of output in shards, but --format npz writes one file"):
+        command.main([*arguments, "--shard_size=5"])
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,18 @@ def test_a_generator_is_copied_to_the_device_once(tmp_path, monkeypatch):
     assert fill_mask.fill_mask(electra, ["a [MASK]"]) == first and len(copied) == 1
 
 
+def test_rows_of_the_table_that_are_no_tokens_are_never_predicted(tmp_path):
+    loaded = random_checkpoint(tmp_path, odd_config(vocab_size=140), Heads(mlm=True))
+    words = random_checkpoint(tmp_path / "words", odd_config()).vocabulary  # of 131 tokens
+    params = loaded.params | {"mlm_head/bias": np.where(np.arange(256) < 131, 0, 50).astype(np.float32)}
+    params["mlm_head/bias"] = params["mlm_head/bias"][: len(loaded.params["mlm_head/bias"])]
+    larger = dataclasses.replace(loaded, vocabulary=words, params=params)
+    [filled] = fill_mask.fill_mask(larger, ["the [MASK] sat"], top=131)
+    assert sum(one.probability for one in filled.masks[0]) == pytest.approx(1, abs=1e-4)
+    assert len({one.token for one in filled.masks[0]}) == 131
+    assert fill_mask.generate(larger, 3, ["the cat"], seed=1)
+
+
 def test_a_vocabulary_without_a_mask_is_refused(loaded):
     words = dataclasses.replace(loaded, vocabulary=copy.copy(loaded.vocabulary))
     words.vocabulary.has_mask = False  # as GPT-2's
@@ -146,6 +158,8 @@ def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
             fill_mask.fill_mask(loaded, [sentence])
     with pytest.raises(UserError, match="--top is 0; use 1 to 131"):
         fill_mask.fill_mask(loaded, ["[MASK]"], top=0)
+    with pytest.raises(UserError, match="--top is of predictions for masks; omit it with --generate"):
+        fill_mask.main(["--checkpoint=x", "--top=2", "--generate=3"])
     tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
     with pytest.raises(UserError, match="no masked language model head"):
         fill_mask.fill_mask(tagger, ["[MASK]"])

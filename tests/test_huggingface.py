@@ -139,10 +139,8 @@ def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_te
     assert theirs.type_ids == rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0].tolist()
     assert [theirs.tokens[0], theirs.tokens[-1]] == [words.roles.cls_token, words.roles.sep_token]
     said = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    if said["tokenizer_class"] == "PreTrainedTokenizerFast":  # it gives no token types by default
-        assert "token_type_ids" in said["model_input_names"]
-    else:
-        assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer")
+    assert "token_type_ids" in said["model_input_names"]  # of the classes, BertTokenizer alone gives them by default
+    assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer", "PreTrainedTokenizerFast")
     assert theirs.ids.count(words.sep_id) == 1 + (2 if kind in ("bpe", "unigram", "sentencepiece_bpe") else 1)
 
 
@@ -291,6 +289,7 @@ def test_a_model_of_another_program_reads_texts_up_to_its_positions(tmp_path):
     assert huggingface.read(folder).task["max_length"] == 24  # the positions
     settings = folder / "tokenizer_config.json"
     values = json.loads(settings.read_text())
+    assert values["model_max_length"] == 24
     for limit, expected in ((16, 16), (1000000000000000019884624838656, 24)):
         settings.write_text(json.dumps(values | {"model_max_length": limit}))
         assert huggingface.read(folder).task["max_length"] == expected
@@ -368,6 +367,10 @@ def test_half_precision_is_exported_unchanged_until_it_is_trained_further(tmp_pa
     params = {path: value.astype(narrow).astype(np.float32) for path, value in loaded.params.items()}
     halved = dataclasses.replace(loaded, params=params, dtype=dtype)
     huggingface_export.write(halved, tmp_path / "half")
+    file = tmp_path / "half" / "model.safetensors"  # older versions of transformers also saved the positions
+    safetensors.numpy.save_file(
+        safetensors.numpy.load_file(file) | {"bert.embeddings.position_ids": np.arange(24)[None]}, file
+    )
     again = huggingface.read(tmp_path / "half")
     assert again.dtype == dtype
     for path, value in params.items():
@@ -382,3 +385,53 @@ def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_py
     exports = [(folder, loaded) for loaded, folder in (export(tmp_path / name, name) for name in CASES)]
     said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
     assert [one["architecture"] for one in said] == list(CASES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, False),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+        ({"tokenizer_class": "XLMRobertaTokenizer", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+    ],
+)
+def test_a_model_has_the_token_types_that_its_tokenizer_gives(tmp_path, capsys, settings, kept):
+    loaded, folder = export(tmp_path, "BertForSequenceClassification")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
+    again = huggingface.read(folder)
+    table = loaded.params["embeddings/segment/table"]
+    assert again.model.segment_types == (2 if kept else 1)
+    np.testing.assert_array_equal(again.params["embeddings/segment/table"], table if kept else table[:1])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("the tokenizer gives no token types" in said) != kept
+    assert "truncation_side is left, but texts lose their end here" in said
+
+
+def test_a_model_that_albert_cannot_hold_is_refused(tmp_path):
+    """ALBERT always projects its embeddings."""
+    loaded = random_checkpoint(tmp_path / "words", odd_config(shared_layers="all", activation="gelu_tanh"))
+    with pytest.raises(UserError, match="no Hugging Face format holds this architecture"):
+        huggingface_export.write(loaded, tmp_path / "out")
+
+
+@pytest.mark.parametrize("changes", [{"word_tokenizer_type": "mecab"}, {"tokenizer_class": "KoBertTokenizer"}])
+def test_a_vocabulary_of_other_words_than_bert_s_is_refused(tmp_path, changes):
+    _, folder = export(tmp_path, "BertModel")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(changes))
+    with pytest.raises(UserError, match=rf"vocab\.txt: its {next(iter(changes))} is"):
+        huggingface.read(folder)
+
+
+def test_the_head_of_an_electra_generator_has_the_exact_gelu(tmp_path):
+    config = odd_config(embedding_width=16, pooler="gelu")
+    loaded = random_checkpoint(tmp_path / "words", config, Heads(mlm=True))
+    huggingface_export.write(loaded, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["ElectraForMaskedLM"]
+    change_config(tmp_path / "out", hidden_act="gelu_new")
+    with pytest.raises(UserError, match="hidden_act is 'gelu_new', but the head of masked tokens has gelu"):
+        huggingface.read(tmp_path / "out")
+    other = dataclasses.replace(loaded, model=dataclasses.replace(config, activation="relu"))
+    with pytest.raises(UserError, match="hidden_act is 'relu', but the head of masked tokens has gelu"):
+        huggingface_export.write(other, tmp_path / "relu")

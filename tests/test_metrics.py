@@ -135,3 +135,13 @@ def test_a_full_disk_fails_at_the_line_that_does_not_fit(tmp_path, monkeypatch):
         patch.setattr("tensorboardX.record_writer.RecordWriter.write", full)
         log.write(1, {"loss": 0.5})
     log.close()
+
+
+def test_flops_of_electra_are_those_of_both_models():
+    generator = dataclasses.replace(
+        WIDE, width=64, heads=1, feed_forward=128, embedding_width=256
+    )  # a quarter of the width, and the embeddings of the model
+    both = training_flops(WIDE, rows=2, length=64, predictions=10, generator=64)
+    classified = 3 * 2 * 64 * (2 * WIDE.width**2 + 2 * WIDE.width)
+    model = training_flops(WIDE, rows=2, length=64, predictions=0)
+    assert both == training_flops(generator, rows=2, length=64, predictions=10) + model + classified

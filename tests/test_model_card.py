@@ -13,6 +13,7 @@ from bert_jax.data.summary import summarize
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
+from bert_jax.train.workdir import write_params
 
 
 def card_of(tmp_path, result, heads=None, **known) -> str:
@@ -81,10 +82,14 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
         "steps": [100, 100],
         "counts": {"train": {"examples": 5452, "tokens": 63127}, "dev": {"examples": 500, "tokens": 6000}},
         "start": {"path": "/home/me/first", "task": None},
+        "best": {"seed": 2, "learning_rate": 3e-5, "run": "seed-2", "metric": "f1", "value": 0.825},
+        "learning_rates": {"1e-05": {"metrics": {"f1": {"mean": 0.5, "std": None, "values": [0.5]}}}},
     }
     task = {"name": "own", "kind": "classification", "labels": ["bad", "good"]}
     card = card_of(tmp_path, result, heads=Heads(pooler=True, classes=2), task=task, training={"epochs": 3.0})
     assert "| f1 | 0.8125 ± 0.0150 (2 seeds) |" in card and "| accuracy | 0.7500 |" in card and "pearson" not in card
+    scores = card.partition("## Evaluation")[2].partition("\n## ")[0]
+    assert "| f1 |" in scores and not any(f"\n| {name} |" in scores for name in ("seed", "learning_rate", "value"))
     assert "| train | 5,452 | 63,127 |" in card and "| dev | 500 | 6,000 |" in card
     assert "| epochs | 3.0 |" in card and "/home" not in card
 
@@ -94,3 +99,13 @@ def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):
     bert_jax_export.write(loaded, tmp_path / "workdir")
     export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
     assert open_checkpoint(tmp_path / "out").data == (source("wiki"),)
+
+
+def test_only_the_step_that_a_run_results_in_has_its_scores(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True))
+    bert_jax_export.write(loaded, tmp_path / "run")
+    write_params(tmp_path / "run", 20, loaded.params)
+    (tmp_path / "run" / "result.json").write_text('{"step": 20, "eval_mlm_loss": 3.25}')
+    for folder, scores in (("run", {"step": 20, "eval_mlm_loss": 3.25}), ("run/checkpoints/0", {})):
+        assert open_checkpoint(tmp_path / folder).metrics == scores
+    assert open_checkpoint(tmp_path / "run" / "checkpoints" / "20").metrics

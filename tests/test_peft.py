@@ -163,7 +163,8 @@ def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_pat
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
         ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]"),
         ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'"),
-        ({"base_model_name_or_path": "someone/model"}, "base_model_name_or_path is 'someone/model'"),
+        ({"base_model_name_or_path": "no/such/folder"}, "base_model_name_or_path is 'no/such/folder'"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_refused(change, message, tmp_path):
@@ -173,6 +174,23 @@ def test_adapters_that_cannot_be_merged_are_refused(change, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         open_checkpoint(tmp_path / "adapters")
     assert "\n" not in str(caught.value)
+
+
+def test_a_base_model_may_be_one_of_the_hub(tmp_path, monkeypatch):
+    write_golden("peft_query_value", tmp_path)
+    expected = open_checkpoint(tmp_path / "adapters").params
+    file = tmp_path / "adapters" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "someone/model"}))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path / "base"))
+    found = open_checkpoint(tmp_path / "adapters").params
+    assert all(np.array_equal(found[path], value) for path, value in expected.items())
+
+    def fail(name: str, **_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(UserError, match=r"json: base_model_name_or_path: no checkpoint at someone/model"):
+        open_checkpoint(tmp_path / "adapters")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax import pretrain
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig
+from bert_jax.config import CheckpointConfig, MeshConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import Mixture
+from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
@@ -147,7 +148,15 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
     best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
     with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
         pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+    other = edited(shards_dir, tmp_path / "another")
+    with pytest.raises(
+        UserError, match=r"compares evaluations of the whole run, but the held-out rows of data\.phases"
+    ):
+        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
     assert not (tmp_path / "run").exists()
+    data = PretrainDataConfig(train=str(shards_dir), phases=f"9:{other}", eval=str(shards_dir))
+    config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
+    assert len(open_held_out(config, open_phases(data))) == 2
 
 
 # Slow: training.

@@ -227,6 +227,12 @@ def test_rows_longer_than_the_model_are_refused(step):
         AbstractStep.of(CONFIG, step.topology, RowSpec.of(CONFIG, 1024, None))
 
 
+def test_a_vocabulary_of_another_size_than_that_of_the_shards_is_refused(shards_dir):
+    config = dataclasses.replace(CONFIG, data=PretrainDataConfig(train=str(shards_dir)))
+    with pytest.raises(UserError, match=r"--vocab_size is 9, but the vocabulary of .* has 1000 tokens; omit"):
+        RowSpec.of(config, None, 9)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)")
 def test_a_real_plan(tmp_path):

@@ -95,6 +95,12 @@ def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, c
         assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
 
 
+@pytest.mark.parametrize("flag", ["text", "text_pair", "label"])
+def test_columns_of_a_task_are_refused_for_shards(trained, shards_dir, flag):
+    with pytest.raises(UserError, match=f"--{flag} is 'x', but the checkpoint has no task; omit it"):
+        evaluate.main([f"--checkpoint={trained}", f"--data={shards_dir}", f"--{flag}=x"])
+
+
 def test_evaluate_rejects_an_impossible_mesh_by_its_own_flag(trained, shards_dir):
     flags = [f"--checkpoint={trained}", f"--data={shards_dir}"]
     for mesh, message in (
@@ -262,6 +268,16 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
             ["--config.data.mask_rate=0.3", "--config.model.causal=true"],
             "none of them is masked; leave out config.span_boundary",
         ),
+        (
+            ["--config.generator_size=0.5"],
+            r"config\.generator_size is 0\.5, but config\.objective is auto; .*Leave it out",
+        ),
+        (["--config.replaced_weight=-50"], r"config\.replaced_weight is -50\.0; use a weight of at least 0"),
+        (
+            ["--config.checkpoint.every_minutes=-1"],
+            r"config\.checkpoint\.every_minutes is -1\.0\. Use a number of at least 0",
+        ),
+        (["--config.eval.max_rows=-100"], r"config\.eval\.max_rows is -100\. Use a number of at least 0"),
     ],
 )
 def test_invalid_option_gives_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, message):

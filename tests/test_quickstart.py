@@ -89,6 +89,7 @@ def test_the_log_shows_whether_the_run_resumed_from_its_checkpoint(
     tmp_path: Path, log: list[tuple[int, float]], resumed: bool
 ) -> None:
     stages = Stages(tmp_path / "out")
+    assert quickstart.check_resumed(stages) == "not killed"
     stages.record["killed"] = {"step": 30, "checkpoint": 20, "time": 5.0}
     workdir = tmp_path / "out" / "pretrained"
     workdir.mkdir()

@@ -155,6 +155,20 @@ def test_report_of_a_mixture_has_a_table_of_its_sources_and_no_baselines_of_one_
     assert not any("wiki" in one.title.lower() for one in curves.charts(lines, {}))
 
 
+@pytest.mark.parametrize("data", [{"train": "{}/train"}, {"train": "{}", "phases": "100:/gone"}, {"eval": "{}"}])
+def test_the_held_out_rows_of_a_report_are_those_of_the_run(pretrained: Path, data: dict[str, str]) -> None:
+    config = read_config(pretrained)
+    shards = config.training["data"]["train"]
+    chosen = {"train": shards, "eval": "", "phases": ""} | {key: value.format(shards) for key, value in data.items()}
+    before = " ".join(Page(report.report(pretrained).read_text(encoding="utf-8")).words.split())
+    write_config(pretrained, dataclasses.replace(config, training=config.training | {"data": chosen}))
+    after = " ".join(Page(report.report(pretrained).read_text(encoding="utf-8")).words.split())
+    table = before.partition("Predictions for masked tokens")[2].partition("Configuration")[0]
+    assert "held-out rows" in table and table in after
+    assert ("unigram baseline" in after) == ("phases" not in data) and "unigram baseline" in before
+    assert "10.0% are random ones and 10.0% are kept" in table
+
+
 def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None:
     metrics = {"accuracy": {"mean": 0.875, "std": 0.0125, "values": [0.8661, 0.8839]}}
     result = {"task": "own", "seeds": [3, 4], "metrics": metrics, "counts": {"train": {"examples": 4321}}}

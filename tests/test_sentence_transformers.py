@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -81,6 +82,18 @@ def test_the_settings_survive_every_format_of_export(folder, arrays, tmp_path, n
         read = open_checkpoint(tmp_path / path)
         assert {key: read.task[key] for key in loaded.task} == loaded.task
         assert_vectors(embed(read, texts_of(arrays)), arrays[f"vectors/{name}"])
+
+
+def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
+    path = tmp_path / "dot"
+    shutil.copytree(folder("cls"), path)
+    settings = path / "config_sentence_transformers.json"
+    values = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps(values | {"similarity_fn_name": "dot"}))
+    for source, name in ((path, "dot"), (folder("cls"), "cosine")):
+        export(source, tmp_path / f"{name}-out", "sentence_transformers")
+        said = json.loads((tmp_path / f"{name}-out" / settings.name).read_text())
+        assert said["similarity_fn_name"] == name
 
 
 def test_a_given_pool_or_prompt_replaces_the_settings_of_a_folder(folder, arrays):

@@ -1,5 +1,6 @@
 """Shards from a store or a slow disk, kept on a local one."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -110,4 +111,13 @@ def test_errors_are_one_line(store, copy, tmp_path):
         copy("gs://bucket/books")
     (store / "manifest.json").write_text('{"schema_version": 99}')
     with pytest.raises(UserError, match="schema_version 99"):
+        copy("gs://bucket/books")
+
+
+def test_a_cache_without_locks_is_refused(store, copy, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(UserError, match=r"cache is on a file system without locks; choose one on a local disk"):
         copy("gs://bucket/books")

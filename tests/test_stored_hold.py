@@ -16,7 +16,7 @@ import tensorstore
 from etils import epath
 
 from benchmarks import s3_emulator
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import conditional, holder, stored_hold
 from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, Times, hold
 from bert_jax.storage.stored_hold import StoredHold
@@ -174,4 +174,7 @@ def test_a_removed_object_is_reported_and_an_unreadable_store_is_not_taken_for_i
 def test_a_store_that_refuses_is_an_error_of_one_line(objects):
     objects.client.failure = "PERMISSION_DENIED: no\nmore"
     with pytest.raises(UserError, match=r"^gs://bucket/run/holder\.json: cannot read: PERMISSION_DENIED: no\. Check"):
+        hold(FOLDER, print).__enter__()
+    objects.client.failure = "UNAVAILABLE: the network is down"
+    with pytest.raises(RunAgain, match=r"^gs://bucket/run/holder\.json: cannot read: UNAVAILABLE"):
         hold(FOLDER, print).__enter__()

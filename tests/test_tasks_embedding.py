@@ -30,6 +30,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.predict import predict
 from bert_jax.tasks import registry
 from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.embedding_objective import GroupLabels
 from bert_jax.tasks.prepared_runs import prepare
@@ -370,3 +371,30 @@ def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_pa
     task = EmbeddingTask("own", columns=Columns("a", "b", "score")).with_metrics()
     with pytest.raises(UserError, match=r"has no scores .*cannot be measured by spearman, pearson"):
         task.metric_names(task.read(path, task.columns, True))
+
+
+def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(tmp_path: Path, words) -> None:
+    for name in ("f.tsv", "f.jsonl"):
+        split = TASK.read(written(tmp_path, name, ("a", "b"), [pair[:2] for pair in PAIRS]), TASK.columns, True)
+        rows = dataclasses.replace(TASK, loss="contrastive").encode(split, words)
+        assert rows.text_lengths.astype(bool).sum(axis=1).tolist() == [2, 2, 2]
+        with pytest.raises(UserError, match=rf"{name} has no hard negatives: no column 'c' \(task\.negatives\)"):
+            TASK.complete(split)
+
+
+def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path: Path, words) -> None:
+    task = EmbeddingTask("own", columns=Columns("a", "b", "s"), prompt="the ", query_prompt="a ", loss="cosent")
+    read = task.read(written(tmp_path, "f.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)]), task.columns, True)
+    given = task.parse(Path("x"), [InputRecord(1, {"a": "cat", "b": "dog"})])
+    ids = [task.encode(split, words).input_ids.tolist() for split in (read, given)]
+    assert ids[0] == ids[1] and words.decode(ids[0]).startswith("[CLS] the cat")
+
+
+def test_metrics_of_vectors_are_those_asked_for(tmp_path: Path, words) -> None:
+    with pytest.raises(UserError, match="foo"):
+        dataclasses.replace(TASK, metrics=("foo",))
+    task = dataclasses.replace(TASK, metrics=("mrr",), loss="contrastive")
+    rows = task.encode(task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True), words)
+    vectors = np.random.default_rng(0).normal(size=(3, 3, 8)).astype(np.float32)
+    assert set(task.measure(rows, list(vectors))) == {"mrr"}
+    assert set(dataclasses.replace(task, metrics=("spearman",)).measure(rows, list(vectors))) == {"mrr", "accuracy"}

@@ -14,6 +14,7 @@ from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
 from bert_jax.finetune import finetune
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.tasks import key_sweep, measurement, results, sweep, training
@@ -182,3 +183,21 @@ def test_layers_that_cannot_be_initialized_are_refused(
     task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
     with pytest.raises(UserError, match=said):
         prepare(test_finetune.config_of(start, task, **changes), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_sweep_submits_once_by_its_best_setting(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_finetune.write_nli(tmp_path / "glue")
+    task = TaskConfig(name="mnli", data_dir=str(tmp_path), submission=str(tmp_path / "leaderboard"))
+    config = test_finetune.config_of(start, task, steps=1, sweep="optimizer.learning_rate=1e-3,1e-9")
+    opened = []
+
+    def open_best(folder: Path) -> LoadedModel:
+        opened.append(folder)
+        return open_checkpoint(folder)
+
+    monkeypatch.setattr("bert_jax.finetune.open_checkpoint", open_best)
+    finetune(config, tmp_path / "sweep")
+    assert opened == [tmp_path / "sweep"]
+    assert {path.name for path in (tmp_path / "leaderboard").iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}

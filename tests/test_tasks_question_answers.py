@@ -102,6 +102,9 @@ def test_metrics_and_predictions_of_questions_that_may_have_no_answer(letters): 
     assert told[1]["start"] is None and told[1]["score"] == told[1]["no_answer_probability"] == pytest.approx(sure[1])
     assert told[2]["scores"] == [{"answer": "c", "score": pytest.approx(1 - sure[2]), "start": 2, "end": 3}]
     assert TASK.calibrated({"f1": 1.0}) == TASK
+    chosen = replace(TASK, metrics=("f1",)).complete(split)  # the threshold is measured, too
+    assert chosen.calibrated(chosen.measure(rows, answers)).null_threshold == found["best_f1_thresh"]
+    assert replace(TASK, metrics=("f1",), null_threshold=0.5).complete(split).metrics == ("f1",)
     settled = replace(task, null_threshold=0.5)
     assert settled.calibrated(settled.measure(rows, answers)) == settled
     squad1 = TASK.complete(split_of(("a", "b", (Answer("b", 0),))))

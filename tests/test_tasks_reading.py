@@ -184,7 +184,7 @@ def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_pat
     schema = {"huggingface": json.dumps({"info": {"features": {"ner_tags": tags}}})}
     pq.write_table(table.replace_schema_metadata(schema), tmp_path / "a.parquet")
     split = reading.read_word_lists(tmp_path / "a.parquet", Columns(label="ner_tags"), True)
-    assert [item.tags for item in split.items] == [("O", "B-X"), ("O",)]
+    assert [item.tags for item in split.items] == [("O", "B-X"), ("O",)] and split.class_names == ("O", "B-X")
 
 
 def test_lists_of_prepared_data_are_those_of_json() -> None:

@@ -365,3 +365,16 @@ def test_real_subsets_are_read_by_naming_their_files(
         assert {item.label for item in split.items} == set(task.labels) and split.left_out == 0
     if name == "mnli":
         assert [sum(item.label == label for item in splits[1].items) for label in task.labels] == [3_479, 3_123, 3_213]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"marks": "start,end"}) for kind in ("multilabel", "choice", "tagging", "question")),
+        *((kind, {"text_pair": "x"}) for kind in ("tagging", "token_regression", "spans", "span_pairs")),
+    ],
+)
+def test_columns_that_a_kind_does_not_read_are_refused(kind: str, options: dict) -> None:
+    [(key, value)] = options.items()
+    with pytest.raises(UserError, match=f"task.{key} is '{value}', but task.kind={kind} has none; leave it out"):
+        registry.resolve(TaskConfig(kind=kind, train="a.jsonl", text="a", label="b", **options))

@@ -305,3 +305,13 @@ def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(lette
             {"type": "P", "text": "x", "score": 0.875, "words": [1, 2]},
         ],
     }
+
+
+def test_labels_are_in_the_order_of_the_classes_that_a_file_names() -> None:
+    split = split_of([("EU", "B-ORG"), ("says", "O"), ("Rome", "B-LOC")])
+    named = replace(split, class_names=("O", "B-ORG", "I-ORG", "B-LOC"))
+    task = replace(TASK, labels=(), metrics=())
+    assert task.complete(named).labels == ("O", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
+    bilou = replace(split_of([("EU", "U-X"), ("is", "O")]), class_names=("U-X", "O", "B-X", "I-X", "L-X"))
+    assert tagging_schemes.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
+    assert task.complete(replace(split, class_names=("O", "X"))).labels[0] == "O"  # not those of this column

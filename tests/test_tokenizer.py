@@ -386,3 +386,8 @@ def test_ids_are_the_librarys_on_nineteen_languages(name, lowercase):
     for file in files:
         # The first 120 000 characters of each keep this within seconds.
         assert_equal_ids(ours, library, read(file)[:120_000].split("\n"))
+
+
+def test_a_workdir_and_an_export_with_the_shards_have_a_tokenizer(tmp_path, vocab_dir):
+    shutil.copytree(vocab_dir, tmp_path / "run" / "tokenizer")
+    assert tokenizer.load(tmp_path / "run").content_hash == tokenizer.load(vocab_dir).content_hash

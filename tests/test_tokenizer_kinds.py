@@ -472,3 +472,25 @@ def test_ids_are_the_librarys_on_nineteen_languages(bert_jax_data, tmp_path, kin
     for file in files:
         lines += lzma.decompress(file.read_bytes()).decode()[:20_000].split("\n")
     assert_equal_ids(Made(tmp_path, make(kind, lines[::10], tmp_path)), lines)
+
+
+def test_byte_pairs_follow_the_settings_where_transformers_does(made, tmp_path):
+    """RobertaTokenizer makes its steps from tokenizer_config.json, other classes take them from tokenizer.json."""
+    made("bpe").ours.save(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    ends = [["</s>", content["model"]["vocab"]["</s>"]], ["<s>", content["model"]["vocab"]["<s>"]]]
+    content["post_processor"] = {"type": "BertProcessing", "sep": ends[0], "cls": ends[1]}
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    for kind, space, separators in (("RobertaTokenizer", False, 2), ("PreTrainedTokenizerFast", True, 1)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": kind}))
+        read = tokenizer.load(tmp_path)
+        library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        assert (read.spec.add_prefix_space, read.pair_separators) == (space, separators)
+        assert (read.encode("the end").tolist() == library.encode("the end", add_special_tokens=False).ids) == space
+        read.save(tmp_path / kind)
+        again = tokenizer.load(tmp_path / kind)
+        assert (again.content_hash, again.pair_separators) == (read.content_hash, separators)
+        saved = tokenizers.Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+        assert saved.encode("the", "end").tokens.count("</s>") == separators + 1

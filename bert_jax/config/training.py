@@ -99,12 +99,24 @@ class CheckpointConfig:
     keep_every: int = 0  # also keep the checkpoints of steps that this divides; 0: none
     best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
 
+    def __post_init__(self) -> None:
+        _check_numbers("checkpoint", every_steps=self.every_steps, every_minutes=self.every_minutes)
+
 
 @dataclass(frozen=True)
 class EvalConfig:
-    every_steps: int = 0  # steps between held-out evaluations; 0: only at the end
+    every_steps: int = 0  # steps between held-out evaluations; 0: at the end, in fine-tuning after each epoch
     batch_size: int = 0  # rows of a held-out batch; 0: that of training; with a batch_schedule its smallest
     max_rows: int = 0  # the first held-out rows to evaluate; 0: all
+
+    def __post_init__(self) -> None:
+        _check_numbers("eval", every_steps=self.every_steps, batch_size=self.batch_size, max_rows=self.max_rows)
+
+
+def _check_numbers(group: str, **numbers: int | float) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"config.{group}.{name} is {value}. Use a number of at least 0")
 
 
 @dataclass(frozen=True)

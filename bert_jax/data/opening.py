@@ -61,7 +61,8 @@ def _mixture_key(first: int) -> str:
 def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple[Source, ...]]:
     """Opens the held-out rows of each phase: data.eval, or if it is not set, those of each source that has any.
 
-    Raises UserError for shards that cannot be read, and if checkpoint.best needs rows that a phase lacks.
+    Raises UserError for shards that cannot be read, and if checkpoint.best needs rows that a phase lacks, or that
+    differ from those of another phase.
     """
     held_out = [_held_out(config, phase) for phase in phases]
     for phase, sources in zip(phases, held_out, strict=True):
@@ -70,6 +71,11 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
                 f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.mixture.dataset.directory}) has no "
                 "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
             )
+    if config.checkpoint.best and len({tuple(one.dataset.directory for one in sources) for sources in held_out}) > 1:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but the held-out rows of "
+            "data.phases differ; name those of all phases by --config.data.eval, or do not set checkpoint.best"
+        )
     return held_out
 
 

@@ -5,7 +5,6 @@ cache, CACHE/NAME-HASH with the hash of its manifest, so an output that was buil
 used without reading it once its files have the sizes in the manifest; their hashes are checked while they are copied.
 """
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
-from bert_jax.storage.local import write_atomic
+from bert_jax.storage.local import wait_for_lock, write_atomic
 from bert_jax.storage.remote import Folder, is_remote
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
@@ -42,8 +41,9 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
     name = source.address.rsplit("/", 1)[-1]
     folder = Path(os.path.abspath(cache_dir)) / f"{name}-{hashlib.sha256(content).hexdigest()[:_DIGITS]}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (folder / ".lock").open("wb") as lock:
+        if not wait_for_lock(lock):
+            raise UserError(f"data.cache_dir={cache_dir} is on a file system without locks; choose one on a local disk")
         _complete(source, folder, manifest, (chosen,) if chosen else parts, log)
         if not (folder / MANIFEST).exists():  # written last, because a folder with a manifest can be opened
             write_atomic(folder / MANIFEST, content)

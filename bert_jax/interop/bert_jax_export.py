@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bert_jax.interop.bert_jax_format import TOKENIZER
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.workdir import WorkdirConfig, write_config, write_params
+from bert_jax.vocabulary import TOKENIZER
 
 
 def write(loaded: LoadedModel, directory: Path) -> None:

@@ -18,8 +18,7 @@ from bert_jax.storage.location import Location, local_folder
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import read_config
-
-TOKENIZER = "tokenizer"
+from bert_jax.vocabulary import TOKENIZER
 
 
 def read(workdir: Location, step: int | None = None, average: str = "", merged: bool = True) -> LoadedModel:
@@ -31,7 +30,8 @@ def read(workdir: Location, step: int | None = None, average: str = "", merged: 
     UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
     """
     config = read_config(workdir)
-    if step is None and (step := selected_step(workdir)) is None:
+    selected = selected_step(workdir)
+    if step is None and (step := selected) is None:
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
@@ -52,8 +52,8 @@ def read(workdir: Location, step: int | None = None, average: str = "", merged: 
         origin=str(workdir),
         training=config.training,
         data=config.data,
-        # result.json reports the parameters themselves, not an average of them.
-        metrics={} if average else _result(workdir),
+        # result.json reports the parameters of the selected step themselves, not an average of them.
+        metrics=_result(workdir) if step == selected and not average else {},
         average=average,
     )
 

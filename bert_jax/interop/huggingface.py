@@ -1,5 +1,6 @@
 """Reads the Hugging Face format: config.json, model.safetensors and tokenizer files, without transformers."""
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,10 @@ from bert_jax.interop.safetensors_folder import SafetensorsFolder, refuse_pickle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
+SEGMENT_TABLE = "embeddings/segment/table"
+# Tokenizers of transformers that give no token types, unless model_input_names has them.
+WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
 LABELLED = ("classification", "multilabel", "tagging")
 # The problem_type in config.json of each kind of task with a classifier.
 PROBLEM_TYPES = {
@@ -70,10 +74,32 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     _check_tensors(directory, weights, name_table.tensor_shapes(table, model, heads), family)
     params = name_table.import_params(table, weights.__getitem__, model, heads)
     words = load_vocabulary(directory, model)
+    model, params = _as_tokenized(directory, model, params)
     task = _task(directory, values, model, heads)
     if of_sentences and task is None:
         task = sentence_transformers.read_task(directory, model, words)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
+
+
+def _as_tokenized(
+    directory: Path, model: ModelConfig, params: dict[str, np.ndarray]
+) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Returns the model without its token types if the folder's tokenizer gives it none: all tokens then have type 0.
+
+    Reports this, and a side at which texts are truncated that is not supported.
+    """
+    settings = read_json(directory / TOKENIZER_FILE) if (directory / TOKENIZER_FILE).exists() else {}
+    where, names = directory / TOKENIZER_FILE, settings.get("model_input_names")
+    if settings.get("truncation_side", "right") != "right":
+        report(f"{where}: truncation_side is {settings['truncation_side']}, but texts lose their end here")
+    given = not str(settings.get("tokenizer_class")).startswith(WITHOUT_TYPES)
+    if isinstance(names, list):
+        given = "token_type_ids" in names
+    if given or model.segment_types < 2:
+        return model, params
+    report(f"{where}: the tokenizer gives no token types, so those of the model but the first are left out")
+    table = {SEGMENT_TABLE: params[SEGMENT_TABLE][:1]}
+    return dataclasses.replace(model, segment_types=1), params | table
 
 
 def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
@@ -184,7 +210,7 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
 
 def _tokenizer_limit(directory: Path) -> int:
     """Returns the tokens to which transformers truncates a text; a file without it has a very large number."""
-    file = directory / "tokenizer_config.json"
+    file = directory / TOKENIZER_FILE
     found = read_json(file).get("model_max_length") if file.exists() else None
     return int(found) if isinstance(found, int | float) and 0 < found < sys.maxsize else sys.maxsize
 

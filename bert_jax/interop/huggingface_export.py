@@ -5,6 +5,7 @@ This follows the files that transformers 5 writes, without depending on transfor
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from bert_jax.model.heads import Heads
 from bert_jax.storage.local import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.vocabulary import Vocabulary
 
 
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
@@ -89,8 +89,9 @@ def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters:
     family = family_of(loaded)
     architecture = architecture_of(family, loaded.heads)
     values = _write_config(loaded, family, architecture) | {"dtype": dtype}
+    family.read_heads(Path(CONFIG_FILE), values, frozenset(parts_of(loaded.heads)))  # raises UserError
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _save_tokenizer(loaded.vocabulary, folder, types=loaded.model.segment_types > 1)
+    _save_tokenizer(loaded, folder)
     card = model_card.render(loaded, family, architecture, parameters, loading)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -228,15 +229,21 @@ def _restore_dtype(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[
     return dict(tensors), "float32"
 
 
-def _save_tokenizer(words: Vocabulary, directory: Path, types: bool) -> None:
-    """Writes the tokenizer's files so that transformers builds the sequences that this model expects.
+def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
+    """Writes the tokenizer's files so that transformers builds the sequences that this model expects, and truncates
+    them to the tokens that it accepts, or that its task uses.
 
-    `types` says whether the model has token types. The classes of transformers give none for the
-    vocabularies of RoBERTa and XLM-R, which use two separators, and always give them for the others. A
-    model that differs is exported with the general class and its own template, or without one if the
-    vocabulary adds no special tokens.
+    The classes of transformers build no token types for the vocabularies of RoBERTa and XLM-R, which use two
+    separators, and build them for the others. A model that differs is exported with the general class and its own
+    template, or without one if the vocabulary adds no special tokens. model_input_names says whether they are given to
+    the model: of the classes, only BERT's do so by themselves.
     """
+    words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)
+    settings = directory / "tokenizer_config.json"
+    longest = min((loaded.task or {}).get("max_length", sys.maxsize), loaded.model.max_positions)
+    inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    write_json(settings, read_json(settings) | {"model_max_length": longest, "model_input_names": inputs})
     if types == (words.pair_separators == 1):
         return
     if words.adds_special_tokens:
@@ -247,9 +254,4 @@ def _save_tokenizer(words: Vocabulary, directory: Path, types: bool) -> None:
         trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
         library.post_processor = processors.Sequence([*trim, sequences])
         file.write_text(library.to_str(pretty=True), encoding="utf-8")
-    settings = directory / "tokenizer_config.json"
-    generic = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"],
-    }
-    write_json(settings, read_json(settings) | generic)
+    write_json(settings, read_json(settings) | {"tokenizer_class": "PreTrainedTokenizerFast"})

@@ -180,7 +180,7 @@ def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores of result.json by name: numbers, and the mean and standard deviation of several seeds."""
     rows: dict[str, str] = {}
     for name, value in metrics.items():
-        if name in (*_EFFORT, "steps", "counts", "start"):
+        if name in (*_EFFORT, "steps", "counts", "start", "best", "learning_rates"):
             continue
         if isinstance(value, Mapping) and "mean" in value:
             rows |= {name: score} if (score := _seeds_score(value)) else {}

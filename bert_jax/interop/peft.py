@@ -18,6 +18,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.family import Family
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import SafetensorsFolder, read_tensors
+from bert_jax.storage import hub_models
 from bert_jax.storage.local import read_json
 
 CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
@@ -152,14 +153,21 @@ class AdaptedFolder(SafetensorsFolder):
 
 
 def _base_folder(directory: Path, name: object) -> Path:
-    """Returns the folder of the base model, whose name may be relative to the adapters' folder."""
+    """Returns the folder of the base model, whose name may be relative to the adapters' folder, or that of a model of
+    the Hub."""
     for folder in (Path(str(name)), directory / str(name)) if name else ():
         if (folder / huggingface.CONFIG_FILE).exists():
             return folder
-    raise UserError(
-        f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is not the folder of a model. Download "
-        "that model, and set the field to its folder"
-    )
+    address = str(hub_models.model_address(str(name)))
+    if not name or not address.startswith(hub_models.PREFIX):
+        raise UserError(
+            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is not the folder of a model. "
+            "Download that model, and set the field to its folder"
+        )
+    try:
+        return Path(hub_models.named_folder(address))
+    except UserError as error:
+        raise UserError(f"{directory / CONFIG_FILE}: base_model_name_or_path: {error}") from None
 
 
 def _architecture(where: Path, family: Family, architecture: str, task_type: object) -> str:

@@ -16,6 +16,7 @@ from bert_jax.storage.local import read_json
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
+_INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 _READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
 
 
@@ -57,11 +58,12 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
     @property
     def dtype(self) -> str:
-        """The dtype of all tensors; float32 if they differ."""
+        """The dtype of all tensors but those of integers, which are no parameters; float32 if they differ."""
         found = set()
         for path, name in self._names.values():
             with _open(path) as file:
-                found.add(_DTYPES.get(file.get_slice(name).get_dtype(), "float32"))
+                found.add(file.get_slice(name).get_dtype())
+        found = {_DTYPES.get(dtype, "float32") for dtype in found if dtype not in _INTEGERS}
         return found.pop() if len(found) == 1 else "float32"
 
     def shape(self, bare: str) -> tuple[int, ...]:

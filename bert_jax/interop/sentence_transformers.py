@@ -25,6 +25,7 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 KIND = "embedding"
+COSINE = "cosine"  # by which vectors are compared, unless a folder says otherwise
 # The names of Pooling's settings that every version of sentence-transformers reads.
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -74,7 +75,7 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
 def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     """Writes the files of a task of this kind into a Hugging Face folder.
 
-    task has the keys of read_task, of which only prompts may be absent.
+    task has the keys of read_task, of which prompts and similarity may be absent.
     """
     prefix = "sentence_transformers.models"
     kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
@@ -96,7 +97,7 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     if text := task.get("prompt"):
         default = next((name for name, known in prompts.items() if known == text), "default")
         prompts[default] = text
-    values = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": "cosine"}
+    values = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": task.get("similarity", COSINE)}
     write_json(directory / PROMPTS_FILE, values)
 
 
@@ -132,6 +133,7 @@ def _prompts(path: Path) -> dict[str, Any]:
         "query_prompt": prompts.get("query", ""),
         "document_prompt": prompts.get(document, ""),
         "prompts": [list(item) for item in prompts.items()],
+        "similarity": str(values.get("similarity_fn_name") or COSINE),
     }
 
 

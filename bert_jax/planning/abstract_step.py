@@ -50,7 +50,8 @@ class RowSpec:
         If seq_len is None, rows are as long as the model has positions, but at most 512. Predictions are those of the
         highest mask rate.
 
-        Raises UserError for shards that cannot be read, for an invalid mask rate, and if the shards and seq_len differ.
+        Raises UserError for shards that cannot be read, for an invalid mask rate, and if the shards and seq_len or
+        vocab_size differ.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train or config.data.mixture:
@@ -62,6 +63,11 @@ class RowSpec:
                     "omit --seq_len"
                 )
             predictions, words = batch_predictions(data, rates), data.vocabulary().vocab_size
+            if vocab_size not in (None, words):
+                raise UserError(
+                    f"--vocab_size is {vocab_size}, but the vocabulary of {data.directory} has {words} tokens; "
+                    "omit --vocab_size"
+                )
             return cls(data.seq_len, data.pack, predictions, words, data.labelled, phase.mixture.filled)
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)

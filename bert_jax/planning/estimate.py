@@ -133,7 +133,9 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
         step=step,
         memory=compiled.memory,
         flops=flops,
-        model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, predictions),
+        model_flops=metrics.training_flops(
+            model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads.generator
+        ),
         time=time,
         roofline=least,
         collectives=found,

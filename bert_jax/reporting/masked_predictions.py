@@ -126,7 +126,8 @@ def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray,
     @jax.jit
     def softmax(params: dict, batch: Batch, at: Int[Array, "B 1"]) -> Float[Array, "B V"]:
         model = bind(loaded.model, heads, params, Runtime())
-        return jax.nn.softmax(masked_logits(model, model.encode(batch).last, at)[:, 0].astype(jnp.float32))
+        logits = masked_logits(model, model.encode(batch).last, at)[:, 0].astype(jnp.float32)
+        return jax.nn.softmax(logits[:, : loaded.vocabulary.vocab_size])  # the table may have more rows
 
     return np.asarray(softmax(params, batch, positions[:, None].astype(np.int32)))
 

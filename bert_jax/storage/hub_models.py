@@ -17,15 +17,15 @@ _FILES = (
 )
 
 
-def model_folder(source: str | Path) -> str | Path:
-    """Returns a path that exists, or an address in a store, as it is; for the name of a model on the Hub, its files.
+def model_address(source: str | Path) -> str | Path:
+    """Returns a path that exists, or an address in a store, as it is; for the name of a model on the Hub, hf:NAME.
 
-    The name may have the prefix hf:, and then no path is meant. Raises UserError as `named_folder` does.
+    The name may have the prefix hf: already, and then no path is meant.
     """
     name = str(source)
-    if name.startswith(PREFIX) or not (isinstance(source, Path) or Path(name).exists() or not _NAME.fullmatch(name)):
-        return Path(named_folder(name if name.startswith(PREFIX) else PREFIX + name))
-    return source
+    if name.startswith(PREFIX) or isinstance(source, Path) or Path(name).exists() or not _NAME.fullmatch(name):
+        return source
+    return PREFIX + name
 
 
 def named_folder(address: str | PurePath) -> str | PurePath:

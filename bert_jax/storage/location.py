@@ -107,13 +107,13 @@ def store_errors(path: PurePath, what: str, then: str = "Run the same command ag
     except Exception as error:
         if is_stored(path) and is_store_failure(error):
             why = f"cannot {what}: {first_line(error)}"
-            if _is_denied(error):
+            if is_denied(error):
                 raise UserError(f"{why}. Check what the credentials permit (docs/resuming.md)") from error
             raise RunAgain(f"{why}. {then}") from error
         raise
 
 
-def _is_denied(error: BaseException | None) -> bool:
+def is_denied(error: BaseException | None) -> bool:
     """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
     while error is not None:
         text = str(error)

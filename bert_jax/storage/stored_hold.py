@@ -8,10 +8,11 @@ nor remove the other's object.
 import contextlib
 import threading
 
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import holder
 from bert_jax.storage.conditional import open_objects
 from bert_jax.storage.holder import HOLDER_FILE, Hold, Report, Seen
+from bert_jax.storage.location import is_denied
 from bert_jax.storage.remote import first_line
 
 
@@ -28,9 +29,8 @@ class StoredHold(Hold):
             while not self._write(self._wait_for_end(False, report, holder.TIMES.poll_stored)):
                 pass  # another run was faster
         except OSError as error:
-            raise UserError(
-                f"{self.folder / HOLDER_FILE}: {first_line(error)}. Check credentials and network"
-            ) from None
+            why = f"{self.folder / HOLDER_FILE}: {first_line(error)}. Check credentials and network"
+            raise (UserError(why) if is_denied(error) else RunAgain(why)) from None
 
     def remove(self) -> None:
         with contextlib.suppress(OSError), self._writing:  # an object that stays delays the next run at most

@@ -6,7 +6,7 @@ import os
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from bert_jax.command import UserError, install_hint
+from bert_jax.command import RunAgain, UserError, install_hint
 from bert_jax.storage.remote import first_line
 
 
@@ -65,7 +65,8 @@ def prepare(store: Store, address: str) -> None:
 
 
 def check_access(path: PurePath) -> None:
-    """Raises UserError unless the bucket of a path exists and this process may list it. Does nothing on disk."""
+    """Raises UserError unless the bucket of a path exists and this process may list it, and RunAgain if the store does
+    not answer. Does nothing on disk."""
     store = store_of(path)
     if store is None:
         return
@@ -129,5 +130,5 @@ def _no_bucket(path: PurePath, bucket: str) -> UserError:
     return UserError(f"{path}: the bucket {bucket} does not exist. Create it, or check the address")
 
 
-def _no_answer(path: PurePath, error: Exception) -> UserError:
-    return UserError(f"{path}: {first_line(error)}. Check the address and the network")
+def _no_answer(path: PurePath, error: Exception) -> RunAgain:
+    return RunAgain(f"{path}: {first_line(error)}. Check the address and the network, and run the same command again")

@@ -101,6 +101,9 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[reading.kind_of_file(Path(config.train))])
         columns = Columns(config.text, config.text_pair, config.label, _marks(config))
         task = kind_class(kind)("own", columns=columns)
+        for key in task.unread_columns:
+            if getattr(config, key):
+                raise UserError(f"task.{key} is {getattr(config, key)!r}, but task.kind={kind} has none; leave it out")
         files = given
     else:
         raise UserError(

@@ -39,6 +39,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     kind: ClassVar[str]  # its name in configurations and in config.json
     has_labels: ClassVar[bool] = True  # whether task.labels may name the labels
+    unread_columns: ClassVar[tuple[str, ...]] = ()  # the fields of Columns that its files cannot have
 
     name: str
     labels: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ def train(
         if (stop := result.stop_requested) and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
+        del result  # its parameters are on the devices, where the next seed needs the memory
     return metrics, steps, stop
 
 

@@ -15,6 +15,7 @@ from bert_jax.storage.local import write_json
 from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     GPT2_ROLES,
+    HASHED_IF_CHANGED,
     ROBERTA_ROLES,
     UNHASHED,
     AddedToken,
@@ -25,6 +26,7 @@ from bert_jax.tokenization.tokenizer_spec import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
+    separators_of,
     special_token_map,
     tokens_by_id,
     write_settings,
@@ -50,6 +52,7 @@ class ByteBPESpec(TokenList):
     ignore_merges: bool = False  # whether a pre-token that is in the vocabulary is not merged
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the tokens of the roles
     adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
+    separators: int = field(default=0, metadata=HASHED_IF_CHANGED)  # between two texts; 0: as usual with the roles
 
     kind = "bpe"
 
@@ -76,7 +79,7 @@ class ByteBPESpec(TokenList):
 
     @property
     def pair_separators(self) -> int:
-        return 2 if self.roles.sep_token == ROBERTA_ROLES.sep_token else 1
+        return self.separators or _usual_separators(self.roles)
 
     def is_inside(self, token: str) -> bool:
         return _token_text(token)[:1] not in _SPACES
@@ -99,7 +102,8 @@ class ByteBPESpec(TokenList):
 
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
-        roberta = self.roles == ROBERTA_ROLES and not self.normalizers and not self.ignore_merges
+        usual = not (self.normalizers or self.ignore_merges or self.separators)
+        roberta = self.roles == ROBERTA_ROLES and usual
         special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
         config = {
             "tokenizer_class": "RobertaTokenizer" if roberta else "PreTrainedTokenizerFast",
@@ -130,15 +134,19 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
     roles = named_roles(settings, known, *_usual_roles(known))
+    # RobertaTokenizer of transformers makes both steps from its own settings.
+    roberta = str(settings.get("tokenizer_class")).startswith("RobertaTokenizer")
+    separators = None if roberta else separators_of(content.get("post_processor"))
     read = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),
         roles=roles,
-        add_prefix_space=splitter["add_prefix_space"],
+        add_prefix_space=bool(settings.get("add_prefix_space")) if roberta else splitter["add_prefix_space"],
         normalizers=_normalizers(content.get("normalizer")),
         ignore_merges=model.get("ignore_merges", False),
         added=added,
         adds_special_tokens=_adds_special_tokens(roles, settings, content.get("post_processor")),
+        separators=0 if separators == _usual_separators(roles) else separators or 0,
     )
     check_added_ids(content, read.all_tokens())
     refuse_contradiction(lowercase, read.lowercase)
@@ -171,6 +179,10 @@ def from_files(
         add_prefix_space=bool(settings.get("add_prefix_space", False)),
         adds_special_tokens=_adds_special_tokens(roles, settings, None),  # as GPT2Tokenizer of transformers
     )
+
+
+def _usual_separators(roles: Roles) -> int:
+    return 2 if roles.sep_token == ROBERTA_ROLES.sep_token else 1
 
 
 def _adds_special_tokens(roles: Roles, settings: Mapping[str, Any], post_processor: Mapping[str, Any] | None) -> bool:

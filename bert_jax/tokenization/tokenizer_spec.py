@@ -153,6 +153,18 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return settings
 
 
+def separators_of(post_processor: Mapping[str, Any] | None) -> int | None:
+    """The number of separators between two texts that tokenizer.json's post_processor states; None if it does not."""
+    for step in (post_processor.get("processors") or [post_processor]) if post_processor else ():
+        if step["type"] == "TemplateProcessing":
+            parts = list(step["pair"])
+            texts = [index for index, part in enumerate(parts) if "Sequence" in part]
+            return len(parts[texts[0] + 1 : texts[1]])
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return 1 if step["type"] == "BertProcessing" else 2
+    return None
+
+
 def special_token_map(roles: Roles, added: Sequence[AddedToken] = ()) -> dict[str, Any]:
     """The special tokens by the names of `transformers`, of those in `added` the ones without a role too."""
     further = [token.content for token in added if token.special and token.content not in roles]

@@ -22,6 +22,7 @@ from bert_jax.tokenization.tokenizer_spec import (
     named_roles,
     refuse_contradiction,
     refuse_repeated,
+    separators_of,
     special_token_map,
     tokens_by_id,
     write_settings,
@@ -32,6 +33,11 @@ SPECIAL_TOKENS = BERT_ROLES
 _BERT_ADDED = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
 # The first tokens of MPNet's vocabulary, which are followed by BERT's, special tokens included.
 _MPNET_HEAD = ("<s>", "<pad>", "</s>")
+# Classes of transformers, without Tokenizer and Fast, that split text into words as BERT's does.
+_CLASSES = (
+    *("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "TokenizersBackend", "ConvBert", "MobileBert"),
+    *("SqueezeBert", "Funnel", "LayoutLM", "Lxmert", "RetriBert", "DPRContextEncoder", "DPRQuestionEncoder"),
+)
 # Longer words are unknown. `transformers` and the tokenizer.json files of published models use 100;
 # google-research/bert (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
@@ -135,8 +141,10 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
 def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Reads a vocab.txt; `config` holds the folder's settings.
 
-    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased.
+    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased. Raises UserError for a
+    tokenizer that splits text into words otherwise than BERT's.
     """
+    _refuse_other_words(config)
     try:
         lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # drops a byte order mark
     except UnicodeDecodeError as error:
@@ -160,6 +168,19 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
     )
 
 
+def _refuse_other_words(settings: Mapping[str, Any]) -> None:
+    """Raises UserError for settings of a tokenizer whose words a vocab.txt alone does not say, such as MeCab's."""
+    for name, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        if settings.get(name) not in (None, known):
+            raise UserError(f"its {name} is {settings[name]!r}. Only {known} is supported")
+    kind = str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast").removesuffix("Tokenizer")
+    if kind not in _CLASSES:
+        raise UserError(
+            f"its tokenizer_class is {settings['tokenizer_class']}, whose words vocab.txt does not say. Give a folder "
+            f"with tokenizer.json, or a class of {', '.join(_CLASSES[:4])}"
+        )
+
+
 def _roles(tokens: tuple[str, ...], settings: Mapping[str, Any]) -> Roles:
     """The special tokens by role: BERT's, unless the vocabulary is MPNet's or lacks them and the settings name others.
 
@@ -181,12 +202,8 @@ def _pair_separators(roles: Roles, post_processor: Mapping[str, Any] | None) -> 
     """
     if roles == BERT_ROLES:
         return 1
-    kind = (post_processor or {}).get("type")
-    if post_processor and kind == "TemplateProcessing":
-        parts = list(post_processor["pair"])
-        texts = [index for index, part in enumerate(parts) if "Sequence" in part]
-        return len(parts[texts[0] + 1 : texts[1]])
-    return 1 if kind == "BertProcessing" or roles.sep_token != MPNET_ROLES.sep_token else 2
+    stated = separators_of(post_processor)
+    return stated if stated is not None else 2 if roles.sep_token == MPNET_ROLES.sep_token else 1
 
 
 def _with_specials(added: Iterable[AddedToken], roles: Roles) -> tuple[AddedToken, ...]:

@@ -95,6 +95,7 @@ class Clock:
             # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
             # The clock of a finished run is still read, since a larger budget lets it continue.
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
+            due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
             if self.refreshed:
                 self._last_refresh = self.elapsed

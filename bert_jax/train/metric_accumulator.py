@@ -33,6 +33,7 @@ class MetricAccumulator:
         index: int | None = None,
         *,
         predictions: Callable[[Any], int],
+        generator: int = 0,
     ) -> None:
         """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
@@ -40,10 +41,11 @@ class MetricAccumulator:
         check   decides for each step whether its metrics count in the means
         index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
         predictions   the number of positions of each row of a batch whose logits are computed (Objective.predictions)
+        generator   the width of ELECTRA's generator; 0: there is none
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
-        self._predictions = predictions
+        self._predictions, self._generator = predictions, generator
         self._peak = peak_flops()
         self._check = check
         self._index = index
@@ -71,7 +73,7 @@ class MetricAccumulator:
         """Records a step that has been dispatched, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         self._positions += rows * length
-        self._flops += training_flops(self._model, rows, length, self._predictions(batch))
+        self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._generator)
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
             if len(self._pending) >= MOST_PENDING or not np.all(finite):

@@ -19,6 +19,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.storage.local import write_atomic
@@ -44,7 +45,7 @@ PEAK_FLOPS = {
 }
 
 
-def training_flops(model: ModelConfig, rows: int, length: int, predictions: int) -> float:
+def training_flops(model: ModelConfig, rows: int, length: int, predictions: int, generator: int = 0) -> float:
     """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
 
     For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
@@ -56,7 +57,13 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
     count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
     predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
                   compute all
+    generator     the width of ELECTRA's generator, which predicts the tokens; the model then classifies all positions,
+                  with 2 D^2 + 2 D each
     """
+    if generator:
+        classified = rows * length * (2 * model.width**2 + 2 * model.width)
+        of_generator = training_flops(generator_config(model, generator), rows, length, predictions)
+        return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
     if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
         cells = model.cell_width or width

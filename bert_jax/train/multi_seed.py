@@ -79,7 +79,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         group = SeedGroup(seeds, evaluators, mesh, progress.report, stack)
         for line in lines + setup.describe_program(plan, mesh, state, setup.batch_length(source, first)):
             progress.report(line)
-        later = later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at)
+        later = later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at) if group.running else {}
         train_step = jitted(plan, mesh, state)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, group.arguments, mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))

@@ -226,7 +226,12 @@ class RunRecorder:
         self.run, self._opened = run, opened
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
-            run.model, meta.get("window", {}), check, index, predictions=run.objective.predictions
+            run.model,
+            meta.get("window", {}),
+            check,
+            index,
+            predictions=run.objective.predictions,
+            generator=run.objective.heads.generator,
         )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
         self.logger = Logger(run, opened, self.accumulator, self.evaluation, clock, meta)

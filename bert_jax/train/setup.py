@@ -41,6 +41,7 @@ from bert_jax.train.workdir import (
     provenance,
     write_config,
 )
+from bert_jax.vocabulary import TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def write_workdir(run: Run, check_held: CheckHeld) -> None:
     """Writes config.json and tokenizer/ in process 0; every checkpoint of the workdir is read with them."""
     if distributed.is_primary():
         check_held()
-        folder = run.workdir / "tokenizer"
+        folder = run.workdir / TOKENIZER
         if isinstance(folder, Path):
             folder.parent.mkdir(parents=True, exist_ok=True)
         if not isinstance(folder, Path) or not _holds(folder, run.tokenizer):

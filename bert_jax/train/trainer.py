@@ -55,7 +55,7 @@ def fit(run: Run) -> Result:
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step = steps.jitted(plan, mesh, state)
         arguments = (setup.training_key(run, mesh), None, setup.place_constants(run, mesh))
-        later = later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
+        later = {} if ended else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 

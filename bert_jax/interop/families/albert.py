@@ -4,6 +4,8 @@ All layers share one set of parameters, and the embeddings have a width of their
 sentence order is bert_jax's head of the next sentence.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
@@ -73,6 +75,11 @@ def _architecture(*required: Parts) -> Architecture:
     return make_architecture(*required, optional=POOLER | MLM | SENTENCE_ORDER)
 
 
+def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The format always has a projection, which a model without a width of its own for embeddings lacks."""
+    return {} if fields["embedding_width"] else {"embedding_width": fields["width"]}
+
+
 def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "num_hidden_groups": 1,
@@ -109,5 +116,6 @@ ALBERT = Family(
     activation=("hidden_act", "gelu_new"),
     fixed=FIXED,
     always=ALWAYS,
+    read_further=_read_further,
     write_further=_write_further,
 )

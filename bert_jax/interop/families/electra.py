@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop.config_fields import Field
 from bert_jax.interop.families import bert
@@ -28,7 +29,6 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 ENCODER: tuple[Entry, ...] = (*bert.ENCODER, *dense("embeddings/projection", "embeddings_project"))
-# The generator's head uses the exact GELU regardless of hidden_act (ElectraGeneratorPredictions).
 MLM: Parts = {
     "mlm": (
         *dense("mlm_head/transform", "generator_predictions.dense"),
@@ -52,6 +52,16 @@ SUMMARY: Parts = {"pooler": dense("pooler/dense", "sequence_summary.summary")}
 def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Embeddings as wide as the layers are not projected."""
     return {"embedding_width": 0} if fields["embedding_width"] == fields["width"] else {}
+
+
+def _read_heads(where: Path, values: Mapping[str, Any], parts: frozenset[str]) -> dict[str, Any]:
+    """The generator's head uses the exact GELU regardless of hidden_act (ElectraGeneratorPredictions)."""
+    if "mlm" in parts and values.get("hidden_act", "gelu") != "gelu":
+        raise UserError(
+            f"{where}: hidden_act is {values['hidden_act']!r}, but the head of masked tokens has gelu in transformers. "
+            "Only gelu is supported"
+        )
+    return {}
 
 
 def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -88,5 +98,6 @@ ELECTRA = Family(
     fixed=FIXED,
     always=ALWAYS,
     read_further=_read_further,
+    read_heads=_read_heads,
     write_further=_write_further,
 )

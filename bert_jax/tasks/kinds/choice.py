@@ -52,6 +52,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """
 
     kind = "choice"
+    unread_columns = ("marks",)
     has_labels = False
 
     choices: str = TaskConfig.choices

@@ -1,6 +1,6 @@
 """Vectors of texts: how a text becomes one, and training that puts texts of like meaning close together."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord, texts_of
 from bert_jax.tasks.kinds.embedding_items import TextGroup, read_groups
 from bert_jax.tasks.kinds.embedding_objective import EmbeddingObjective, EmbeddingRows
-from bert_jax.tasks.metric_functions import REGRESSION_METRICS, compute_metrics
+from bert_jax.tasks.metric_functions import REGRESSION_METRICS, compute_metrics, select_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
@@ -37,6 +37,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     | prompt | put before a text; of pairs with a score, before both |
     | query_prompt, document_prompt | put before text, and before text_pair and negatives, of pairs without a score |
     | prompts | further prompts of a folder, by name |
+    | similarity | how a folder says that its vectors are compared; kept for its export, training is by cosines |
     | negatives | columns of hard negatives, separated by commas, or one column that holds a list |
     | loss | contrastive, or cosent for pairs with a score; empty until the training file is read |
     | scale | the factor of cosines in the loss; the inverse of the temperature |
@@ -45,6 +46,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     """
 
     kind = "embedding"
+    unread_columns = ("marks",)
 
     pooling: str = "mean"
     normalize: bool = TaskConfig.normalize
@@ -52,6 +54,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     query_prompt: str = TaskConfig.query_prompt
     document_prompt: str = TaskConfig.document_prompt
     prompts: tuple[tuple[str, str], ...] = ()
+    similarity: str = "cosine"
     negatives: str = TaskConfig.negatives
     loss: str = TaskConfig.loss
     scale: float = TaskConfig.scale
@@ -116,12 +119,21 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def complete(self, train: Split[TextGroup]) -> Task:
         """The task with the loss that its training file implies: cosent for pairs with a score, else contrastive."""
         scored = train.items[0].score is not None
+        if self.negatives and not any(any(item.texts[2:]) for item in train.items):
+            raise UserError(
+                f"{train.path} has no hard negatives: no column {self.negatives!r} (task.negatives), or nothing in it. "
+                "Name another column, or leave task.negatives out"
+            )
         if self.loss and scored != (self.loss == "cosent"):
             raise UserError(
                 f"task.loss is {self.loss}, but {train.path} has {'' if scored else 'no '}scores (task.label). "
                 "cosent trains on pairs with a score, contrastive on pairs without one"
             )
         return replace(self, loss="cosent" if scored else "contrastive").with_metrics()
+
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return (*RANKED, *REGRESSION_METRICS)
 
     def default_metrics(self) -> tuple[str, ...]:
         return SCORED if self.columns.label else RANKED
@@ -139,7 +151,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def encode(self, split: Split[TextGroup], tokenizer: Tokenizer) -> EmbeddingRows:
         """One row for each group, whose texts are sequences [CLS] text [SEP] of up to max_length tokens each."""
         scored = split.items[0].score is not None
-        prompts = (self.prompt, self.prompt) if scored else (self.query_prompt, self.document_prompt)
+        alike = scored if split.labelled else self.loss == "cosent"  # inputs of predict have no score
+        prompts = (self.prompt, self.prompt) if alike else (self.query_prompt, self.document_prompt)
         places = [(row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.texts) if text]
         texts = [prompts[min(place, 1)] + split.items[row].texts[place] for row, place in places]
         encoded, cut = encode_pairs(texts, None, tokenizer, self.max_length)
@@ -177,9 +190,10 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, from the unit vectors f32[S, D] of each row.
 
-        Of pairs with a score: spearman and pearson, the correlations of the cosines with the scores. Of others: mrr and
-        accuracy, the mean reciprocal rank of an anchor's positive among all positives and hard negatives of the file,
-        and how often it comes first; equal texts are one candidate.
+        Of pairs with a score: spearman and pearson, the correlations of the cosines with the scores (or those of
+        REGRESSION_METRICS that task.metrics names). Of others: mrr and accuracy, the mean reciprocal rank of an
+        anchor's positive among all positives and hard negatives of the file, and how often it comes first; equal texts
+        are one candidate.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:
@@ -192,7 +206,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         numbers = {text: number for number, text in enumerate(candidates)}
         right = np.array([numbers[item.texts[1]] for item in rows.split.items])
         ranks = ranks_of(vectors[:, 0], np.stack(list(candidates.values())), right)
-        return {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
+        found = {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
+        return select_metrics([name for name in self.metrics if name in RANKED] or RANKED, found)
 
     def predictions(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`score`, the cosine of a pair's vectors."""

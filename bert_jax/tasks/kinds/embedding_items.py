@@ -23,14 +23,14 @@ def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup
     """Reads pairs of a table (reading.read_records) from the columns text and text_pair, with their scores.
 
     A file without the label column has no scores. negatives names columns of hard negatives, separated by commas, or
-    one column that holds a text or a list of texts (JSON lines and Parquet). The split is labelled in any case: a pair
-    is its own target. Raises UserError, with file and line, for an empty anchor or positive, and a score that is
-    missing or no number.
+    one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
+    is labelled in any case: a pair is its own target. Raises UserError, with file and line, for an empty anchor or
+    positive, and a score that is missing or no number.
     """
     if not columns.text_pair:
         raise UserError(f"task.text_pair is not set; name the column of {path} that holds the second text of each pair")
     names = [name.strip() for name in negatives.split(",")] if negatives else []
-    others = [Column(name, "negatives") for name in names]
+    others = [Column(name, "negatives", required=False) for name in names]
     found, scored = read_labelled(path, columns, others, label_required=False)
     items = []
     for line, (text, text_pair, label, *hard) in found.records:

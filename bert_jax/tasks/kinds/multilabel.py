@@ -42,6 +42,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
     """
 
     kind = "multilabel"
+    unread_columns = ("marks",)
     metric_functions = MULTILABEL_METRICS
     label_dtype = np.int32
 

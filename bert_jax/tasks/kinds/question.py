@@ -23,7 +23,13 @@ from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.question_answers import RowAnswers, answer_object, best_spans, decode
 from bert_jax.tasks.kinds.question_files import Question, question_of, read_questions, read_squad
-from bert_jax.tasks.kinds.question_metrics import SQUAD1_METRICS, SQUAD2_METRICS, squad1_metrics, squad2_metrics
+from bert_jax.tasks.kinds.question_metrics import (
+    SQUAD1_METRICS,
+    SQUAD2_METRICS,
+    THRESHOLD,
+    squad1_metrics,
+    squad2_metrics,
+)
 from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns, kind_of_file
@@ -53,6 +59,7 @@ class QuestionTask(Task[Question, QuestionRows]):
     """
 
     kind = "question"
+    unread_columns = ("marks",)
     has_labels = False
 
     max_query_length: int = TaskConfig.max_query_length
@@ -89,7 +96,8 @@ class QuestionTask(Task[Question, QuestionRows]):
         return Split(source, found, labelled=False)
 
     def complete(self, train: Split[Question]) -> Task:
-        """The task with unanswerable set where the training file has questions without an answer.
+        """The task with unanswerable set where the training file has questions without an answer; its metrics then have
+        the threshold that predictions use, too.
 
         Raises UserError for a null_threshold where every question has one.
         """
@@ -99,7 +107,10 @@ class QuestionTask(Task[Question, QuestionRows]):
                 f"task.null_threshold is {task.null_threshold}, but every question of {train.path} has an answer, so "
                 "the model learns to always give one. Leave it out"
             )
-        return task.with_metrics()
+        metrics = task.metrics or task.default_metrics()
+        if task.unanswerable and task.null_threshold is None and THRESHOLD not in metrics:
+            metrics = (*metrics, THRESHOLD)  # which `calibrated` needs
+        return replace(task, metrics=metrics)
 
     def default_metrics(self) -> tuple[str, ...]:
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
@@ -158,7 +169,7 @@ class QuestionTask(Task[Question, QuestionRows]):
 
     def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
         """The task with the null_threshold of the best F1 on dev, unless it has one already."""
-        threshold = metrics.get("best_f1_thresh")
+        threshold = metrics.get(THRESHOLD)
         if not self.unanswerable or self.null_threshold is not None or threshold is None:
             return self
         return replace(self, null_threshold=threshold)

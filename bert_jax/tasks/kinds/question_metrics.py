@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float64
 
 from bert_jax.tasks.metric_functions import select_metrics
 
+THRESHOLD = "best_f1_thresh"  # the metric that is the best null_threshold
 SQUAD1_METRICS = ("f1", "exact_match")
 SQUAD2_METRICS = (
     *("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"),
-    *("best_f1", "best_f1_thresh", "best_exact", "best_exact_thresh"),
+    *("best_f1", THRESHOLD, "best_exact", "best_exact_thresh"),
 )
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -77,7 +78,7 @@ def squad2_metrics(
         "best_exact": best_exact.score,
         "best_exact_thresh": best_exact.threshold,
         "best_f1": best_f1.score,
-        "best_f1_thresh": best_f1.threshold,
+        THRESHOLD: best_f1.threshold,
     }
     for name, raw in (("exact", exact), ("f1", f1)):
         final = np.where(withheld, ~answerable, raw)

@@ -62,6 +62,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     """
 
     kind = "spans"
+    unread_columns = ("text_pair", "marks")
 
     max_span: int = TaskConfig.max_span
     span_scores: str = "binary"

@@ -105,16 +105,20 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         """The task with the labels, class weights and metrics that its training file implies.
 
         Tags that all look like O, B-X, I-X, E-X or S-X mark entities: the label set then has all tags of the scheme
-        for each type X, and the metrics are over entities. Raises UserError for fewer than two tags.
+        for each type X, and the metrics are over entities. Labels are in the order of the classes that the file names;
+        others follow, sorted, O first. Raises UserError for fewer than two tags.
         """
         task = self
         if not task.labels:
             found = {tag for sentence in train.items for tag in sentence.tags or ()}
             if len(found) < 2:
                 raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
+            named = train.class_names if found <= set(train.class_names) else ()
+            found |= set(named)
             if tagging_schemes.marks_entities(found):
-                found = tagging_schemes.closed_set(found)
-            task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
+                found |= tagging_schemes.closed_set(found)
+            others = sorted(found - set(named), key=lambda tag: (tag != "O", tag))
+            task = replace(task, labels=(*named, *others))
         entity_metrics = [name for name in task.metrics if name != "accuracy"]
         if entity_metrics and not tagging_schemes.marks_entities(task.labels):
             raise UserError(

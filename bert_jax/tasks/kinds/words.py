@@ -20,6 +20,8 @@ SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
 class WordTask(Task[Sentence, Rows]):
     """A task with a label for every word."""
 
+    unread_columns = ("text_pair", "marks")
+
     @property
     def numbered_labels(self) -> tuple[str, ...]:
         """The labels that numbers in JSON lines, Parquet and prepared data stand for."""

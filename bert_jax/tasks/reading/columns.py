@@ -52,9 +52,9 @@ class Table(NamedTuple):
 
 def advice(role: str) -> str:
     """The part of an error message that explains how to select another column."""
+    flags = f" (in predict, evaluate and embed: --{role})" if role in ("text", "text_pair", "label") else ""
     return (
-        f"Name another one with --config.task.{role} (in predict, evaluate and embed: --{role}); a named task reads "
-        "only the columns of its published files"
+        f"Name another one with --config.task.{role}{flags}; a named task reads only the columns of its published files"
     )
 
 

@@ -31,17 +31,18 @@ def read_table(
     """
     marks = [Column(name, "marks") for name in columns.marks]
     found, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
-    items = []
+    items, names = [], found.class_names[LABEL]
     for line, (text, text_pair, value, *borders) in found.records:
         texts = [text_of(f"{path} line {line}: column {columns.text!r}", text)]
         if columns.text_pair:
             texts.append(text_of(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
         if borders:
             texts = mark_words(path, line, texts, borders)
+        value = None if names and value == -1 else value  # no class
         unknown = not labelled or (not label_required and is_missing(value))
-        label = None if unknown else _label(path, line, value, labels, found.class_names[LABEL])
+        label = None if unknown else _label(path, line, value, labels, names)
         items.append(Example(texts[0], texts[1] if columns.text_pair else None, label, line))
-    return Split(path, tuple(items), labelled, found.left_out, found.class_names[-1] if labelled else ())
+    return Split(path, tuple(items), labelled, found.left_out, names if labelled else ())
 
 
 def read_labelled(

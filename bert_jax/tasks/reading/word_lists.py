@@ -15,9 +15,9 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
     texts: null an empty one, and the number of a class its name where the file gives it, or the label with this index
-    in `labels` unless these are numbers. Without label_required, a file without the label column is read as unlabelled.
-    Raises UserError, with file and line, for a value that is not
-    a list of words, and for a list of labels of another length than the list of words.
+    in `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column is
+    read as unlabelled. Raises UserError, with file and line, for a value that is not a list of words, and for a list of
+    labels of another length than the list of words.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
@@ -39,10 +39,12 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
                 )
             tags = tuple(_written(label, names) for label in of_words)
         items.append(Sentence(tuple(words), tags, (line,) * len(words)))
-    return Split(path, tuple(items), found.present[1])
+    return Split(path, tuple(items), found.present[1], class_names=found.class_names[1] if found.present[1] else ())
 
 
 def _written(label: Any, names: Sequence[str]) -> str:
     if isinstance(label, int) and 0 <= label < len(names):
         return names[label]
-    return "" if label is None else label.strip() if isinstance(label, str) else repr(label)
+    if label is None or (names and label == -1):
+        return ""
+    return label.strip() if isinstance(label, str) else repr(label)

@@ -25,6 +25,7 @@ from bert_jax.vocabulary import Vocabulary
 AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
 WITH_Z_LOSS = (MASKED, CAUSAL)
+WITHOUT_GENERATOR = (AUTO, MASKED, CAUSAL, "bidirectional_lm", "diffusion")
 EXAMPLE = "0:causal,5000:mlm"
 
 
@@ -54,6 +55,7 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
     """
     if not 0 <= config.z_loss < math.inf:
         raise UserError(f"config.z_loss is {config.z_loss}; use a weight such as 1e-4, or 0 for none")
+    _check_generator(config)
     if is_schedule(config.objective):
         return _phased(config, model, shards)
     name = config.objective
@@ -184,10 +186,6 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
             "the generator of config.objective=replaced_tokens predicts by the token table; use "
             "--config.model.tied_output=true"
         )
-    if not 0 < config.generator_size <= 1:
-        raise UserError(
-            f"config.generator_size is {config.generator_size}; use a share above 0 and up to 1, such as 0.25"
-        )
     _check_text("replaced_tokens", shards)
     width = round(model.width * config.generator_size)
     generator_config(model, width)
@@ -208,6 +206,23 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "rebuild the examples with another --tokenizer"
         )
     return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
+
+
+def _check_generator(config: PretrainConfig) -> None:
+    """Raises UserError for keys of replaced_tokens that are out of range, or set for another objective."""
+    if not 0 < config.generator_size <= 1:
+        raise UserError(
+            f"config.generator_size is {config.generator_size}; use a share above 0 and up to 1, such as 0.25"
+        )
+    if not 0 <= config.replaced_weight < math.inf:
+        raise UserError(f"config.replaced_weight is {config.replaced_weight}; use a weight of at least 0, such as 50")
+    if config.objective in WITHOUT_GENERATOR or is_schedule(config.objective):
+        for key in ("generator_size", "replaced_weight"):
+            if getattr(config, key) != getattr(PretrainConfig, key):
+                raise UserError(
+                    f"config.{key} is {getattr(config, key)}, but config.objective is {config.objective}; it is of "
+                    "replaced_tokens. Leave it out"
+                )
 
 
 def _check_no_masks(config: PretrainConfig, reason: str) -> None:
