@@ -1,7 +1,7 @@
 # Two commands for a fresh clone, with only Python 3.11+, pip and make:
 #   make quickstart   the main job, end to end, on the text in data_prep/sample
 #   make test         the default tests
-# VENV and PYTHON may be given: make test PYTHON=python3.12 VENV=.venv312
+# VENV and PYTHON may be given: make test PYTHON=python3.12 VENV=.venv312, and options of pytest: PYTEST="-x -k mask"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -23,7 +23,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15 $(PYTEST)
 
 slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=10
