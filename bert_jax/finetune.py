@@ -124,12 +124,14 @@ def finetune(
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
-        found, by_folder[folder] = _finetune(setting, folder, tokenizer, verbose)
+        found, splits = _finetune(setting, folder, tokenizer, verbose)
+        if config.task.submission:
+            by_folder[folder] = splits
         return found
 
     with held_workdir(workdir):
         result = key_sweep.run(settings, workdir, run)
-        _submit(config, workdir, by_folder[workdir / result["best"]["run"]])
+        _submit(config, workdir, by_folder.get(workdir / result["best"]["run"], {}))
         return result
 
 

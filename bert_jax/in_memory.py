@@ -54,7 +54,7 @@ def data_file(table: Table, path: Path) -> str:
     if isinstance(table, str | Path):
         return str(table)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if hasattr(table, "features") and hasattr(table, "to_parquet"):  # datasets.Dataset
+    if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):  # datasets.Dataset
         parquet = str(path.with_suffix(".parquet"))
         table.to_parquet(parquet)
         return parquet

@@ -25,7 +25,7 @@ default are in brackets.
 
 def describe(name: str) -> str:
     """The line of a recipe in the list: its name, its argument, and the first line of its docstring."""
-    summary = _docstring(recipe_file(name)).partition("\n")[0]
+    summary = _docstring(shipped_recipes()[name]).partition("\n")[0]
     return f"{name + _argument(name):32} {summary}"
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.name not in shipped_recipes():
         recipe_file(options.name)  # raises UserError for a name that is no file either
         raise UserError(f"{options.name} is a file of yours. Name a recipe of bert_jax: `bert-jax recipes` lists them")
-    file = recipe_file(options.name)
+    file = shipped_recipes()[options.name]
     if not options.copy:
         print(_docstring(file))
         return
@@ -57,7 +57,7 @@ def _docstring(file: Path) -> str:
 
 def _argument(name: str) -> str:
     """The default of get_config's argument as `[:base]`; nothing for a recipe without an argument."""
-    for node in _parsed(recipe_file(name)).body:
+    for node in _parsed(shipped_recipes()[name]).body:
         if isinstance(node, ast.FunctionDef) and node.name == "get_config" and node.args.defaults:
             return f"[:{ast.literal_eval(node.args.defaults[0])}]"
     return ""

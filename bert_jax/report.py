@@ -114,6 +114,8 @@ def main(arguments: Sequence[str]) -> None:
         print(compare(options.workdir, options.output))
     elif options.output:
         raise UserError("--output is for a comparison of several runs; the report of one run is WORKDIR/report.html")
+    elif options.examples is not None and read_run(location(options.workdir[0])).kind != "finetuning":
+        raise UserError("--examples is for the report of a fine-tuned run. Leave it out")
     else:
         print(report(options.workdir[0], examples))
 
@@ -132,9 +134,11 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
     references: dict[str, Reference] = {}
+    if not run.config.heads.mlm:
+        return {}, []
     try:
         shards, source = _held_out_shards(data)
-        if not shards or not run.config.heads.mlm:
+        if not shards:
             return {}, []
         if data.get("eval") or not (source or data.get("phases")):  # others have rows of one source or phase
             references = _baselines(shards, run.config.training["eval"]["max_rows"])
@@ -225,7 +229,7 @@ def _task_tiles(run: RecordedRun) -> list[Tile]:
     metrics = (run.result or {}).get("metrics", {})
     tiles = []
     for name, metric in metrics.items():
-        if not name.endswith("loss") and metric["mean"] is not None:
+        if not name.endswith("loss") and not curves.is_threshold(name) and metric["mean"] is not None:
             show = curves.show_of(name)
             deviation = "" if metric["std"] is None else f"deviation {show(metric['std'])} over seeds"
             split = "test" if name.startswith("test_") else "dev"

@@ -122,7 +122,9 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
         objective=name if name in OBJECTIVES else "auto",
         span_boundary=traits.mask_unit == "span" and heads.span_boundary,
         generator_size=heads.generator / loaded.model.width or PretrainConfig.generator_size,
-        replaced_weight=loaded.training.get("replaced_weight", PretrainConfig.replaced_weight),
+        replaced_weight=(loaded.training if heads.generator else {}).get(
+            "replaced_weight", PretrainConfig.replaced_weight
+        ),
     )
     traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
     return pretraining_objective(config, loaded.model, [traits])

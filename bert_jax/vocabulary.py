@@ -34,6 +34,8 @@ _MODEL_FILES = (
     "sentencepiece.model",
     "tokenizer.model",
 )
+# From the most complete file on; a SentencePiece model comes before the tokenizer.json that was derived from it.
+_FILES = (*_MODEL_FILES, "tokenizer.json", "vocab.json", "vocab.txt")
 
 
 class Vocabulary:
@@ -153,7 +155,7 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
 def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
     if not path.exists():
         raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
-    if (path / TOKENIZER).is_dir():
+    if (path / TOKENIZER).is_dir() and not any((path / name).exists() for name in _FILES):
         path /= TOKENIZER
     file = _main_file(path) if path.is_dir() else path
     try:
@@ -172,8 +174,8 @@ def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
 
 
 def _main_file(folder: Path) -> Path:
-    """The most complete file; a SentencePiece model comes before the tokenizer.json that was derived from it."""
-    for name in (*_MODEL_FILES, "tokenizer.json", "vocab.json", "vocab.txt"):
+    """The most complete file."""
+    for name in _FILES:
         if (folder / name).exists():
             return folder / name
     raise UserError(

@@ -35,9 +35,10 @@ MB = 1_000_000
 GB = 1_000_000_000
 
 
-def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
+def build(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Builds the examples as the command does, and returns the manifest.
 
+    own   further folders of this job, which are no text where --input matches them
     With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
     Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
     """
@@ -47,7 +48,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         return build_parts(options, output, every, quiet=quiet)
     _refuse_taken(every[0], options.tokenizer)
     engines.begin(options.engine, options.workers)
-    sources = find_sources(str(options.input), options.weights, own_folders(output))
+    sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)

@@ -55,8 +55,7 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
         missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
         try:
             check_arguments(folder, arguments, begun=len(missing) < len(every))
-            with Reporter("building parts", len(every), ("parts", "M tokens"), quiet) as reporter:
-                reporter.advance(len(every) - len(missing), 0, 0)
+            with Reporter("building parts", len(missing), ("parts", "M tokens"), quiet) as reporter:
                 for tokens in (_run if options.engine == "local" else _run_elsewhere)(options, missing, folder):
                     reporter.advance(1, 1, tokens / 1e6)
         finally:
@@ -107,10 +106,10 @@ def _run(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[
             raise
 
 
-def build_part(part: BuildOptions) -> int:
+def build_part(part: BuildOptions, own: tuple[Path, ...] = ()) -> int:
     from data_prep.build_examples import build  # which imports this module
 
-    build(part)
+    build(part, own=own)
     return int(read_manifest(Path(part.output))["counts"]["source_tokens"])
 
 
@@ -119,7 +118,9 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
     if not missing:
         return
     by_number = {share.number: share for share in missing}
-    work = functools.partial(build_elsewhere, options, by_number)
+    if options.token_cache is not None:  # workers have other current folders
+        options = dataclasses.replace(options, token_cache=Path(os.path.abspath(options.token_cache)))
+    work = functools.partial(build_elsewhere, options, by_number, folder)
     units = (Unit("train", number, (), "") for number in by_number)
     shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # what an earlier run did not receive whole
     for share in missing:
@@ -133,8 +134,13 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
         yield record.counts["source_tokens"]
 
 
-def build_elsewhere(options: BuildOptions, shares: dict[int, Share], directory: Path, unit: Unit) -> UnitRecord:
-    """On a worker of an engine: builds the part with the number of a unit, in the folder of a job there."""
+def build_elsewhere(
+    options: BuildOptions, shares: dict[int, Share], parts: Path, directory: Path, unit: Unit
+) -> UnitRecord:
+    """On a worker of an engine: builds the part with the number of a unit, in the folder of a job there.
+
+    parts   the folder of all parts, which --input may also match
+    """
     share = shares[unit.number]
     part = dataclasses.replace(
         options,
@@ -146,7 +152,7 @@ def build_elsewhere(options: BuildOptions, shares: dict[int, Share], directory: 
         engine="local",
         engine_options="",
     )
-    record = UnitRecord(unit.name, "", {"source_tokens": build_part(part)}, {}, [])
+    record = UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
     write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
 

@@ -70,7 +70,10 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
 
 
 def check_page(target: Path, directory: Path) -> None:
-    """Raises UserError for a page inside of a finished output, or in place of a file that is not such a page."""
+    """Raises UserError for a page in no folder, inside of a finished output, or in place of a file that is not such a
+    page."""
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"--html {target}: no folder {target.parent}. Create it, or choose another file")
     place = Path(os.path.realpath(target.parent)) / target.name
     inspected = Path(os.path.realpath(directory))
     for folder in (place, *place.parents):

@@ -172,7 +172,7 @@ class _Gathering:
 
     def take(self) -> list[tuple[bytes, bytes]]:
         """Removes and returns every document that is in no finished unit yet."""
-        documents, self._held, self._filling = self._held + self._filling, [], []
+        documents, self._held, self._filling, self._bytes = self._held + self._filling, [], [], 0
         self.total -= len(documents)
         return documents
 

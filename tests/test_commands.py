@@ -101,6 +101,9 @@ def test_an_unknown_recipe_is_refused_with_advice(name, advice, monkeypatch, tmp
 
 def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    Path("glue").write_bytes(b"\xff")  # a file of the user
+    recipes.main(["glue"])
+    assert "GLUE" in capsys.readouterr().out
     recipes.main([])
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0].partition("[")[0] for line in listed] == list(shipped_recipes())

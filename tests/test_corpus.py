@@ -459,15 +459,16 @@ def test_a_sample_of_the_documents_takes_no_longer_than_others(tmp_path):
     assert lines_run(lambda: add(sample)) < 1.5 * lines_run(lambda: add(others))
 
 
+@pytest.mark.parametrize("unit_bytes", [10**9, 12_000])  # 16 kB of text
 @pytest.mark.parametrize(("eval_fraction", "fewest", "divided"), [(0.01, 2, False), (0.99, 2, False), (0.01, 2, True)])
-def test_a_part_that_is_too_small_in_one_pass_does_not_grow_by_copies(eval_fraction, fewest, divided):
+def test_a_part_that_is_too_small_in_one_pass_does_not_grow_by_copies(eval_fraction, fewest, divided, unit_bytes):
     chosen = UnitSplitter(10**9, eval_fraction, 1)
     texts = [f"document {number}" for number in range(1000)]
     few = next(unit for unit in chosen.split(texts) if unit.part == ("eval" if eval_fraction < 0.5 else "train"))
     lone = few.documents[0].decode()
     texts = [lone, *(text for text in texts if text.encode() not in few.documents)]
     for passes in (2, 3):
-        splitter = UnitSplitter(10**9, eval_fraction, fewest, divided=divided)
+        splitter = UnitSplitter(unit_bytes, eval_fraction, fewest, divided=divided)
         stream = [*texts, *([None, *texts] * (passes - 1))]
         units = list(splitter.split(stream))
         assert all(unit.part == "train" and len(set(unit.documents)) == len(unit.documents) for unit in units)

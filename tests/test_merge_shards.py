@@ -111,6 +111,12 @@ def test_parts_built_by_an_engine_are_those_of_this_machine(text, vocab_dir, tmp
     monkeypatch.setattr(build_parts.engines, "run", engine)
     assert build(options(text, vocab_dir, tmp_path / "away", "all/4", **given)) == whole
     assert built == [("ray", number) for number in (0, 1, 2, 2, 3)]
+    shutil.copytree(text, tmp_path / "tree")  # which then holds the output, and the tokenizer that workers get
+    found = given | {"input": f"{tmp_path}/tree/**/*.txt", "token_cache": Path("cache")}
+    monkeypatch.chdir(tmp_path)
+    inside = build(options(text, vocab_dir, tmp_path / "tree" / "shards", "all/2", **found))
+    assert sorted(Path(source["path"]).name for source in inside["sources"]) == [f"file{n}.txt" for n in range(5)]
+    assert list((tmp_path / "cache").glob("*/*.ids"))
     assert contents(tmp_path / "away") == contents(tmp_path / "whole")
     assert not (tmp_path / "away.parts").exists()
     monkeypatch.chdir(text)

@@ -1,5 +1,6 @@
 """Mixtures: each source is read as a run on it alone reads it, and the shares hold in every batch."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -12,13 +13,13 @@ from tiny_runs import RECIPE, TINY
 
 from bert_jax import pretrain
 from bert_jax.command import UserError
-from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.config import CheckpointConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import Mixture, check_sources
 from bert_jax.data.mixture_spec import parse_mixture
-from bert_jax.data.opening import open_phases
+from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.planning.abstract_step import RowSpec
@@ -292,3 +293,12 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
     }
     with pytest.raises(UserError, match=r"data\.mixture\.one\.share: 0\.5 -> 0\.6; data\.mixture\.two\.share: 0\.3 ->"):
         train("whole", THREE.replace("0.5", "0.6").replace("0.3", "0.2"))
+
+
+def test_phases_that_read_the_same_sources_have_the_same_held_out_rows(folders):
+    for phase, refused in (("one={small}:0.7,two={large}:0.3", False), ("{middle}", True)):
+        mixture = "one={large}:0.7,two={small}:0.3".format(**folders)
+        data = PretrainDataConfig(mixture=mixture, phases=f"9:{phase.format(**folders)}")
+        config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
+        with pytest.raises(UserError, match="differ") if refused else contextlib.nullcontext():
+            assert len(open_held_out(config, open_phases(data))) == 2

@@ -155,6 +155,11 @@ def test_report_of_a_mixture_has_a_table_of_its_sources_and_no_baselines_of_one_
     assert not any("wiki" in one.title.lower() for one in curves.charts(lines, {}))
 
 
+def test_examples_of_a_pretraining_run_are_refused(pretrained: Path) -> None:
+    with pytest.raises(UserError, match=r"--examples is for the report of a fine-tuned run"):
+        report.main([str(pretrained), "--examples", "5"])
+
+
 @pytest.mark.parametrize("data", [{"train": "{}/train"}, {"train": "{}", "phases": "100:/gone"}, {"eval": "{}"}])
 def test_the_held_out_rows_of_a_report_are_those_of_the_run(pretrained: Path, data: dict[str, str]) -> None:
     config = read_config(pretrained)

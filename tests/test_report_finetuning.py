@@ -94,6 +94,9 @@ def test_runs_share_a_chart_and_many_show_their_range(tmp_path: Path) -> None:
     assert (accuracy.title, loss.title) == ("Accuracy, held out", "Training loss")
     assert [series.name for series in accuracy.series] == ["seed 0", "seed 2", "seed 10"]
     assert accuracy.series[2].values.tolist() == pytest.approx([0.7])
+    apart = {f"seed {n}": [{"step": 10 + n, "eval_accuracy": 0.5, "eval_threshold/a": 0.25}] for n in range(5)}
+    [drawn] = seed_curves.seed_charts(apart)  # the runs have no step in common, and a threshold is no score
+    assert len(drawn.series) == 4
     spanned = seed_curves.seed_charts(runs)[1].series
     assert [series.name for series in spanned] == ["mean of 5 runs", "highest", "lowest"]
     assert [series.values[0] for series in spanned] == pytest.approx([1.08, 1.8, 0.6])

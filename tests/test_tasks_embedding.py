@@ -382,6 +382,12 @@ def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(
             TASK.complete(split)
 
 
+def test_a_column_of_negatives_among_others_must_be_there(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASK, negatives="c,d")
+    with pytest.raises(UserError, match=r"f\.tsv has no column 'd', but others of task.negatives"):
+        task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True)
+
+
 def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path: Path, words) -> None:
     task = EmbeddingTask("own", columns=Columns("a", "b", "s"), prompt="the ", query_prompt="a ", loss="cosent")
     read = task.read(written(tmp_path, "f.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)]), task.columns, True)

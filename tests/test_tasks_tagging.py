@@ -315,3 +315,7 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names() -> None:
     bilou = replace(split_of([("EU", "U-X"), ("is", "O")]), class_names=("U-X", "O", "B-X", "I-X", "L-X"))
     assert tagging_schemes.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
     assert task.complete(replace(split, class_names=("O", "X"))).labels[0] == "O"  # not those of this column
+    unused = replace(split, class_names=("O", "B-ORG", "B-LOC", "X"))  # which marks no entity
+    assert task.complete(unused).labels == ("O", "B-ORG", "B-LOC", "I-LOC", "I-ORG")
+    more = replace(bilou, class_names=(*bilou.class_names, "PAD"))
+    assert tagging_schemes.with_usual_letters(more).class_names[-1] == "PAD"

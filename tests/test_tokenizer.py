@@ -391,3 +391,5 @@ def test_ids_are_the_librarys_on_nineteen_languages(name, lowercase):
 def test_a_workdir_and_an_export_with_the_shards_have_a_tokenizer(tmp_path, vocab_dir):
     shutil.copytree(vocab_dir, tmp_path / "run" / "tokenizer")
     assert tokenizer.load(tmp_path / "run").content_hash == tokenizer.load(vocab_dir).content_hash
+    (tmp_path / "run" / "vocab.txt").write_text("\n".join([*SPECIAL, "the"]) + "\n")  # its own comes first
+    assert tokenizer.load(tmp_path / "run").vocab_size == len(SPECIAL) + 1

@@ -89,6 +89,10 @@ def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeyp
     with pytest.raises(UserError, match="was begun with input='a', not 'b'"):
         write_vectors(iter(texts), lengths, tmp_path / "out", **options | {"job": {"input": "b"}})
     seen.clear()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="killed"):
+        patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+        write_vectors(iter(texts), lengths, tmp_path / "killed", **options)
+    assert write_vectors(iter(texts), lengths, tmp_path / "killed", **options)["count"] == 23
     manifest = write_vectors(
         iter(texts), lambda window: seen.append(len(window)) or lengths(window), tmp_path / "out", **options
     )

@@ -105,18 +105,19 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    every_steps: int = 0  # steps between held-out evaluations; 0: at the end, in fine-tuning after each epoch
+    every_steps: int = 0  # steps between held-out evaluations; 0: at the end, in fine-tuning each epoch; -1: at the end
     batch_size: int = 0  # rows of a held-out batch; 0: that of training; with a batch_schedule its smallest
     max_rows: int = 0  # the first held-out rows to evaluate; 0: all
 
     def __post_init__(self) -> None:
-        _check_numbers("eval", every_steps=self.every_steps, batch_size=self.batch_size, max_rows=self.max_rows)
+        _check_numbers("eval", least=-1, every_steps=self.every_steps)
+        _check_numbers("eval", batch_size=self.batch_size, max_rows=self.max_rows)
 
 
-def _check_numbers(group: str, **numbers: int | float) -> None:
+def _check_numbers(group: str, least: int = 0, **numbers: int | float) -> None:
     for name, value in numbers.items():
-        if not 0 <= value < math.inf:
-            raise UserError(f"config.{group}.{name} is {value}. Use a number of at least 0")
+        if not value >= least:
+            raise UserError(f"config.{group}.{name} is {value}. Use a number of at least {least}")
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,10 @@ def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters:
     family = family_of(loaded)
     architecture = architecture_of(family, loaded.heads)
     values = _write_config(loaded, family, architecture) | {"dtype": dtype}
-    family.read_heads(Path(CONFIG_FILE), values, frozenset(parts_of(loaded.heads)))  # raises UserError
+    try:
+        family.read_heads(Path(CONFIG_FILE), values, frozenset(parts_of(loaded.heads)))
+    except UserError as error:
+        raise UserError(f"{family.title} cannot hold it: {error}. Use --format orbax, which holds any") from None
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     _save_tokenizer(loaded, folder)
     card = model_card.render(loaded, family, architecture, parameters, loading)

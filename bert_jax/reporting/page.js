@@ -26,7 +26,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
         x: curve.x[best], y: curve.y[best]
       };
     });
-    const [first] = points;
+    // The line is at the point that is nearest to the place asked for.
+    const first = points.reduce((best, point) => Math.abs(point.x - at) < Math.abs(best.x - at) ? point : best);
     cursor.replaceChildren(
       shape("line", {x1: first.x, x2: first.x, y1: TOP, y2: BASE}),
       ...points.map((point) => shape("circle", {class: point.class, cx: point.x, cy: point.y, r: 4}))
@@ -47,7 +48,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!step) return;
     event.preventDefault();
-    const xs = curves[0].x, end = xs.length - 1;
+    const xs = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b), end = xs.length - 1;
     const here = at === null ? (step > 0 ? -1 : end + 1) : nearest(xs, at);
     show(xs[Math.min(Math.max(here + step, 0), end)]);
   });

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.reporting.chart import Chart, Series
-from bert_jax.reporting.curves import NATS, Lines, points, series_of, show_of, title_of
+from bert_jax.reporting.curves import NATS, Lines, is_threshold, points, series_of, show_of, title_of
 from bert_jax.storage.location import Location
 from bert_jax.train.metrics import read_metrics
 
@@ -26,7 +26,8 @@ def read_runs(workdir: Location) -> dict[str, Lines]:
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
     """Returns charts of the held-out metrics and of the training loss, with a curve for each run, or their range."""
     names = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line))
-    wanted = [name for name in names if name.startswith("eval_")] + ["task_loss"] * ("task_loss" in names)
+    wanted = [name for name in names if name.startswith("eval_") and not is_threshold(name)]
+    wanted += ["task_loss"] * ("task_loss" in names)
     charts = []
     for name in sorted(wanted, key=lambda name: (name.endswith("loss"), name == "task_loss", name)):
         found = {run: values for run, lines in runs.items() if (values := points(lines, name))}
@@ -35,7 +36,8 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
         several = tuple(series_of(run, values) for run, values in found.items())
-        kept = several if len(several) <= COLOURS else _range(found)
+        alike = len(several) > COLOURS and set.intersection(*map(set, found.values()))
+        kept = _range(found) if alike else several[:COLOURS]  # runs with a time budget may have no step in common
         charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
     return charts
 

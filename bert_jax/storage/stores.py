@@ -1,5 +1,6 @@
 """The object stores that hold workdirs, and what differs between them: packages, credentials, and their errors."""
 
+import errno
 import functools
 import importlib.util
 import os
@@ -99,12 +100,14 @@ def _check_google(path: PurePath, bucket: str) -> None:
             f"{path}: no credentials for Google Cloud ({first_line(error)}). Run `gcloud auth application-default "
             "login`, or set GOOGLE_APPLICATION_CREDENTIALS"
         ) from None
-    except (exceptions.GoogleAPIError, OSError) as error:
-        raise _no_answer(path, error) from None
+    except (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError, OSError) as error:
+        raise RunAgain(_no_answer(path, error)) from None
+    except exceptions.GoogleAPIError as error:
+        raise UserError(_no_answer(path, error)) from None
 
 
 def _check_s3(path: PurePath, bucket: str, name: str) -> None:
-    from botocore.exceptions import BotoCoreError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, HTTPClientError, NoCredentialsError
 
     try:
         file_system(path).call_s3(
@@ -122,13 +125,16 @@ def _check_s3(path: PurePath, bucket: str, name: str) -> None:
             f"{path}: no credentials for AWS. Run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
         ) from None
+    except (HTTPClientError, ConnectionError, TimeoutError) as error:
+        raise RunAgain(_no_answer(path, error)) from None
     except (BotoCoreError, OSError) as error:
-        raise _no_answer(path, error) from None
+        busy = isinstance(error, OSError) and error.errno in (errno.EBUSY, errno.EIO)  # of s3fs: 503 and 500
+        raise (RunAgain if busy else UserError)(_no_answer(path, error)) from None
 
 
 def _no_bucket(path: PurePath, bucket: str) -> UserError:
     return UserError(f"{path}: the bucket {bucket} does not exist. Create it, or check the address")
 
 
-def _no_answer(path: PurePath, error: Exception) -> RunAgain:
-    return RunAgain(f"{path}: {first_line(error)}. Check the address and the network, and run the same command again")
+def _no_answer(path: PurePath, error: Exception) -> str:
+    return f"{path}: {first_line(error)}. Check the address and the network"

@@ -69,9 +69,9 @@ def write_vectors(
             print_note(f"{folder / name}: {count} texts so far")
         manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
         write_json(folder / MANIFEST, manifest)
-        (folder / JOB).unlink()
-        (folder / LOCK).unlink()
         folder.rename(output)
+        for name in (JOB, LOCK):  # afterwards, so that a kill leaves what the same command continues
+            (output / name).unlink(missing_ok=True)
     return manifest
 
 

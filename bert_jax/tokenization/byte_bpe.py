@@ -136,7 +136,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     roles = named_roles(settings, known, *_usual_roles(known))
     # RobertaTokenizer of transformers makes both steps from its own settings.
     roberta = str(settings.get("tokenizer_class")).startswith("RobertaTokenizer")
-    separators = None if roberta else separators_of(content.get("post_processor"))
+    separators = 2 if roberta else separators_of(content.get("post_processor"))
     read = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),

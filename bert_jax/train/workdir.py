@@ -243,7 +243,12 @@ def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[
     """Keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
-    return (*(("batch_size",) if scheduled else ()), *(() if chosen else (MEASURED_AT,)))
+    generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
+    return (
+        *(("batch_size",) if scheduled else ()),
+        *(() if chosen else (MEASURED_AT,)),
+        *(() if generator else ("generator_size", "replaced_weight")),
+    )
 
 
 def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -58,8 +58,7 @@ def _read_heads(where: Path, values: Mapping[str, Any], parts: frozenset[str]) -
     """The generator's head uses the exact GELU regardless of hidden_act (ElectraGeneratorPredictions)."""
     if "mlm" in parts and values.get("hidden_act", "gelu") != "gelu":
         raise UserError(
-            f"{where}: hidden_act is {values['hidden_act']!r}, but the head of masked tokens has gelu in transformers. "
-            "Only gelu is supported"
+            f"{where}: hidden_act is {values['hidden_act']!r}, but the head of masked tokens has gelu in transformers"
         )
     return {}
 

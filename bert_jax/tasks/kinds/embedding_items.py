@@ -32,6 +32,10 @@ def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup
     names = [name.strip() for name in negatives.split(",")] if negatives else []
     others = [Column(name, "negatives", required=False) for name in names]
     found, scored = read_labelled(path, columns, others, label_required=False)
+    there = found.present[-len(names) :] if names else ()
+    if any(there) and not all(there):
+        missing = names[there.index(False)]
+        raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
     items = []
     for line, (text, text_pair, label, *hard) in found.records:
         where = f"{path} line {line}"

@@ -114,9 +114,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             if len(found) < 2:
                 raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
             named = train.class_names if found <= set(train.class_names) else ()
-            found |= set(named)
             if tagging_schemes.marks_entities(found):
-                found |= tagging_schemes.closed_set(found)
+                named = tuple(name for name in named if tagging_schemes.marks_entities({*found, name}))
+                found = tagging_schemes.closed_set({*found, *named})
+            found |= set(named)
             others = sorted(found - set(named), key=lambda tag: (tag != "O", tag))
             task = replace(task, labels=(*named, *others))
         entity_metrics = [name for name in task.metrics if name != "accuracy"]

@@ -36,12 +36,15 @@ _USUAL = {"L": "E", "U": "S", "M": "I"}
 
 def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
-    tags = {tag for item in split.items for tag in item.tags or ()} | set(split.class_names)
+    tags = {tag for item in split.items for tag in item.tags or ()}
     if not any(tag[:1] in _USUAL for tag in tags) or not any(all(map(one.fullmatch, tags)) for one in _OTHER_LETTERS):
         return split
-    usual = {tag: _USUAL.get(tag[0], tag[0]) + tag[1:] for tag in tags}
-    items = (item._replace(tags=item.tags and tuple(usual[tag] for tag in item.tags)) for item in split.items)
-    return replace(split, items=tuple(items), class_names=tuple(usual[tag] for tag in split.class_names))
+    items = (item._replace(tags=item.tags and tuple(map(_usual, item.tags))) for item in split.items)
+    return replace(split, items=tuple(items), class_names=tuple(map(_usual, split.class_names)))
+
+
+def _usual(tag: str) -> str:
+    return _USUAL.get(tag[0], tag[0]) + tag[1:] if tag[1:2] == "-" else tag
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:

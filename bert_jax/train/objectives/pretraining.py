@@ -220,8 +220,8 @@ def _check_generator(config: PretrainConfig) -> None:
         for key in ("generator_size", "replaced_weight"):
             if getattr(config, key) != getattr(PretrainConfig, key):
                 raise UserError(
-                    f"config.{key} is {getattr(config, key)}, but config.objective is {config.objective}; it is of "
-                    "replaced_tokens. Leave it out"
+                    f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it is of "
+                    f"replaced_tokens. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
                 )
 
 
