@@ -71,7 +71,10 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
                 f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.mixture.dataset.directory}) has no "
                 "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
             )
-    folders = {frozenset(one.dataset.directory for one in sources) for sources in held_out}
+    name, slash, _ = config.checkpoint.best.removeprefix("eval_").partition("/")  # of one source of a mixture
+    folders = {
+        frozenset(one.dataset.directory for one in sources if not slash or one.name == name) for sources in held_out
+    }
     if config.checkpoint.best and len(folders) > 1:
         raise UserError(
             f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but the held-out rows of "
