@@ -33,8 +33,10 @@ def test_types_are_numpys_where_nothing_checks() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
-def test_calls_are_checked_with_and_without_array_types() -> None:
+def test_calls_are_checked_with_and_without_array_types(pytestconfig: pytest.Config) -> None:
     """By jaxtyping where a signature has shapes, by beartype alone where it has none (conftest.py)."""
+    if not pytestconfig.getoption("jaxtyping_packages"):
+        pytest.skip("types are not checked in this run (--jaxtyping-packages=)")
     with pytest.raises(jaxtyping.TypeCheckError, match="summarise"):
         lengths.summarise(np.zeros((2, 2), np.int64))
     with pytest.raises(BeartypeCallHintViolation, match="max_predictions"):
