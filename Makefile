@@ -25,7 +25,7 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15 $(PYTEST)
 
-# Without the checks of types, which the default tests make of nearly the same functions: they take a third of the time.
+# Without the checks of types, which the default tests make of nearly the same functions: they take about a third of the time.
 slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=10 --jaxtyping-packages= $(PYTEST)
 

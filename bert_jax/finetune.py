@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 from rich.console import Console
@@ -114,9 +114,9 @@ def finetune(
         config = config_lib.load(FinetuneConfig, config)
     workdir = location(workdir)
     if not config.sweep:
-        (result, _, _), splits = _finetune(config, workdir, tokenizer, verbose)
-        _submit(config, workdir, splits)
-        return result
+        tuned = _finetune(config, workdir, tokenizer, verbose)
+        _submit(config, workdir, tuned.splits)
+        return tuned.result
     settings = key_sweep.settings_of(config)
     sweep.check(config, workdir)
     for setting in settings:  # before anything is trained
@@ -124,10 +124,10 @@ def finetune(
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
-        found, splits = _finetune(setting, folder, tokenizer, verbose)
+        tuned = _finetune(setting, folder, tokenizer, verbose)
         if config.task.submission:
-            by_folder[folder] = splits
-        return found
+            by_folder[folder] = tuned.splits
+        return tuned.result, tuned.chosen_by, tuned.stop
 
     with held_workdir(workdir):
         result = key_sweep.run(settings, workdir, run)
@@ -135,11 +135,17 @@ def finetune(
         return result
 
 
-def _finetune(
-    config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool
-) -> tuple[tuple[dict[str, Any], str, bool], dict[str, Split]]:
-    """Returns the content of result.json, the metric that selects and whether SIGTERM arrived at the end; and the
-    splits."""
+class _Tuned(NamedTuple):
+    """A finished fine-tuning: the content of result.json, the metric that selects, whether SIGTERM arrived at the end,
+    and the splits of its task."""
+
+    result: dict[str, Any]
+    chosen_by: str
+    stop: bool
+    splits: dict[str, Split]
+
+
+def _finetune(config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool) -> _Tuned:
     start, data, runs = prepared_runs.prepare(config, workdir, tokenizer)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
@@ -155,7 +161,7 @@ def _finetune(
                 own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
                 write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
             write_json(workdir / trainer.RESULT_FILE, result)
-    return (result, chosen_by, stop), data.splits
+    return _Tuned(result, chosen_by, stop, data.splits)
 
 
 def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Split]) -> None:

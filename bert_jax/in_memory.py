@@ -53,8 +53,8 @@ def data_file(table: Table, path: Path) -> str:
     """
     if isinstance(table, str | Path):
         return str(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):  # datasets.Dataset
+        path.parent.mkdir(parents=True, exist_ok=True)
         parquet = str(path.with_suffix(".parquet"))
         table.to_parquet(parquet)
         return parquet
@@ -65,6 +65,7 @@ def data_file(table: Table, path: Path) -> str:
             f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
             "dictionaries, a DataFrame or a datasets.Dataset"
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows, 1):
             values = {key: _plain(value) for key, value in row.items()}

@@ -16,10 +16,11 @@ from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.safetensors_folder import SafetensorsFolder, refuse_pickle
+from bert_jax.interop.sentence_transformers import TOKENIZER_FILE
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
+CONFIG_FILE = "config.json"
 SEGMENT_TABLE = "embeddings/segment/table"
 # Tokenizers of transformers that give no token types, unless model_input_names has them.
 WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
@@ -88,7 +89,7 @@ def _as_tokenized(
 
     Reports this, and a side at which texts are truncated that is not supported.
     """
-    settings = read_json(directory / TOKENIZER_FILE) if (directory / TOKENIZER_FILE).exists() else {}
+    settings = _tokenizer_settings(directory)
     where, names = directory / TOKENIZER_FILE, settings.get("model_input_names")
     if settings.get("truncation_side", "right") != "right":
         report(f"{where}: truncation_side is {settings['truncation_side']}, but texts lose their end here")
@@ -208,10 +209,13 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     return found | ({"threshold": 0.5} if kind == "multilabel" else {}) | kept
 
 
+def _tokenizer_settings(directory: Path) -> dict[str, Any]:
+    return read_json(directory / TOKENIZER_FILE) if (directory / TOKENIZER_FILE).exists() else {}
+
+
 def _tokenizer_limit(directory: Path) -> int:
     """Returns the tokens to which transformers truncates a text; a file without it has a very large number."""
-    file = directory / TOKENIZER_FILE
-    found = read_json(file).get("model_max_length") if file.exists() else None
+    found = _tokenizer_settings(directory).get("model_max_length")
     return int(found) if isinstance(found, int | float) and 0 < found < sys.maxsize else sys.maxsize
 
 

@@ -243,7 +243,7 @@ def _save_tokenizer(loaded: LoadedModel, directory: Path) -> None:
     """
     words, types = loaded.vocabulary, loaded.model.segment_types > 1
     Tokenizer(words.spec).save(directory)
-    settings = directory / "tokenizer_config.json"
+    settings = directory / sentence_transformers.TOKENIZER_FILE
     longest = min((loaded.task or {}).get("max_length", sys.maxsize), loaded.model.max_positions)
     inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     write_json(settings, read_json(settings) | {"model_max_length": longest, "model_input_names": inputs})

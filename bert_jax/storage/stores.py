@@ -125,11 +125,10 @@ def _check_s3(path: PurePath, bucket: str, name: str) -> None:
             f"{path}: no credentials for AWS. Run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
         ) from None
-    except (HTTPClientError, ConnectionError, TimeoutError) as error:
-        raise RunAgain(_no_answer(path, error)) from None
     except (BotoCoreError, OSError) as error:
-        busy = isinstance(error, OSError) and error.errno in (errno.EBUSY, errno.EIO)  # of s3fs: 503 and 500
-        raise (RunAgain if busy else UserError)(_no_answer(path, error)) from None
+        again = isinstance(error, HTTPClientError | ConnectionError | TimeoutError)
+        again |= getattr(error, "errno", None) in (errno.EBUSY, errno.EIO)  # of s3fs: 503 and 500
+        raise (RunAgain if again else UserError)(_no_answer(path, error)) from None
 
 
 def _no_bucket(path: PurePath, bucket: str) -> UserError:
