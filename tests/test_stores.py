@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -453,3 +454,33 @@ def test_a_run_in_a_store_killed_at_random_instants_ends_bit_for_bit_as_one_on_d
     monkeypatch.delenv("XLA_FLAGS")
     figures = store_kills.killed_in_a_store(shards_dir, tmp_path, 3, 60, 1, f"{bucket}/killed")
     assert sum(figures["kills"].values()) == 3 and figures["differing"] == []
+
+
+def test_only_a_store_that_does_not_answer_is_asked_again(bucket, monkeypatch):
+    """Code 75 restarts a job, which a mistake in the settings would end again and again."""
+    if bucket.startswith("s3:"):
+        from botocore import exceptions as errors
+
+        again = [
+            errors.EndpointConnectionError(endpoint_url="x"),
+            OSError(errno.EBUSY, "slow down"),
+            TimeoutError("late"),
+        ]
+        mistakes = [errors.ProfileNotFound(profile="typo"), OSError(errno.EINVAL, "no such region")]
+        patched = SimpleNamespace(), "call_s3"
+        monkeypatch.setattr(stores, "file_system", lambda _: patched[0])
+    else:
+        from google.api_core import exceptions
+        from google.cloud import storage
+
+        again = [exceptions.ServiceUnavailable("x"), exceptions.TooManyRequests("x"), ConnectionError("refused")]
+        mistakes = [exceptions.BadRequest("not a bucket's name")]
+        patched = storage.Client, "list_blobs"
+    for error in (*again, *mistakes):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(*patched, fail, raising=False)
+        with pytest.raises(RunAgain if error in again else UserError, match="Check the address and the network"):
+            check_access(location(f"{bucket}-other/run"))

@@ -107,7 +107,7 @@ def _check_google(path: PurePath, bucket: str) -> None:
 
 
 def _check_s3(path: PurePath, bucket: str, name: str) -> None:
-    from botocore.exceptions import BotoCoreError, HTTPClientError, NoCredentialsError
+    from botocore import exceptions
 
     try:
         file_system(path).call_s3(
@@ -120,13 +120,14 @@ def _check_s3(path: PurePath, bucket: str, name: str) -> None:
             f"{path}: these credentials may not read {S3.scheme}{bucket} ({first_line(error)}). Reading a run needs "
             "s3:ListBucket and s3:GetObject, training also s3:PutObject and s3:DeleteObject"
         ) from None
-    except NoCredentialsError:
+    except exceptions.NoCredentialsError:
         raise UserError(
             f"{path}: no credentials for AWS. Run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
         ) from None
-    except (BotoCoreError, OSError) as error:
-        again = isinstance(error, HTTPClientError | ConnectionError | TimeoutError)
+    except (exceptions.BotoCoreError, OSError) as error:
+        network = exceptions.ConnectionError | exceptions.HTTPClientError | ConnectionError | TimeoutError
+        again = isinstance(error, network)
         again |= getattr(error, "errno", None) in (errno.EBUSY, errno.EIO)  # of s3fs: 503 and 500
         raise (RunAgain if again else UserError)(_no_answer(path, error)) from None
 
