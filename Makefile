@@ -13,8 +13,10 @@ ONNX ?= .venv-onnx
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
+RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q
+UNCHECKED := --jaxtyping-packages=
 
-.PHONY: quickstart test lint slow engines compilers stores docs notebooks onnx clean
+.PHONY: quickstart test types lint slow engines compilers stores docs notebooks onnx clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -23,11 +25,14 @@ quickstart: $(VENV)/installed
 	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15 $(PYTEST)
+	$(RUN_TESTS) --durations=15 $(UNCHECKED) $(PYTEST)
 
-# Without the checks of types, which the default tests make of nearly the same functions: they take about a third of the time.
+# The default tests with the types of all calls checked, as a plain `pytest` checks them too: a third of the time.
+types: $(VENV)/installed-dev
+	$(RUN_TESTS) --durations=15 $(PYTEST)
+
 slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=10 --jaxtyping-packages= $(PYTEST)
+	$(RUN_TESTS) -m slow --durations=10 $(UNCHECKED) $(PYTEST)
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
 engines: $(ENGINES)/installed
