@@ -8,8 +8,9 @@ r"""Multiple choice: swag (which sentence follows), copa (cause or effect, from 
 The files of swag are searched in --config.task.data_dir, $BERT_JAX_DATA and its folder swag/ (train.csv, val.csv of
 https://github.com/rowanz/swagaf), those of copa in superglue/COPA (train.jsonl, val.jsonl). For your own items,
 task.choices names the columns of the choices (an empty field is no choice) or, in JSON lines, one column with a list of
-texts; task.text_pair names the common beginning of all choices; task.label is an index from 0, a letter from A, or the
-text of the correct choice. A batch of 16 items of 4 choices has 64 sequences of up to task.max_length tokens each.
+texts; task.text_pair names the common beginning of all choices; task.label is the text of the correct choice (where all
+labels of a file are texts of choices), an index from 0, or a letter from A. A batch of 16 items of 4 choices has 64
+sequences of up to task.max_length tokens each.
 
 Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     not measured here

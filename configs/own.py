@@ -18,8 +18,8 @@ columns use the first and the last unless these keys give numbers. Tags such as 
 SQuAD's JSON (.json), and tables of question, context and answers with --config.task.kind=question, contain questions
 whose answer is a part of a text; the recipe squad describes the options.
 
-With --config.task.kind=multilabel, a text may have any number of labels: a list, a text with commas between them, or
-several columns of 1 and 0 (--config.task.label=toxic,insult).
+With --config.task.kind=multilabel, a text may have any number of labels: a list, a text with commas between them or
+with a list ("['a', 'b']"), or several columns of 1 and 0 (--config.task.label=toxic,insult).
 
 With --config.task.kind=token_regression, the label of a word is a number, or - or _ for none. JSON lines may also have
 words as lists: {"tokens": [...], "labels": [...]}. For multiple choice see the recipe choice.

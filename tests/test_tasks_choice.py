@@ -265,6 +265,34 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
 
 
 @pytest.mark.parametrize(
+    ("choices", "labels", "expected"),
+    [
+        (["1", "2", "3", "4"], ["3", "1", "4"], [2, 0, 3]),
+        (["B", "C", "A"], ["A", "B"], [2, 0]),
+        (["7", "1", "0"], ["1", "2"], [1, 2]),
+        (["1", "0", "x"], ["1", "2"], [1, 2]),  # 2 is no text, so all are indices
+    ],
+)
+def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(
+    letters: Tokenizer, choices: list[str], labels: list[str], expected: list[int]
+) -> None:
+    split = split_of([("a", "", tuple(choices), label) for label in labels])
+    assert TASK.encode(split, letters).labels.tolist() == expected
+
+
+def test_a_label_that_two_readings_give_different_choices_is_refused(letters: Tokenizer) -> None:
+    split = split_of([("a", "", ("x", "y"), "x"), ("a", "", ("b", "c"), "0"), ("a", "", ("1", "0"), "0")])
+    said = r"line 3: label '0' is the text of choice 1 \(from 0\), and as an index or letter it names choice 0"
+    with pytest.raises(UserError, match=said):
+        TASK.encode(split, letters)
+
+
+def test_accuracy_is_the_only_metric() -> None:
+    with pytest.raises(UserError, match="unknown metric 'macro_f1' for this kind of task; choose from: accuracy"):
+        registry.resolve(TaskConfig(train="a.jsonl", kind="choice", metrics="macro_f1"))
+
+
+@pytest.mark.parametrize(
     ("record", "said"),
     [
         ({"options": ["b"]}, "line 1 has fewer than two choices"),

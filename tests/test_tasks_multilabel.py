@@ -65,10 +65,35 @@ def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path: Path) 
     assert sets_of(tmp_path / "a.parquet")[2] == ("0", "2")
 
 
+def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None:
+    for name, write in (("python", str), ("json", json.dumps)):
+        lines = ["text\tlabels", *(f"{text}\t{write(list(one))}" for text, one in zip(TEXTS, SETS, strict=True))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+        assert sets_of(tmp_path / f"{name}.tsv") == SETS
+    (tmp_path / "numbers.tsv").write_text("text\tlabels\na\t[0, 2]\n")
+    assert sets_of(tmp_path / "numbers.tsv", names=LABELS) == [("joy", "fear")]
+
+
+@pytest.mark.parametrize("withheld", ["", "-1"])
+def test_several_columns_without_a_value_are_unlabelled(tmp_path: Path, withheld: str) -> None:
+    path, columns = tmp_path / "test.csv", Columns("text", label="joy,anger")
+    path.write_text(f"text,joy,anger\na,{withheld},{withheld}\nb,{withheld},{withheld}\n")
+    split = read_label_sets(path, columns, False)
+    assert not split.labelled and [item.labels for item in split.items] == [None, None]
+    with pytest.raises(UserError, match="column 'joy,anger' is empty, null or -1 throughout"):
+        read_label_sets(path, columns, True)
+    path.write_text("text,joy,anger\na,,1\nb,,\n")
+    assert sets_of(path, "joy,anger") == [("anger",), ()]
+
+
 @pytest.mark.parametrize(
     ("content", "label", "said"),
     [
-        ("text\tlabels\na\t\n", "labels", "has no labels: column 'labels' is empty or null throughout"),
+        ("text\tlabels\na\t\n", "labels", "has no labels: column 'labels' is empty, null or -1 throughout"),
+        ("text\tlabels\na\t['joy' 'fear']\n", "labels", r"line 2: column 'labels' holds .* such as \['a', 'b'\]"),
+        ("text\tlabels\na\t[joy, fear]\n", "labels", r"line 2: column 'labels' holds '\[joy, fear\]'"),
+        ("text\tlabels\na\t[1, 0]\nb\t[0, 1]\n", "labels", "one value for each class"),
+        ("text\tx\ty\na\t-1\t-1\nb\t1\t0\n", "x,y", "line 2: column 'x' holds '-1'; expected 1 or 0"),
         ("text\tx\ty\na\t1\t2\n", "x,y", "line 2: column 'y' holds '2'; expected 1 or 0"),
         ("text\tx\na\t1\n", "x,y", "has no column 'y'"),
         ("text\tx\na\t1\n", "", "task.label is not set"),

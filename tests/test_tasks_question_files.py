@@ -197,6 +197,36 @@ def test_broken_lines_are_reported_with_their_numbers(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize(
+    "context, answer, expected",
+    [
+        ("The man said that he left.", Answer("he", None), 18),
+        ("In 1812 and 12 years later.", Answer("12", 0), 12),
+        ("In 1812.", Answer("12", None), 5),
+        ("他在北京出生。", Answer("北京", None), 2),
+        ("they, he and he", Answer("he", 14), 13),
+    ],
+)
+def test_an_answer_is_located_as_whole_words_if_possible(context, answer, expected):
+    assert locate(context, answer) == (expected, expected + len(answer.text))
+
+
+@pytest.mark.parametrize("written, impossible", [("True", True), ("1", True), ("false", False), ("", False)])
+def test_is_impossible_of_a_table_may_be_written_in_each_usual_way(tmp_path, written, impossible):
+    path = tmp_path / "train.csv"
+    path.write_text(f"question,context,answers,is_impossible\nWhen?,{CONTEXT},1905,{written}\n")
+    assert read(path).items[0].answers == (() if impossible else (Answer("1905", None),))
+
+
+def test_another_is_impossible_is_refused(tmp_path):
+    record = {"question": "When?", "context": CONTEXT, "answers": ["1905"], "is_impossible": 1}
+    assert read(json_lines(tmp_path / "train.jsonl", record)).items[0].answers == ()
+    with pytest.raises(UserError, match=r"train\.jsonl line 1: is_impossible is 'maybe'; expected true or false"):
+        read(json_lines(tmp_path / "train.jsonl", record | {"is_impossible": "maybe"}))
+    with pytest.raises(UserError, match=r"a\.json question 1: is_impossible is 2; expected true or false"):
+        read(squad(tmp_path / "a.json", {"question": "When?", "answers": [], "is_impossible": 2}))
+
+
 @given(st.text("ab \n", min_size=1, max_size=12), st.text("ab \n", min_size=1, max_size=3), st.integers(-2, 14))
 def test_an_answer_is_located_where_it_is_or_nearest(context, text, start):
     found = locate(context, Answer(text, start))

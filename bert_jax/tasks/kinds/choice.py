@@ -1,6 +1,6 @@
 """Multiple choice: which of several texts that may follow a context is correct."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice_items import (
     MultipleChoice,
     choice_columns,
-    correct_choice,
+    correct_choices,
     item_of,
     read_choices,
 )
@@ -35,6 +35,9 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
 from bert_jax.train.soft_losses import soft_class_sum
+
+# Those of single classes would be of the indices of choices, which mean nothing.
+METRICS = {"accuracy": CLASSIFICATION_METRICS["accuracy"]}
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     def measured(self) -> "ChoiceTask":
         return replace(self, label_smoothing=0.0)
 
+    @property
+    def known_metrics(self) -> Collection[str]:
+        return METRICS
+
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         return read_choices(path, columns, self.choices, label_required)
 
@@ -79,7 +86,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return item_of(self.columns, choice_columns(self.choices), source, record)
 
     def default_metrics(self) -> tuple[str, ...]:
-        return ("accuracy",)
+        return tuple(METRICS)
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
         """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
@@ -102,7 +109,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         lengths[where], first_lengths[where] = np.diff(encoded.offsets), encoded.first_lengths
         labels = np.zeros(len(split.items), np.int32)
         if split.labelled:
-            labels[:] = [correct_choice(split.path, item) for item in split.items]
+            labels[:] = correct_choices(split.path, split.items)
         return ChoiceRows(
             input_ids=encoded.input_ids,
             offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
@@ -130,7 +137,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
         """The metrics, from the scores of each item's choices."""
-        return compute_metrics(CLASSIFICATION_METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+        return compute_metrics(METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
         """`label`, the index of the choice from 0; `choice`, its text; `score`, its probability; `scores` by index."""

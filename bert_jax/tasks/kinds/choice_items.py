@@ -92,21 +92,49 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
     return choices
 
 
-def correct_choice(source: Path, item: MultipleChoice) -> int:
-    """The index of the correct choice. Raises UserError, with file and line, for a label that is not a choice."""
+def correct_choices(source: Path, items: Sequence[MultipleChoice]) -> list[int]:
+    """The index of the correct choice of each item of a file.
+
+    If every label is the text of one of its item's choices, labels are texts; else, if every one is an index or a
+    letter, they are these. In a file with both, each item decides. Raises UserError, with file and line, for a label
+    that is not a choice, and in a file with both for one that is the index of one choice and the text of another.
+    """
+    by_text, by_place = [_by_text(item) for item in items], [_by_place(item) for item in items]
+    for found in (by_text, by_place):
+        if None not in found:
+            return [place for place in found if place is not None]
+    return [_correct(source, *found) for found in zip(items, by_text, by_place, strict=True)]
+
+
+def _correct(source: Path, item: MultipleChoice, by_text: int | None, by_place: int | None) -> int:
+    where = f"{source} line {item.line}: label {item.label!r}"
+    if by_text is not None and by_place is not None and by_text != by_place:
+        raise UserError(
+            f"{where} is the text of choice {by_text} (from 0), and as an index or letter it names choice {by_place}; "
+            "other labels of the file are of either kind. Give all labels as texts, or all as indices"
+        )
+    place = by_text if by_place is None else by_place
+    if place is None:
+        raise UserError(
+            f"{where} is not one of its {sum(map(bool, item.choices))} choices; expected an index from 0, a letter "
+            "from A, or a choice's text. Correct the line or the column (task.label)"
+        )
+    return place
+
+
+def _by_text(item: MultipleChoice) -> int | None:
+    """The choice whose text is the label; None for none or several."""
+    return item.choices.index(item.label) if item.label and item.choices.count(item.label) == 1 else None
+
+
+def _by_place(item: MultipleChoice) -> int | None:
+    """The choice whose index, from 0, or whose letter, from A, is the label."""
     label, place = item.label or "", -1
     if re.fullmatch("[0-9]+", label):
         place = int(label)
     elif re.fullmatch("[A-Z]", label):
         place = ord(label) - ord("A")
-    elif item.choices.count(label) == 1:
-        place = item.choices.index(label)
-    if not 0 <= place < len(item.choices) or not item.choices[place]:
-        raise UserError(
-            f"{source} line {item.line}: label {label!r} is not one of its {sum(map(bool, item.choices))} choices; "
-            "expected an index from 0, a letter from A, or a choice's text. Correct the line or the column (task.label)"
-        )
-    return place
+    return place if 0 <= place < len(item.choices) and item.choices[place] else None
 
 
 def _text(source: Path, line: int, value: Any) -> str:

@@ -11,6 +11,7 @@ from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord, checked_text, is_unicode, texts_of
 from bert_jax.tasks.reading import Column, Columns, numbered_lines, read_records
 from bert_jax.tasks.reading.columns import is_number
+from bert_jax.tasks.reading.labelled_texts import yes_or_no
 
 Part = TypeVar("Part")
 QUESTION_COLUMNS = ("question", "context", "answers")
@@ -57,6 +58,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
     context, task.label for the answers.
 
+    A true is_impossible (or 1) means that there is no answer, whatever the answers.
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
     "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer.
     Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
@@ -87,8 +89,9 @@ def question_of(source: Path, record: InputRecord, columns: Columns) -> Question
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
     """The characters [start, end) of an answer in its context, without surrounding white space.
 
-    Where the answer is not at its start, the nearest occurrence is used (the first one, without a start). White space
-    within the answer matches any white space. None where the answer does not occur.
+    Where the answer is not at its start, the nearest occurrence is used (the first one, without a start), if possible
+    of whole words: no letter or digit continues the first or the last word. White space within the answer matches any
+    white space. None where the answer does not occur.
     """
     text = answer.text.strip()
     if not text:
@@ -98,7 +101,12 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
         if start >= 0 and context.startswith(text, start):
             return start, start + len(text)
     found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, text.split())), context)]
-    return min(found, key=lambda span: abs(span[0] - (answer.start or 0)), default=None)
+    return min(found, key=lambda span: (_cuts_words(context, span), abs(span[0] - (answer.start or 0))), default=None)
+
+
+def _cuts_words(context: str, span: tuple[int, int]) -> bool:
+    """Whether a letter or digit on either side of an end of a span is of the same word."""
+    return any(context[end - 1 : end + 1].isalnum() for end in span if 0 < end < len(context))
 
 
 def _question(
@@ -115,9 +123,16 @@ def _question(
         str(line if name is None else name),
         checked_text(path, line, question),
         checked_text(path, line, context),
-        () if impossible is True else None if answers is None else _answers(path, place, answers),
+        () if _impossible(path, place, impossible) else None if answers is None else _answers(path, place, answers),
         place,
     )
+
+
+def _impossible(path: Path, place: str, value: Any) -> bool:
+    found = yes_or_no(value)
+    if found is None:
+        raise UserError(f"{path} {place}: is_impossible is {value!r:.40}; expected true or false. Correct it")
+    return found
 
 
 def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
@@ -135,7 +150,7 @@ def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
                 if not is_unicode(question + context):
                     raise UserError(f"{path} {place} contains half of a surrogate pair, which is not a character")
                 answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
-                impossible = entry.get("is_impossible") is True
+                impossible = _impossible(path, place, entry.get("is_impossible"))
                 yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
 
 

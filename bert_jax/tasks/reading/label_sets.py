@@ -1,5 +1,8 @@
 """Reads texts and pairs of texts that have any number of labels."""
 
+import ast
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,10 +10,11 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.tasks.example import LabelSet, Split
 from bert_jax.tasks.reading.columns import Column, Columns
-from bert_jax.tasks.reading.labelled_texts import text_of
+from bert_jax.tasks.reading.labelled_texts import is_held_back, text_of, yes_or_no
 from bert_jax.tasks.reading.tables import read_records
 
-YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
+# Texts without a comma between them, as numpy writes a list: Python would join them to one text.
+_NO_COMMA = re.compile(r"""['"]\s+['"]""")
 
 
 def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[LabelSet]:
@@ -18,9 +22,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is that
     of a class of the file, or else an index in `labels` unless these are numbers; labels separated by commas in TSV and
-    CSV. Or it names several columns, separated by commas: each is a label, and holds 1 or 0 (or true or false). A text
-    may have no label. A file without the columns, or whose single column is empty or null throughout, is unlabelled.
-    Raises UserError, with file and line, for other values, and for a missing label column that is required.
+    CSV, or a list in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by commas: each
+    is a label, and holds 1 or 0 (or true or false). A text may have no label. A file without the columns, or whose
+    columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and for a
+    missing label column that is required.
     """
     if not columns.text or (label_required and not columns.label):
         role = "label" if columns.text else "text"
@@ -33,14 +38,13 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     ]
     found = read_records(path, requested)
     known = all(found.present[2:]) and bool(columns.label)
-    if len(names) == 1:
-        known = known and not all(record.values[2] in (None, "") for record in found.records)
+    known = known and not all(_is_withheld(one, len(names)) for record in found.records for one in record.values[2:])
     if label_required and not known:
-        raise UserError(f"{path} has no labels: column {columns.label!r} is empty or null throughout")
+        raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
     by_number = found.class_names[2] or (() if numbered else tuple(labels))
     if known and len(names) == 1:
-        _check_pairs(f"{path}: column {columns.label!r}", [record.values[2] for record in found.records])
+        _check_pairs(f"{path}: column {columns.label!r}", [_opened(record.values[2]) for record in found.records])
     items = []
     for line, (text, text_pair, *values) in found.records:
         where = f"{path} line {line}: column"
@@ -59,11 +63,13 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     """The labels in a list, or in a text that separates them by commas."""
     if value is None:
         return ()
-    if isinstance(value, str):
+    value = _opened(value)
+    if isinstance(value, str) and not _in_brackets(value):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
         raise UserError(
-            f"{where} holds {value!r:.60}; expected a list of labels, or a text that separates them by commas"
+            f"{where} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
+            "them by commas"
         )
     repeated = len({*value}) < len(value) and {*value} <= {0, 1}
     if repeated or any(isinstance(one, bool) for one in value):
@@ -72,6 +78,29 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
         by_number[one] if isinstance(one, int) and 0 <= one < len(by_number) else str(one).strip() for one in value
     )
     return tuple(dict.fromkeys(named))
+
+
+def _in_brackets(text: str) -> bool:
+    return text.strip().startswith("[") and text.strip().endswith("]")
+
+
+def _opened(value: Any) -> Any:
+    """The list that a text in brackets holds, as JSON or Python writes it; any other value is unchanged."""
+    if not isinstance(value, str) or not _in_brackets(value):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return value
+
+
+def _is_withheld(value: Any, columns: int) -> bool:
+    """Whether a value says nothing of labels. A text of -1 may be a label where one column holds the labels' names."""
+    return is_held_back(value) or (columns > 1 and isinstance(value, str) and value.strip() == "-1")
 
 
 def _check_pairs(where: str, values: Sequence[Any]) -> None:
@@ -88,7 +117,7 @@ def _value_for_each_class(where: str, value: Any) -> UserError:
 
 
 def _is_set(where: str, value: Any) -> bool:
-    written = "" if value is None else str(value).strip().lower()
-    if written not in (*YES, *NO):
+    found = yes_or_no(value)
+    if found is None:
         raise UserError(f"{where} holds {value!r:.40}; expected 1 or 0, because task.label names several columns")
-    return written in YES
+    return found

@@ -14,6 +14,7 @@ from bert_jax.tasks.reading.tables import read_records
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
 MARK = "*"
+YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
 LABEL = 2  # the index of the label among the values that read_labelled reads
 
 
@@ -102,6 +103,12 @@ def is_missing(label: Any) -> bool:
     if isinstance(label, str):
         return not label.strip()
     return label is None or (isinstance(label, float) and math.isnan(label))
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """Whether a value of any table is 1 (or true or yes), or 0 (or false, no, empty or null); None for others."""
+    written = "" if value is None else str(value).strip().lower()
+    return written in YES if written in (*YES, *NO) else None
 
 
 def text_of(where: str, value: Any) -> str:
