@@ -135,8 +135,8 @@ class Model:
         """Returns the prediction of a text, or those of several texts or objects, or of a file, in order.
 
         A prediction is a dictionary; `bert-jax predict --help` lists its fields by kind of task. The options (form,
-        words, all_scores, on_error, batch_size, max_length, compute_dtype, columns) are those of
-        `bert_jax.predict.predict`, which says what is refused.
+        words, all_scores, on_error, batch_size, max_length, compute_dtype, columns, null_threshold) are those
+        of `bert_jax.predict.predict`, which says what is refused.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
         found = prediction.predict(self.loaded, several, **options)

@@ -69,6 +69,7 @@ def evaluate(
     max_length: int = 0,
     metrics: str = "",
     positive: str = "",
+    null_threshold: float | None = None,
     average: str = "",
     mesh: MeshConfig | None = None,
     pseudo_perplexity: bool = False,
@@ -80,8 +81,8 @@ def evaluate(
     model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
 
     An undefined metric, such as a correlation with a constant, is None. columns names the columns of
-    a task file, for a checkpoint that does not record them; label_map, max_length, metrics and positive are as in
-    measurement.evaluate.
+    a task file, for a checkpoint that does not record them; label_map, max_length, metrics, positive and null_threshold
+    are as in measurement.evaluate.
     max_length is also that of texts in retrieval. average is as in open_checkpoint. Without mesh, rows are sharded over
     all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its
     tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the model or the devices.
@@ -90,6 +91,7 @@ def evaluate(
     if beir.is_beir(Path(data)):
         given = {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
         given |= {"pseudo_perplexity": pseudo_perplexity, "columns": columns, "mesh": mesh != MeshConfig() and mesh}
+        given["null_threshold"] = null_threshold is not None
         if unused := ", ".join(name for name, value in given.items() if value):
             raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
         return _retrieval(loaded, Path(data), batch_size, compute_dtype, max_length)
@@ -102,14 +104,18 @@ def evaluate(
             raise UserError(
                 "--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out"
             )
-        found = measurement.evaluate(loaded, data, config, columns, label_map, max_length, metrics, positive)
+        found = measurement.evaluate(
+            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold
+        )
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
     named = columns or Columns()
     given = {"text": named.text, "text_pair": named.text_pair, "label": named.label}
-    for flag, value in {**given, "label_map": label_map, "metrics": metrics, "positive": positive}.items():
+    given |= {"label_map": label_map, "metrics": metrics, "positive": positive}
+    given["null_threshold"] = "" if null_threshold is None else str(null_threshold)
+    for flag, value in given.items():
         if value:
             raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
     if max_length:
@@ -157,6 +163,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--metrics", default="", metavar="NAME,...", help=what)
     what = "the class that f1, precision and recall are of (default: as fine-tuned)"
     parser.add_argument("--positive", default="", metavar="LABEL", help=what)
+    what = "of questions: the probability of no answer above which none is given (default: as fine-tuned, else 0.5)"
+    parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
     what = "truncate texts to N tokens (default: as fine-tuned); not for shards"
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help=what)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
@@ -180,6 +188,7 @@ def main(arguments: Sequence[str]) -> None:
             max_length=known.max_length,
             metrics=known.metrics,
             positive=known.positive,
+            null_threshold=known.null_threshold,
             average=known.average,
             mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )

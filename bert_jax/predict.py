@@ -17,10 +17,10 @@ from bert_jax.progress import is_watched, print_note
 from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.inference import FineTuned
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.predictor import InputPredictor, Predictions
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
 from bert_jax.tasks.texts import refuse_table
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
@@ -66,7 +66,8 @@ Lines are written as soon as they are predicted. A file named by --output appear
 
 To submit to the GLUE or SuperGLUE leaderboard, pass the benchmark's own test file as --input, glue or superglue as
 --format, and a folder as --output. With --format squad, the answers to questions are written as predictions.json and,
-where there may be none, the odds of no answer as null_odds.json.
+where there may be none, the odds of no answer as null_odds.json. There may be none if the checkpoint learned so, if
+--null_threshold is given, or if a question of the input has none.
 """
 
 
@@ -84,6 +85,7 @@ class PredictOptions(TypedDict, total=False):
     max_length: int
     compute_dtype: str
     columns: Columns | None
+    null_threshold: float | None
 
 
 def predict(
@@ -98,22 +100,30 @@ def predict(
     max_length: int = 0,
     compute_dtype: str = "auto",
     columns: Columns | None = None,
+    null_threshold: float | None = None,
     average: str = "",
 ) -> list[Prediction]:
     """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
     inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns
-    names the columns of a task file, for a checkpoint that does not record them. average applies to
-    a checkpoint given by its path, as in open_checkpoint. Raises UserError, naming the line, for an
-    input that is empty, incomplete or malformed (with on_error="skip" its result is {"error": ...}
-    instead), and for a checkpoint that was not fine-tuned and an unknown form.
+    names the columns of a task file, for a checkpoint that does not record them. null_threshold is
+    the probability of no answer above which a question has none; None: that of the checkpoint, which
+    may be one that always answers. average applies to a checkpoint given by its path, as in
+    open_checkpoint. Raises UserError, naming the line, for an input that is empty, incomplete or
+    malformed (with on_error="skip" its result is {"error": ...} instead), for a checkpoint that was
+    not fine-tuned, an unknown form, and a null_threshold of a task without questions.
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
     refuse_table(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
-        loaded, batch_size=batch_size, max_length=max_length, compute_dtype=compute_dtype, columns=columns
+        loaded,
+        batch_size=batch_size,
+        max_length=max_length,
+        compute_dtype=compute_dtype,
+        columns=columns,
+        null_threshold=null_threshold,
     )
     predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
     quiet = not is_watched()
@@ -142,6 +152,8 @@ def main(arguments: Sequence[str]) -> None:
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: as fine-tuned)"
     )
     parser.add_argument("--compute_dtype", default="auto", help=COMPUTE_DTYPE_HELP)
+    what = "of questions: the probability of no answer above which none is given (default: as fine-tuned)"
+    parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
     checkpoint_average.add_argument(parser)
     for column in ("text", "text_pair"):
         what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
@@ -159,13 +171,14 @@ def main(arguments: Sequence[str]) -> None:
             max_length=options.max_length,
             compute_dtype=options.compute_dtype,
             columns=columns if columns != Columns() else None,
+            null_threshold=options.null_threshold,
         )
         form = "task" if options.format in BENCHMARKS else options.form
         predictor = InputPredictor(
             model, form=form, words=options.words, all_scores=options.all_scores, on_error=options.on_error
         )
         if into_folder:
-            for path in _submit(predictor, model.task, Path(options.input), options.output, options.format):
+            for path in _submit(predictor, model, Path(options.input), options.output, options.format):
                 print(path)
             windows: Iterable[Predictions] = ()
         elif options.input == "-":
@@ -179,15 +192,18 @@ def main(arguments: Sequence[str]) -> None:
         print(remark, file=sys.stderr)
 
 
-def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benchmark: str) -> list[Path]:
+def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str, benchmark: str) -> list[Path]:
     """Predicts the benchmark's own file of a split and writes the leaderboard's submission files."""
     if not output:
         raise UserError(f"--format {benchmark} needs a folder to write to; name the folder with --output")
+    task = model.task
     if benchmark == SQUAD:
-        if task.kind != "question":
+        if not isinstance(task, QuestionTask):
             raise UserError(
                 f"--format squad is for tasks of kind question, but the checkpoint's is {task.kind}. Omit it"
             )
+        if (questions := predictor.task_split(path)) is not None:
+            model.task = task.for_questions_of(questions)
         found = [one for window in predictor.file(path, quiet=False) for one in window if "answer" in one]
         return submission.write_squad(found, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""

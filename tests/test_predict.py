@@ -466,6 +466,43 @@ def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
         write_squad([{"id": "a", "answer": ""}] * 2, tmp_path)
 
 
+def test_a_model_that_always_answers_abstains_where_it_is_asked_to(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """So Hugging Face's models of SQuAD 2.0 are, which record neither that nor a threshold."""
+    always = model(tmp_path_factory, Heads(question=True), QUESTION)
+    bert_jax_export.write(always, tmp_path / "squad")
+    entry = {"id": "a", "question": "the cat", "answers": [{"text": "dog", "answer_start": 0}]}
+    paragraph = {"context": "dog sat on mat", "qas": [entry, {"id": "b", "question": "a dog", "answers": []}]}
+    file = tmp_path / "dev.json"
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    shares = {one["id"]: one["no_answer_probability"] for one in predict(always, file, null_threshold=0.0)}
+    assert "no_answer_probability" not in predict(always, file)[0]
+    arguments = ["--checkpoint", tmp_path / "squad", "--input", file, "--output", tmp_path / "out", "--format", "squad"]
+    for given, threshold in (([], 0.5), (["--null_threshold", 0], 0.0), (["--null_threshold", 1], 1.0)):
+        run(*arguments, *given)
+        texts, odds = (
+            json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("predictions", "null_odds")
+        )
+        assert {name: text == "" for name, text in texts.items()} == {
+            name: share > threshold for name, share in shares.items()
+        }
+        assert {name: 1 / (1 + np.exp(-value)) for name, value in odds.items()} == pytest.approx(shares)
+    metrics = {cut: measurement.evaluate(always, file, null_threshold=cut).metrics for cut in (None, 0.0, 0.5, 1.0)}
+    assert metrics[None] == metrics[0.5] and (metrics[0.0]["NoAns_f1"], metrics[1.0]["NoAns_f1"]) == (1, 0)
+    unsettled = dataclasses.replace(always, task=QUESTION | {"unanswerable": True})
+    assert measurement.evaluate(unsettled, file).metrics == metrics[0.5]
+    assert len({(found["best_f1"], found["best_f1_thresh"]) for found in metrics.values()}) == 1
+
+
+def test_a_threshold_of_no_answer_is_for_questions(workdir: Path, classifier: LoadedModel, tmp_path: Path) -> None:
+    said = "--null_threshold is 0.5, but a task of kind classification has no questions; omit it"
+    with pytest.raises(UserError, match=said):
+        run("--checkpoint", workdir, "--input", tmp_path / "a.txt", "--null_threshold", 0.5)
+    with pytest.raises(UserError, match=said):
+        measurement.evaluate(classifier, tmp_path / "a.tsv", null_threshold=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "task", "line", "told", "bad"),

@@ -107,6 +107,7 @@ def test_metrics_and_predictions_of_questions_that_may_have_no_answer(letters): 
     assert replace(TASK, metrics=("f1",), null_threshold=0.5).complete(split).metrics == ("f1",)
     settled = replace(task, null_threshold=0.5)
     assert settled.calibrated(settled.measure(rows, answers)) == settled
+    assert task.calibrated({}).null_threshold == 0.5
     squad1 = TASK.complete(split_of(("a", "b", (Answer("b", 0),))))
     assert squad1.metric_names(split) == (*SQUAD2_METRICS, "task_loss") == settled.metric_names(split)
     assert "exact_match" in squad1.metric_names(split_of(("a", "b", (Answer("b", 0),))))
@@ -122,5 +123,20 @@ def test_a_model_of_answers_always_is_measured_on_questions_without_by_the_rules
     split = split_of(("a", "b c", (Answer("b", 0),)), ("a", "b c", ()))
     rows = TASK.encode(split, letters)
     answers = made_answers(rows, (3, 3, 2.0, 0.0), (3, 3, 1.0, 0.0))
-    assert TASK.measure(rows, answers)["NoAns_f1"] == 1
+    found = TASK.measure(rows, answers)  # at 1/2: no threshold is ever recorded
+    assert (found["HasAns_f1"], found["NoAns_f1"], found["best_f1"]) == (1, 0, 1)
     assert [one["answer"] for one in TASK.predictions(rows, answers)] == ["b", "b"]
+
+
+def test_metrics_that_are_never_measured_are_refused_before_training(letters):  # noqa: F811
+    answered, none = split_of(("a", "b", (Answer("b", 0),))), split_of(("a", "b c", ()))
+    exact_match, exact = (replace(TASK, metrics=(name,)) for name in ("exact_match", "exact"))
+    with pytest.raises(UserError, match=r"unknown metric 'exact_match' .* choose from: f1, exact, HasAns_f1"):
+        exact_match.complete(none)
+    with pytest.raises(UserError, match=r"has 'exact_match', but .* has questions without an answer; choose .* exact,"):
+        exact_match.complete(answered).metric_names(none)
+    with pytest.raises(
+        UserError, match=r"has 'exact', but .* has no question without an answer; choose from: f1, exact_m"
+    ):
+        exact.complete(answered).metric_names(answered)
+    assert exact.complete(answered).metric_names(none) == ("exact", "task_loss")

@@ -23,6 +23,7 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.length_batches import sorted_batches
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
@@ -99,9 +100,9 @@ class Predictor:
 class FineTuned:
     """A fine-tuned checkpoint with its parameters on all devices.
 
-    task is that of the checkpoint, with other columns where these are named, and rows of up to max_length tokens (0:
-    as in training). Raises UserError for a checkpoint that was not fine-tuned, and for a max_length that exceeds the
-    model's positions.
+    task is that of the checkpoint, with other columns where these are named, rows of up to max_length tokens (0: as in
+    training), and null_threshold (None: that of the checkpoint). Raises UserError for a checkpoint that was not
+    fine-tuned, for a max_length that exceeds the model's positions, and for a null_threshold of another kind of task.
     """
 
     def __init__(
@@ -112,8 +113,10 @@ class FineTuned:
         max_length: int = 0,
         compute_dtype: str = "auto",
         columns: Columns | None = None,
+        null_threshold: float | None = None,
     ) -> None:
         task = with_max_length(task_of(loaded), max_length, loaded.model)
+        task = with_null_threshold(task, null_threshold)
         if columns:  # without the label, so that a table without a header may be described by numbers alone
             task = dataclasses.replace(
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
@@ -151,6 +154,18 @@ def with_max_length(task: Task, max_length: int, model: ModelConfig) -> Task:
     if max_length and not 8 <= max_length <= model.max_positions:
         raise UserError(f"--max_length is {max_length}; use 8 to {model.max_positions} (the positions)")
     return dataclasses.replace(task, max_length=max_length or task.max_length)
+
+
+def with_null_threshold(task: Task, threshold: float | None) -> Task:
+    """The task as one of questions that may have no answer, with this threshold; None: as in training.
+
+    Raises UserError for other kinds of tasks, and for a threshold that is not a probability.
+    """
+    if threshold is None:
+        return task
+    if not isinstance(task, QuestionTask):
+        raise UserError(f"--null_threshold is {threshold}, but a task of kind {task.kind} has no questions; omit it")
+    return task.with_null_threshold(threshold)
 
 
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:

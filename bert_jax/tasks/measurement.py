@@ -15,9 +15,10 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
-from bert_jax.tasks.inference import Predictor, task_params, with_max_length
+from bert_jax.tasks.inference import Predictor, task_params, with_max_length, with_null_threshold
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.label_names import parse_names
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -109,6 +110,7 @@ def evaluate(
     max_length: int = 0,
     metrics: str = "",
     positive: str = "",
+    null_threshold: float | None = None,
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
@@ -116,9 +118,11 @@ def evaluate(
     them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
     the same (label_names.py). max_length replaces that of training, unless it is 0. metrics names those to return, and
     positive is the class that f1, precision and recall are of; empty: as in training (accuracy and macro_f1 of a
-    Hugging Face folder, with positive accuracy and f1). config says how to run the model (batch_size, compute_dtype).
-    Raises UserError for a checkpoint that was not fine-tuned, an unknown label or metric, a label_map or a positive
-    class for a task without them, a max_length that the model does not have, and a folder without such files.
+    Hugging Face folder, with positive accuracy and f1). null_threshold is the probability of no answer above which a
+    question has none; None: that of the checkpoint, or 1/2, never the best one for the file. config says how to run the
+    model (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label or
+    metric, a label_map, a positive class or a null_threshold for a task without them, a max_length that the model does
+    not have, and a folder without such files.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
@@ -129,6 +133,9 @@ def evaluate(
                 f"--label_map is {label_map!r}, but a task of kind {task.kind} has no labels to map; omit it"
             )
         task = dataclasses.replace(task, label_map=label_map)
+    task = with_null_threshold(task, null_threshold)
+    if isinstance(task, QuestionTask):
+        task = task.calibrated({})
     task = _with_metrics(task, metrics, positive)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}

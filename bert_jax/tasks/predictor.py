@@ -45,13 +45,12 @@ class InputPredictor:
 
         A pipe, such as /dev/stdin or the file of <(...) in a shell, is read as standard input is.
         """
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if _is_pipe(path):
             with path.open("rb") as stream:
                 yield from self.stream(stream)
             return
-        form = input_lines.form_of_file(path) if self._form == "auto" else self._form
-        if form == "task":
-            split = registry.read(self._model.task, path, label_required=False)
+        form = self._form_of(path)
+        if (split := self.task_split(path)) is not None:
             total = len(split.items)
             starts = range(0, total, self._window)
             parts = (dataclasses.replace(split, items=split.items[first : first + self._window]) for first in starts)
@@ -66,6 +65,12 @@ class InputPredictor:
             for window in predicted:
                 yield window
                 progress.update(self.inputs, self.inputs)
+
+    def task_split(self, path: Path) -> Split[Any] | None:
+        """The content of a file that has the format of the training files; None for a pipe or a file of inputs."""
+        if _is_pipe(path) or self._form_of(path) != "task":
+            return None
+        return registry.read(self._model.task, path, label_required=False)
 
     def stream(self, stream: IO[bytes]) -> Iterator[Predictions]:
         """The predictions for standard input, each window as soon as its lines have arrived."""
@@ -110,6 +115,9 @@ class InputPredictor:
             found.append(f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)")
         return found
 
+    def _form_of(self, path: Path) -> str:
+        return input_lines.form_of_file(path) if self._form == "auto" else self._form
+
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
         records: list[InputRecord | UserError] = []
         valid: list[InputRecord] = []
@@ -143,6 +151,10 @@ class InputPredictor:
                 raise
             return error
         return record
+
+
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:

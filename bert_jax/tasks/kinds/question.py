@@ -82,7 +82,7 @@ class QuestionTask(Task[Question, QuestionRows]):
 
     @property
     def known_metrics(self) -> Collection[str]:
-        return (*SQUAD2_METRICS, *SQUAD1_METRICS)
+        return SQUAD2_METRICS if self.unanswerable else dict.fromkeys((*SQUAD2_METRICS, *SQUAD1_METRICS))
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
         """Reads SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""
@@ -148,31 +148,52 @@ class QuestionTask(Task[Question, QuestionRows]):
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
         """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.
 
-        The metrics of 2.0 use the task's null_threshold, or the best threshold for this split if the task has none.
+        The metrics of 2.0 use the task's null_threshold. A task without one uses the best threshold for this split, or
+        NULL_THRESHOLD if all questions of the training file have answers, since it never records one.
         """
         decoded = decode(rows, answers, self.n_best)
         questions = rows.split.items
         references = [[answer.text for answer in question.answers or ()] for question in questions]
         predicted = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
-        if self.unanswerable:
-            names, threshold = self.metrics, self.null_threshold
-        elif _some_without(rows.split):
-            names, threshold = SQUAD2_METRICS, None
-        else:
-            return squad1_metrics(self.metrics, references, predicted)
+        known = self._metrics_of(rows.split)
+        names = self.metrics if set(self.metrics) <= set(known) else known
+        if known == SQUAD1_METRICS:
+            return squad1_metrics(names, references, predicted)
+        threshold = self.null_threshold if self.unanswerable else NULL_THRESHOLD
         return squad2_metrics(names, references, predicted, [one.no_answer for one in decoded], threshold)
 
     def metric_names(self, dev: Split[Question]) -> tuple[str, ...]:
-        """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none."""
-        measured = SQUAD2_METRICS if not self.unanswerable and _some_without(dev) else self.metrics
-        return (*measured, "task_loss")
+        """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none.
+
+        Raises UserError for a metric that the task names and dev does not have.
+        """
+        known = self._metrics_of(dev)
+        unknown = [name for name in self.metrics if name not in known]
+        if unknown and self.metrics != self.default_metrics():
+            some = "has questions without an answer" if known == SQUAD2_METRICS else "has no question without an answer"
+            raise UserError(f"task.metrics has {unknown[0]!r}, but {dev.path} {some}; choose from: {', '.join(known)}")
+        return (*(known if unknown else self.metrics), "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
-        """The task with the null_threshold of the best F1 on dev, unless it has one already."""
-        threshold = metrics.get(THRESHOLD)
-        if not self.unanswerable or self.null_threshold is not None or threshold is None:
+        """The task with the null_threshold of the best F1 on dev, NULL_THRESHOLD without a dev file, unless it has one
+        already."""
+        if not self.unanswerable or self.null_threshold is not None:
             return self
-        return replace(self, null_threshold=threshold)
+        return replace(self, null_threshold=metrics.get(THRESHOLD, NULL_THRESHOLD))
+
+    def with_null_threshold(self, threshold: float) -> "QuestionTask":
+        """The task as one of questions that may have no answer, with this threshold."""
+        if self.unanswerable:
+            return replace(self, null_threshold=threshold)
+        return replace(self, unanswerable=True, null_threshold=threshold, metrics=SQUAD2_METRICS)
+
+    def for_questions_of(self, split: Split[Question]) -> "QuestionTask":
+        """The task with NULL_THRESHOLD where it always gives an answer, but the split has questions without one."""
+        return self.with_null_threshold(NULL_THRESHOLD) if not self.unanswerable and _some_without(split) else self
+
+    def _metrics_of(self, split: Split[Question]) -> tuple[str, ...]:
+        """The metrics that a split can have."""
+        return SQUAD2_METRICS if self.unanswerable or _some_without(split) else SQUAD1_METRICS
 
     def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
         """The object of question_answers.answer_object for each question."""
