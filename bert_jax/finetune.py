@@ -104,11 +104,12 @@ def finetune(
 
     With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
     learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
-    by the dev metric that sweep.chosen_by names. With config.sweep, each setting has such a workdir in
-    WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`
-    (key_sweep.run). A `verbose` run prints its parameters. An empty init_from trains config.model
-    from scratch and requires a tokenizer. Raises UserError for a mistake in the configuration, the
-    files or the checkpoint, and Stopped after SIGTERM.
+    by the dev metric that sweep.chosen_by names (the first run without a dev file). With config.sweep,
+    each setting has such a workdir in WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result
+    has the figures of all under `sweep` (key_sweep.run). All settings are checked before the first one
+    trains. A `verbose` run prints its parameters. An empty init_from trains config.model from scratch
+    and requires a tokenizer. Raises UserError for a mistake in the configuration, the files or the
+    checkpoint, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
@@ -118,9 +119,7 @@ def finetune(
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = key_sweep.settings_of(config)
-    sweep.check(config, workdir)
-    for setting in settings:  # before anything is trained
-        prepared_runs.check(setting.config, workdir / setting.folder)
+    key_sweep.check(config, settings, workdir, tokenizer)  # before anything is trained
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:

@@ -71,6 +71,37 @@ def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(t
         sweep.check(FinetuneConfig(seeds=(2,)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("task.pooling=cls,maen", "task.pooling is 'maen'"),
+        ("task.max_length=32,4", "task.max_length is 4"),
+        ("task.label_smoothing=0.1,1.5", "task.label_smoothing is 1.5"),
+        ("task.class_weights=balanced,y3", "task.class_weights names '' in 'y3'"),
+        ("init_from={start},missing", "no checkpoint at missing"),
+        ("train_layers=all,lst:2", "train_layers is 'lst:2'"),
+        ("optimizer.name=adamw,adamx", "adamx"),
+    ],
+)
+def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
+    start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+) -> None:
+    monkeypatch.setattr(training, "train", lambda *arguments: pytest.fail("a setting was trained"))
+    columns = {"text": "review", "text_pair": "pair", "label": "stars", "max_length": 32}
+    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
+    config = test_finetune.config_of(start, task, sweep=given.format(start=start))
+    with pytest.raises(UserError, match=said):
+        finetune(config, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_several_settings_need_a_dev_file(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
+    config = test_finetune.config_of(start, task, sweep="batch_size=16,32")
+    with pytest.raises(UserError, match=r"sweep='batch_size=16,32', but there is no dev file to evaluate. Name one"):
+        finetune(config, tmp_path / "sweep")
+
+
 def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,10 @@ def test_early_stopping_needs_a_dev_file_and_follows_its_first_metric():
     config, task = FinetuneConfig(early_stop=2), registry.TASKS["cola"].task
     with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
         sweep.settings(config, Trial(0, 1e-5), task, 96, measured=False)
+    several, one = (FinetuneConfig(learning_rates=rates) for rates in ("1e-5,3e-5", "1e-5"))
+    with pytest.raises(UserError, match="learning_rates=1e-5,3e-5, but there is no dev file to evaluate"):
+        sweep.settings(several, Trial(0, 1e-5), task, 96, measured=False)
+    assert sweep.settings(one, Trial(0, 1e-5), task, 96, measured=False).optimizer.learning_rate == 1e-5
     assert sweep.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
         "eval_matthews_correlation"
     )

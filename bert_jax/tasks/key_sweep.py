@@ -17,9 +17,11 @@ from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.storage.location import Location, write_json
-from bert_jax.tasks import results
+from bert_jax.tasks import results, sweep
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.sweep import Trial
-from bert_jax.train import distributed
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import distributed, setup
 from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.run import RESULT_FILE
 
@@ -79,6 +81,21 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
     if len({setting.folder for setting in found}) < len(found):
         raise UserError(f"config.sweep is {config.sweep!r}, whose values give two settings the same folder. Rename one")
     return found
+
+
+def check(
+    config: FinetuneConfig, settings: Sequence[Setting], workdir: Location, tokenizer: Tokenizer | None = None
+) -> None:
+    """Raises UserError for a setting that cannot be trained, and for several settings without a dev file.
+
+    Each setting is prepared as it will be again, since what is wrong may depend on its files and its checkpoint.
+    """
+    sweep.check(config, workdir)
+    for setting in settings:
+        _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, report=lambda line: None)
+        if len(settings) > 1:
+            sweep.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
+        setup.check(next(iter(runs.values())))
 
 
 def run(

@@ -1,7 +1,7 @@
 """What a fine-tuning starts from, its encoded data, and the run of each seed and learning rate."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,23 @@ class Data:
     counts: dict[str, dict[str, int]]
 
 
+def note(line: str) -> None:
+    """Prints a line, on the primary process alone."""
+    print_note(line, quiet=not distributed.is_primary())
+
+
 def prepare(
-    config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None = None
+    config: FinetuneConfig,
+    workdir: Location,
+    tokenizer: Tokenizer | None = None,
+    report: Callable[[str], None] = note,
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
-    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing."""
-    check(config, workdir)
+    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported."""
+    _check(config, workdir)
     task, files = registry.resolve(config.task)
     for path in files.values():
         for line in measurement.file_remarks(path):
-            note(line)
+            report(line)
     if config.task.submission:
         submission.check(task.name, files)
     train = registry.read(task, files["train"])
@@ -103,7 +111,7 @@ def prepare(
         name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
         for name, path in others.items()
     }
-    start = open_start(config, tokenizer)
+    start = open_start(config, tokenizer, report)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
@@ -117,12 +125,12 @@ def prepare(
     if getattr(task, "pooling", "") == "cls" and not start.tokenizer.adds_special_tokens:
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
-        note(UNTRAINED_CLS)
-    data = _encode(task, splits, start)
+        report(UNTRAINED_CLS)
+    data = _encode(task, splits, start, report)
     return start, data, _runs(config, workdir, start, data)
 
 
-def check(config: FinetuneConfig, workdir: Location) -> None:
+def _check(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for settings that no fine-tuning can have."""
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
@@ -140,12 +148,7 @@ def check(config: FinetuneConfig, workdir: Location) -> None:
     sweep.check(config, workdir)
 
 
-def note(line: str) -> None:
-    """Prints a line, on the primary process alone."""
-    print_note(line, quiet=not distributed.is_primary())
-
-
-def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
+def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None, report: Callable[[str], None] = note) -> Start:
     """Opens config.init_from; without it, the start is config.model with random parameters and needs a tokenizer."""
     loaded = open_initial(config)
     if loaded is not None:
@@ -156,7 +159,7 @@ def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
                     f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; omit it"
                 )
         if loaded.model.vocab_size - loaded.vocabulary.vocab_size > PADDED_TABLE:
-            note(
+            report(
                 f"warning: the embedding table of {config.init_from} has {loaded.model.vocab_size} rows, but its "
                 f"tokenizer has {loaded.vocabulary.vocab_size} tokens. Check that it belongs to this model"
             )
@@ -171,16 +174,16 @@ def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
 
 
-def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
+def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Callable[[str], None]) -> Data:
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            note(f"{split.path} has no labels; it is not evaluated")
+            report(f"{split.path} has no labels; it is not evaluated")
             continue
         rows[name] = task.encode(split, start.tokenizer)
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
         for line in measurement.remarks(rows[name], registry.metrics_of(task, name)):
-            note(line)
+            report(line)
     return Data(task, dict(splits), rows, counts)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -109,13 +110,12 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
     """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
 
     rows is the number of rows of the training file; measured is whether there is a dev file. Raises UserError for
-    early_stop without a dev file.
+    early_stop or several learning rates without a dev file.
     """
-    if config.early_stop and not measured:
-        raise UserError(
-            f"early_stop={config.early_stop}, but there is no dev file to evaluate. Name one with --config.task.dev, "
-            "or omit early_stop"
-        )
+    if config.early_stop:
+        check_measured("early_stop", config.early_stop, measured)
+    if len(rates_of(config)) > 1:
+        check_measured("learning_rates", config.learning_rates, measured)
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
@@ -140,6 +140,14 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
         checkpoint=dataclasses.replace(config.checkpoint, best=best),
     )
+
+
+def check_measured(key: str, value: Any, measured: bool) -> None:
+    """Raises UserError for a key that compares evaluations, without a dev file."""
+    if not measured:
+        raise UserError(
+            f"{key}={value}, but there is no dev file to evaluate. Name one with --config.task.dev, or omit {key}"
+        )
 
 
 def _rates(given: str, task: Task) -> str:

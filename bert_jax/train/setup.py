@@ -54,6 +54,13 @@ class OpenWorkdir:
     check_held: CheckHeld  # called before anything is written
 
 
+def check(run: Run) -> None:
+    """Raises UserError for what a run refuses before it opens its workdir."""
+    mesh = make_mesh(run, run.source)
+    with jax.set_mesh(mesh):
+        make_evaluators(run, make_plan(run), mesh)
+
+
 def make_mesh(run: Run, source: Source) -> Mesh:
     """Returns the mesh of a run, once everything has been checked that needs no compilation and no file."""
     config = run.config
