@@ -5,6 +5,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.command import UserError
@@ -183,6 +185,38 @@ def test_a_named_task_may_have_another_file_for_a_split(tmp_path: Path) -> None:
     assert files == {"train": folder / "train.tsv", "dev": Path("mine.tsv")}
 
 
+@pytest.mark.parametrize(
+    ("name", "folder", "column", "numbers", "tags", "classes"),
+    [
+        ("conll2003", "conll2003", "ner_tags", [0, 1, 2, 7], ("O", "B-PER", "I-PER", "B-MISC"), ()),
+        ("conll2003", ".", "ner_tags", [0, 2, 1], ("O", "I-PER", "B-PER"), ("O", "B-PER", "I-PER")),
+        ("ewt", "universal_dependencies/en_ewt", "upos", [13, 17, 7, 0], ("AUX", "PART", "NOUN"), ()),
+    ],
+)
+def test_tagging_tasks_are_read_from_their_hugging_face_data_sets(
+    tmp_path: Path, name: str, folder: str, column: str, numbers: list[int], tags: tuple[str, ...], classes: tuple[str]
+) -> None:
+    """Numbers are classes in their order, or as the file names them; _ (13 in upos) is no word."""
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    words = [f"w{number}" for number in numbers]
+    feature = {"feature": {"names": classes, "_type": "ClassLabel"}, "_type": "Sequence"}
+    info = json.dumps({"info": {"features": {column: feature}}})
+    table = pa.table({"tokens": [words], column: [numbers]})
+    for split in ("train", "validation"):
+        if classes:
+            pq.write_table(table.replace_schema_metadata({"huggingface": info}), tmp_path / f"{split}.parquet")
+        elif split == "train":
+            pq.write_table(table, tmp_path / folder / "train-00000-of-00001.parquet")
+        else:
+            line = json.dumps({"tokens": words, column: numbers})
+            (tmp_path / folder / "validation.jsonl").write_text(line + "\n")
+    task, files = registry.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
+    for split in ("train", "dev"):
+        (sentence,) = registry.read(task, files[split]).items
+        assert sentence.tags == tags and sentence.words == tuple(words[len(words) - len(tags) :])
+        assert len(sentence.lines) == len(tags) and set(tags) <= set(task.labels)
+
+
 MISTAKES = {
     "unknown name": (TaskConfig(name="sst3"), "task.name is 'sst3'; choose from: sst2, cola"),
     "no task": (TaskConfig(), "no task is given; set task.name"),
@@ -204,6 +238,10 @@ MISTAKES = {
     ),
     "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
     "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
+    "a folder without a name": (
+        TaskConfig(train="a.tsv", text="0", label="1", data_dir="glue"),
+        "task.data_dir is 'glue', which is for the files of a named task, but task.name is not set",
+    ),
     "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),
 }
 

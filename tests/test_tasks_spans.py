@@ -350,10 +350,6 @@ def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) ->
         ({"span_vectors": "middle"}, "task.span_vectors is 'middle'; choose from: endpoints, boundary, content"),
         ({"span_overlap": "some"}, "task.span_overlap is 'some'; choose from: any, nested, flat"),
         ({"relation_threshold": 1.0}, r"task.relation_threshold is 1.0; use a probability below 1"),
-        (
-            {"relations_between": "given", "span_overlap": "flat", "metrics": ("relation_f1",)},
-            "task.span_overlap is flat, which chooses predicted",
-        ),
         ({"metrics": ("f1", "accuracy")}, "unknown metric 'accuracy'"),
         ({"relations_between": "given", "metrics": ("f1",)}, "unknown metric 'f1'"),
     ],
@@ -361,6 +357,21 @@ def test_a_key_chooses_the_vectors_of_spans(name: str, kind: tuple[str, str]) ->
 def test_span_options_that_cannot_be_are_refused(changes: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         replace(PAIRS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"span_overlap": "flat"}, "task.span_overlap is flat"),
+        ({"span_scores": "classes"}, "task.span_scores is classes"),
+        ({"threshold": 0.5}, "task.threshold is 0.5"),
+        ({"labels": ("ORG", "PER")}, "task.labels is ORG,PER"),
+    ],
+)
+def test_options_of_predicted_spans_are_refused_where_spans_are_given(changes: dict, said: str) -> None:
+    task = SpanPairTask("own", relations_between="given", **changes)
+    with pytest.raises(UserError, match=f"{said}, which is of predicted spans, but with task.relations_between=given"):
+        task.complete(NESTED)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -94,6 +94,34 @@ def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None =
     return [TagAnswer(*row) for row in zip(*found, strict=True)]
 
 
+@pytest.mark.parametrize(
+    ("labels", "written"),
+    [
+        (("O", "B-LOC", "I-LOC", "I-PER"), ["I-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-LOC"]),  # some B-X of IOB1
+        (("O", "I-LOC", "I-PER"), ["I-PER", "I-PER", "O", "I-LOC", "I-LOC", "I-LOC"]),
+    ],
+)
+def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(
+    letters: Tokenizer, labels: tuple[str, ...], written: list[str]
+) -> None:
+    task = TaggingTask("own", labels, max_length=16, metrics=("f1", "precision", "recall", "accuracy"))
+    tags = ["B-PER", "B-PER", "O", "B-LOC", "B-LOC", "I-LOC"]
+    for file in (tags, ["I-PER", "B-PER", "O", "I-LOC", "B-LOC", "I-LOC"]):
+        split = split_of(list(zip("abcdef", file, strict=True)))
+        ids = task.label_ids(split)
+        assert [labels[number] for number in ids] == written
+        found = measure(task, task.encode(split, letters), np.array(ids))
+        guessed = tagging_schemes.entities(written)
+        right = len({*guessed} & {*tagging_schemes.entities(tags)})
+        assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
+        assert found["accuracy"] == np.mean(
+            [
+                one == true
+                for one, true in zip(written, ["I-PER", "B-PER", *file[2:3], "I-LOC", "B-LOC", "I-LOC"], strict=True)
+            ]
+        )
+
+
 @pytest.mark.parametrize("decode", ["first", "mean"])
 def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters: Tokenizer, decode: str) -> None:
     task = replace(TASK, label_subwords="all", decode=decode)

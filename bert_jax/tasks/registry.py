@@ -83,7 +83,8 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     The files of a named task are those of task.data_dir (a folder, or tfds: and the name of prepared data, by default
     the task's own), or of $BERT_JAX_DATA; task.train, task.dev and task.test replace single ones. With task.train and
     no task.data_dir there are no others. Raises UserError for an unknown name, a missing task, columns given for a
-    named task, an option that the kind does not have, a missing file, and a file that belongs to two splits.
+    named task, task.data_dir without one, an option that the kind does not have, a missing file, and a file that
+    belongs to two splits.
     """
     if config.max_length < 8:
         raise UserError(f"task.max_length is {config.max_length}; use 8 or more")
@@ -104,6 +105,11 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         for key in task.unread_columns:
             if getattr(config, key):
                 raise UserError(f"task.{key} is {getattr(config, key)!r}, but task.kind={kind} has none; leave it out")
+        if config.data_dir:
+            raise UserError(
+                f"task.data_dir is {config.data_dir!r}, which is for the files of a named task, but task.name is not "
+                "set. Set it, or leave out task.data_dir and name files by task.train, task.dev and task.test"
+            )
         files = given
     else:
         raise UserError(

@@ -1,7 +1,7 @@
 """Relations between spans of words."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.metric_functions import retrieval_metrics
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task, check_choice
+
+OF_PREDICTED_SPANS = ("labels", "span_scores", "span_overlap", "threshold")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,6 @@ class SpanPairTask(SpanTask):
                 f"task.relation_threshold is {self.relation_threshold}; use a probability below 1, or 0 for relations "
                 "that are more probable than none"
             )
-        if self.pairs_are_given and self.span_overlap != TaskConfig.span_overlap:
-            raise UserError(
-                f"task.span_overlap is {self.span_overlap}, which chooses predicted spans, but with "
-                "task.relations_between=given none are predicted; leave it out"
-            )
 
     @property
     def least_relation(self) -> float:
@@ -70,7 +67,16 @@ class SpanPairTask(SpanTask):
         return read_spans(path, columns, label_required, relations=True, spans_required=self.pairs_are_given)
 
     def complete(self, train: Split[SpannedSentence]) -> Task:
-        """Also sets the labels of relations. Raises UserError for a file without spans or relations."""
+        """Also sets the labels of relations. Raises UserError for a file without spans or relations, and for options of
+        predicted spans where these are given."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if self.pairs_are_given and item.name in OF_PREDICTED_SPANS and value != item.default:
+                shown = ",".join(value) if isinstance(value, tuple) else value
+                raise UserError(
+                    f"task.{item.name} is {shown}, which is of predicted spans, but with task.relations_between=given "
+                    "none are predicted; leave it out"
+                )
         relations = {relation.label for item in train.items for relation in item.relations}
         if not relations and any(item.spans for item in train.items):
             raise missing(train, "relations")

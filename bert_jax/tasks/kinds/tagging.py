@@ -172,11 +172,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
-        """The metrics, from the predicted tag at each position."""
-        true_tags, predicted = (
-            rows.by_sentence(tags)
-            for tags in (self._tags(rows.labels[rows.word_starts]), self._predicted(rows, answers))
-        )
+        """The metrics, from the predicted tag at each position. Entities are those of the file, even where the labels
+        cannot tell adjacent ones apart."""
+        true_tags = [list(self._in_scheme(sentence.tags or ())) for sentence in rows.split.items]
+        predicted = rows.by_sentence(self._predicted(rows, answers))
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
@@ -193,15 +192,24 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of the tags of all words. Entity tags are converted to the scheme of the task's labels."""
-        entity_tags, ends = tagging_schemes.marks_entities(self.labels), tagging_schemes.marks_ends(self.labels)
+        """The ids of the tags of all words. Entity tags are converted to the scheme of the task's labels; an I-X stands
+        for a B-X that the labels lack."""
         ids = []
         for sentence in split.items:
-            tags = sentence.tags or ()
-            if entity_tags and all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
-                tags = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
-            ids += [check_label(split, line, tag, self.labels) for line, tag in zip(sentence.lines, tags, strict=True)]
+            for line, tag in zip(sentence.lines, self._in_scheme(sentence.tags or ()), strict=True):
+                inside = "I" + tag[1:]
+                known = tag in self.labels or tag[:1] != "B" or inside not in self.labels
+                ids.append(check_label(split, line, tag if known else inside, self.labels))
         return ids
+
+    def _in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
+        """The tags of a sentence in the scheme of the task's labels, where these mark entities: IOBES, IOB2, or IOB1 if
+        the labels lack a B-X, as those of models that were trained on IOB1 do."""
+        if not tagging_schemes.marks_entities(self.labels) or not all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
+            return tags
+        ends = tagging_schemes.marks_ends(self.labels)
+        found = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
+        return tagging_schemes.iob1(found) if tagging_schemes.lacks_beginnings(self.labels) else found
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
         """The predicted tag of each word. With a CRF, the tags of each sentence are a sequence of their scheme.

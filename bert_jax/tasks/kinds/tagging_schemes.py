@@ -21,7 +21,9 @@ __all__ = [
     "closed_set",
     "entities",
     "first_line",
+    "iob1",
     "irregular_tags",
+    "lacks_beginnings",
     "marks_ends",
     "marks_entities",
     "tags_of",
@@ -67,6 +69,19 @@ def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
         if ends:
             tags[last - 1] = _tag("S" if last - first == 1 else "E", label)
     return tuple(tags)
+
+
+def iob1(tags: Sequence[str]) -> tuple[str, ...]:
+    """IOB1 tags of IOB2 tags: B-X only marks the beginning of an entity that follows another X at once."""
+    pairs = pairwise(("O", *tags))
+    return tuple(
+        "I" + tag[1:] if tag[0] == "B" and (last == "O" or last[2:] != tag[2:]) else tag for last, tag in pairs
+    )
+
+
+def lacks_beginnings(labels: Collection[str]) -> bool:
+    """Whether labels without ends (not IOBES) have an I-X without its B-X."""
+    return not marks_ends(labels) and any(tag[0] == "I" and "B" + tag[1:] not in labels for tag in labels)
 
 
 def closed_set(tags: Collection[str]) -> set[str]:

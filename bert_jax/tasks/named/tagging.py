@@ -1,11 +1,12 @@
 """Tagging tasks: parts of speech of UD English EWT, entities of CoNLL-2003."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.words import SentenceReader
-from bert_jax.tasks.named.layout import SPLITS, NamedTask
+from bert_jax.tasks.named.layout import SPLITS, STORED_SPLITS, NamedTask
 from bert_jax.tasks.reading import Columns, is_stored, read_conllu
 
 # https://universaldependencies.org/u/pos
@@ -15,19 +16,51 @@ UNIVERSAL_TAGS = (
 )
 
 
+# The classes of `upos` by number in the Hugging Face data set `universal_dependencies`.
+NO_WORD = "_"  # a multiword token, whose words follow it, or an empty node
+STORED_TAGS = (
+    *("NOUN", "PUNCT", "ADP", "NUM", "SYM", "SCONJ", "ADJ", "PART", "DET"),
+    *("CCONJ", "PROPN", "PRON", "X", NO_WORD, "ADV", "INTJ", "VERB", "AUX"),
+)
+
+
 @dataclass(frozen=True)
 class EwtTask(TaggingTask):
     """UD English EWT, whose text files are CoNLL-U regardless of the endings of their names."""
 
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        return () if self.label_map else STORED_TAGS
+
     def reader_of(self, path: Path) -> SentenceReader:
         return super().reader_of(path) if is_stored(path) else read_conllu
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """Also leaves out what is no word (NO_WORD) in the lists of the Hugging Face data set, as read_conllu does."""
+        split = super().read(path, columns, label_required)
+        if not split.labelled or not is_stored(path):
+            return split
+        return replace(split, items=tuple(item for item in map(_words_of, split.items) if item.words))
+
+
+def _words_of(sentence: Sentence) -> Sentence:
+    """The sentence without what is tagged NO_WORD."""
+    tagged = zip(sentence.words, sentence.tags or (), sentence.lines, strict=True)
+    kept = [one for one in tagged if one[1] != NO_WORD]
+    return sentence._replace(
+        words=tuple(word for word, _, _ in kept),
+        tags=tuple(tag for _, tag, _ in kept),
+        lines=tuple(line for *_, line in kept),
+    )
 
 
 TAGGING = (
     NamedTask(
         EwtTask("ewt", UNIVERSAL_TAGS, metrics=("accuracy",), columns=Columns("FORM", "", "UPOS")),
-        ("ud_english_ewt",),
+        ("ud_english_ewt", "universal_dependencies/en_ewt", "en_ewt"),
         {split: (f"en_ewt-ud-{split}.conllu",) for split in SPLITS},
+        stored_splits=STORED_SPLITS,
+        stored_columns=Columns("tokens", "", "upos"),
     ),
     # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
     NamedTask(
@@ -39,5 +72,7 @@ TAGGING = (
         ),
         ("conll2003",),
         {"train": ("eng.train",), "dev": ("eng.testa",), "test": ("eng.testb",)},
+        stored_splits=STORED_SPLITS,
+        stored_columns=Columns("tokens", "", "ner_tags"),
     ),
 )
