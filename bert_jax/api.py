@@ -36,6 +36,7 @@ from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.storage.hub_models import PREFIX, model_address
 from bert_jax.storage.location import absolute, as_typed, location
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
+from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
 
@@ -63,7 +64,7 @@ class Model:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the checkpoint."""
-        return Tokenizer(self.loaded.vocabulary.spec)
+        return tokenizer_of(self.loaded)
 
     def module(self, params: Mapping[str, Any] | None = None, runtime: Runtime | None = None) -> Bert:
         """The Flax module with these parameters (by default its own), for code of yours under jit and grad.

@@ -23,6 +23,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import TaskBatch, TokenRows
+from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
 
@@ -73,7 +74,7 @@ def fill_mask(
     loaded = _open(checkpoint, average)
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
-    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    tokenizer = tokenizer_of(loaded)
     encoded = [_encode(sentence, tokenizer, loaded.model.max_positions) for sentence in sentences]
     filled: list[Filled] = []
     for start in range(0, len(encoded), BATCH_SIZE):
@@ -99,7 +100,7 @@ def generate(
     if new_tokens < 1:
         raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
     loaded = _open(checkpoint, average)
-    words = Tokenizer(loaded.vocabulary.spec)
+    words = tokenizer_of(loaded)
     new = [words.mask_id] * new_tokens
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
     texts = [np.array([*begin, *_ids(prompt, words), *new, *end], np.int32) for prompt in prompts]

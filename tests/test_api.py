@@ -118,12 +118,17 @@ def test_a_second_call_compiles_and_uploads_nothing(model, classifier, monkeypat
         model.fill_mask("the [MASK] sat")
         classifier.predict(["a dog", "the cat sat"])
 
+    def never(*_: Any) -> None:
+        raise AssertionError("a tokenizer was built again")
+
     def other_numbers() -> None:
         """Of sentences, and of masks in one: 4 and 4, as 3 and 3 are padded to."""
         model.fill_mask(["the [MASK] sat"] * 3 + ["[MASK] [MASK] [MASK] [MASK]"])
 
     model.fill_mask(["the [MASK] sat", "a [MASK]", "[MASK] [MASK] [MASK]"])
     calls()
+    assert model.tokenizer is model.tokenizer
+    monkeypatch.setattr("bert_jax.tokenizer.Tokenizer.__init__", never)
     uploaded = []
     put = jax.device_put
     monkeypatch.setattr(

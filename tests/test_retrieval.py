@@ -28,11 +28,19 @@ def test_the_nearest_do_not_depend_on_chunks_and_equal_scores_are_in_order(monke
         assert nearest.scores[row].tolist() == [float(query @ documents[place]) for place in wanted]
 
 
-def test_ranks_count_the_candidates_with_a_higher_score(monkeypatch):
+def test_ranks_count_the_candidates_with_a_higher_score_and_half_of_those_with_the_same(monkeypatch):
     monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 2)
     queries = np.eye(3, dtype=np.float32)
     candidates = np.array([[1, 0, 3], [2, 0, 2], [2, 5, 1]], np.float32)
-    assert ranks_of(queries, candidates, np.array([1, 2, 2])).tolist() == [1, 1, 3]
+    assert ranks_of(queries, candidates, np.array([1, 2, 2])).tolist() == [1.5, 1, 3]
+    collapsed = ranks_of(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), np.arange(3))
+    assert collapsed.tolist() == [5, 5, 5]
+
+
+def test_a_score_that_is_not_a_number_counts_against_its_query():
+    queries, candidates = np.ones((2, 1), np.float32), np.array([[1], [np.nan], [0]], np.float32)
+    assert ranks_of(queries, candidates, np.array([0, 0])).tolist() == [2, 2]
+    assert min(ranks_of(queries, candidates, np.array([1, 1]))) >= 3
 
 
 def test_metrics_of_a_known_ranking():

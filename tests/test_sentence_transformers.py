@@ -171,7 +171,7 @@ def test_a_classifier_of_a_family_without_a_pooler_is_exported_with_the_mean(tmp
 def own_vectors(arrays, columns):
     vectors = jnp.asarray(arrays["loss/vectors"][:columns].swapaxes(0, 1))
     count = vectors.shape[0]
-    return TextVectors(vectors, jnp.ones((count, columns), bool), jnp.ones(count))
+    return TextVectors(vectors, jnp.ones((count, columns), bool), jnp.ones(count), jnp.arange(count))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def given(rows: int = 5, texts: int = 4, absent: tuple[tuple[int, int], ...] = (
     weights = np.ones(rows, np.float32)
     weights[-1] = 0
     vectors = draw.normal(size=(rows, texts, 6)).astype(np.float32) * present[..., None]
-    return TextVectors(jnp.asarray(vectors), jnp.asarray(present), jnp.asarray(weights))
+    return TextVectors(jnp.asarray(vectors), jnp.asarray(present), jnp.asarray(weights), jnp.arange(rows))
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -84,6 +84,35 @@ def test_the_contrastive_loss_is_that_of_a_loop_over_rows_and_candidates(symmetr
         right += scores[row, 1] == max(scores.values())
     found = contrastive_sums(own, ALONE, 7.0, symmetric)
     assert float(found[0]) == pytest.approx(loss, rel=1e-5) and float(found[1]) == right
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_row_that_is_in_a_batch_twice_is_no_candidate_of_itself(symmetric: bool) -> None:
+    own = given(texts=3, absent=((1, 2),))
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), own)
+    _, right = contrastive_sums(own, ALONE, 7.0, symmetric)
+    units = np.asarray(own.vectors) / np.maximum(np.linalg.norm(own.vectors, axis=-1, keepdims=True), 1e-9)
+    scores = 7.0 * np.einsum("bd,rsd->brs", units[:4, 0], units[:4, 1:])
+    kept = np.asarray(own.present[:4, 1:]) * (2 - np.eye(4))[..., None]  # how often each is a candidate
+    forward = np.log((np.exp(scores) * kept).sum(axis=(1, 2))) - scores[range(4), range(4), 0]
+    anchors = 7.0 * units[:4, 1] @ units[:4, 0].T
+    backward = np.log((np.exp(anchors) * (2 - np.eye(4))).sum(axis=1)) - np.diagonal(anchors)
+    wanted = 2 * (forward + symmetric * backward).sum() / (1 + symmetric)
+    found = contrastive_sums(twice, ALONE, 7.0, symmetric)
+    assert float(found[0]) == pytest.approx(wanted, rel=1e-5) and float(found[1]) == 2 * float(right)
+    apart = contrastive_sums(twice._replace(numbers=jnp.arange(10)), ALONE, 7.0, symmetric)
+    assert float(apart[0]) > float(found[0]) and float(apart[1]) == 0
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_vectors_that_are_all_the_same_or_no_numbers_find_nothing(tmp_path: Path, words, value: float) -> None:
+    own = given(absent=())
+    own = own._replace(vectors=jnp.full_like(own.vectors, value))
+    assert float(contrastive_sums(own, ALONE, 7.0, False)[1]) == 0
+    task = dataclasses.replace(TASK, loss="contrastive")
+    rows = task.encode(task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True), words)
+    found = task.measure(rows, list(np.full((3, 3, 4), value, np.float32)))
+    assert found["accuracy"] == 0 and found["mrr"] <= 1 / 2.5 + 1e-9  # 4 candidates
 
 
 def test_cosent_is_that_of_a_loop_over_pairs_of_rows() -> None:
@@ -179,12 +208,13 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
     numbers = np.arange(1, texts + 1)[None, :, None]
     weights = np.ones(16, np.float32)
     weights[5] = 0
+    numbers_of_rows = np.array([*range(12), 3, 4, 0, 3], np.int32)  # some are in the batch twice, on other devices, too
     batch = SideBySideBatch(
         *(
             np.where(real, values, 0).reshape(16, -1).astype(np.int32)
             for values in (draw.integers(5, 100, real.shape), 0, numbers, np.arange(length))
         ),
-        labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool)),
+        labels=GroupLabels(draw.integers(0, 4, 16).astype(np.float32), np.ones((16, texts), bool), numbers_of_rows),
         label_weights=weights,
     )
     abstract = bert.abstract_params(MODEL, objective.heads)

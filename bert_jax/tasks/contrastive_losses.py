@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.model.heads.pooling import unit_vectors
 from bert_jax.model.placement import Placement
@@ -24,29 +24,37 @@ class TextVectors(NamedTuple):
     vectors: Float[Array, "B S D"]
     present: Bool[Array, "B S"]
     weights: Float[Array, "B"]  # 0 for a filler
+    numbers: Int[Array, "B"]  # of the rows in their file
 
 
 def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
-    """Returns the summed cross-entropy of finding each anchor's positive, and `correct`.
+    """Returns the summed cross-entropy of finding each anchor's positive, and how many have the highest score alone.
 
     The candidates of an anchor are the positives and the hard negatives of all rows of the batch; a score is the
     cosine times scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4, with in-batch
     negatives). With symmetric, the loss is the mean of this one and that of finding each positive's anchor among all
-    anchors (Radford et al. 2021, figure 3). This is MultipleNegativesRankingLoss of sentence-transformers.
+    anchors (Radford et al. 2021, figure 3). This is MultipleNegativesRankingLoss of sentence-transformers. Where a row
+    is in the batch twice, as at the end of an epoch, neither is a candidate of the other.
     """
     units = unit_vectors(own.vectors)
     rows = placement.gather_rows(units)
     real = placement.gather_rows(own.present & (own.weights > 0)[:, None])
     first, _ = placement.row_numbers(units.shape[0])
     right = first + jnp.arange(units.shape[0])
+    numbers = placement.gather_rows(own.numbers)
+    itself = jnp.arange(len(numbers))[None] == right[:, None]
+    other = itself | (numbers[None] != own.numbers[:, None])
     candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])  # all positives come first
-    scores = _scores(units[:, 0], candidates, real[:, 1:].T.reshape(-1), scale)
+    possible = jnp.tile(other, rows.shape[1] - 1) & real[:, 1:].T.reshape(1, -1)
+    scores = _scores(units[:, 0], candidates, possible, scale)
     picked = jnp.take_along_axis(scores, right[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(scores, axis=1) - picked
     if symmetric:
-        backward = _scores(units[:, 1], rows[:, 0], real[:, 0], scale)
+        backward = _scores(units[:, 1], rows[:, 0], other & real[None, :, 0], scale)
         losses = (losses + jax.nn.logsumexp(backward, axis=1) - picked) / 2
-    correct = picked >= jax.lax.stop_gradient(scores).max(axis=1)
+    others = jnp.arange(scores.shape[1])[None] != right[:, None]
+    highest = jnp.where(others, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
+    correct = picked > highest  # false where a score is NaN
     return (losses * own.weights).sum(), (correct * own.weights).sum()
 
 
@@ -74,7 +82,7 @@ def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors
 
 
 def _scores(
-    anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], real: Bool[Array, "K"], scale: float
+    anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"], scale: float
 ) -> Float[Array, "B K"]:
     products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
-    return jnp.where(real, scale * products, IMPOSSIBLE)
+    return jnp.where(possible, scale * products, IMPOSSIBLE)

@@ -16,10 +16,10 @@ from bert_jax.tasks.example import spans
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import Batches, bucketed_batches, sorted_batches
+from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.task_json import from_json
 from bert_jax.tasks.text_stream import Texts
 from bert_jax.tasks.texts import EncodedTexts
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
 
 Arrays = dict[str, np.ndarray]
@@ -90,7 +90,7 @@ class Embedder:
         self.prompts = {"query": own.query_prompt if own else "", "document": own.document_prompt if own else ""}
         self.truncated = 0  # texts that were truncated so far
         self._batch_size = batch_size
-        self._tokenizer = Tokenizer(loaded.vocabulary.spec)
+        self._tokenizer = tokenizer_of(loaded)
         self._model = LayerVectors(
             loaded,
             [settings.layers],

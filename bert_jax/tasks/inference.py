@@ -25,11 +25,11 @@ from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.length_batches import sorted_batches
+from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import compiler, partitioning
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
@@ -122,7 +122,7 @@ class FineTuned:
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
         self.task = task
-        self.tokenizer = Tokenizer(loaded.vocabulary.spec)
+        self.tokenizer = tokenizer_of(loaded)
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
         mesh = partitioning.make_mesh(config.mesh)

@@ -20,10 +20,10 @@ from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.label_names import parse_names
+from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.steps import Plan
@@ -141,7 +141,7 @@ def evaluate(
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
-    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    tokenizer = tokenizer_of(loaded)
     params = task_params(loaded, task, partitioning.make_mesh(config.mesh))
     values: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}

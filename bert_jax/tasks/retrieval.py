@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the documents of a chunk
 
@@ -47,14 +47,18 @@ class Nearest:
 
 def ranks_of(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
-) -> Int64[np.ndarray, "Q"]:
-    """The rank, from 1, of each query's candidate: one more than the candidates with a higher score."""
-    ranks = np.zeros(len(queries), np.int64)
+) -> Float64[np.ndarray, "Q"]:
+    """The rank, from 1, of each query's candidate; of candidates with equal scores the mean of their ranks.
+
+    A score that is not a number counts against the query.
+    """
+    ranks = np.zeros(len(queries))
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)
         scores = queries[part] @ candidates.T
         own = np.take_along_axis(scores, right[part, None], axis=1)
-        ranks[part] = 1 + (scores > own).sum(axis=1)
+        higher, at_least = ~(scores <= own), ~(scores < own)  # both true of NaN
+        ranks[part] = (1 + higher.sum(axis=1) + at_least.sum(axis=1)) / 2
     return ranks
 
 

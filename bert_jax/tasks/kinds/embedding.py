@@ -192,8 +192,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
 
         Of pairs with a score: spearman and pearson, the correlations of the cosines with the scores (or those of
         REGRESSION_METRICS that task.metrics names). Of others: mrr and accuracy, the mean reciprocal rank of an
-        anchor's positive among all positives and hard negatives of the file, and how often it comes first; equal texts
-        are one candidate.
+        anchor's positive among all positives and hard negatives of the file, and how often it alone comes first; equal
+        texts are one candidate, and texts of equal cosines have the mean of their ranks.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:

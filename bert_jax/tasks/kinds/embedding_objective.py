@@ -24,6 +24,7 @@ class GroupLabels(NamedTuple):
 
     scores: Any  # f32[B]; 0 where there are none
     present: Any  # bool[B,S]; a row's positions are S equal parts
+    numbers: Any  # i32[B], of the rows in their file
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,15 +42,15 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
     def targets_of(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
     ) -> tuple[GroupLabels, Float32[np.ndarray, "B"]]:
-        return GroupLabels(self.scores[rows], present), self.label_weights[rows]
+        return GroupLabels(self.scores[rows], present, rows.astype(np.int32)), self.label_weights[rows]
 
 
 @dataclass(frozen=True)
 class EmbeddingObjective(TaskObjective):
     """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score (contrastive_losses.py).
 
-    accuracy is the share of anchors whose positive has the highest score of all candidates of the batch. With several
-    dimensions the loss is the sum of those of each, and accuracy that of the largest.
+    accuracy is the share of anchors whose positive alone has the highest score of all candidates of the batch. With
+    several dimensions the loss is the sum of those of each, and accuracy that of the largest.
     """
 
     pooling: str = "mean"
@@ -77,7 +78,7 @@ class EmbeddingObjective(TaskObjective):
         return vectors.reshape(*batch.labels.present.shape, -1)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
-        own = TextVectors(outputs, batch.labels.present, batch.label_weights)
+        own = TextVectors(outputs, batch.labels.present, batch.label_weights, batch.labels.numbers)
         parts, placement = truncations(own, self.dimensions), model.runtime.placement
         if self.scored:
             losses = [cosent_sum(part, batch.labels.scores, placement, self.scale) for part in parts]
