@@ -83,6 +83,7 @@ class Model:
         prompt: str | None = None,
         prompt_name: str = "",
         max_length: int = 0,
+        truncate_dim: int = 0,
         batch_size: int = 32,
     ) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
@@ -99,6 +100,7 @@ class Model:
             prompt=prompt,
             prompt_name=prompt_name,
             max_length=max_length,
+            truncate_dim=truncate_dim,
         )
         if found.pool not in TEXT_POOLS:
             raise UserError(

@@ -50,8 +50,9 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
                  holds only control characters, has a row of NaN, so that rows and words stay aligned.
 
 Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (the recipe embedding), is
-used as its files say: pooling, normalization, default prompt and maximum length. Any other model has the mean. With
---pool, vectors are not normalized and have no prompt unless --normalize, --prompt or --prompt_name asks for them.
+used as its files say: pooling, normalization, truncate_dim, default prompt and maximum length. Any other model has the
+mean. With --pool, vectors are neither normalized nor cut and have no prompt unless --normalize, --truncate_dim,
+--prompt or --prompt_name asks for it. Vectors that are cut keep their values; with --normalize, they have length 1.
 
 --output, --format npz (default): a file with `embeddings` [rows, width] in the order of the input; `offsets`
 i64[texts+1], where text i has the rows offsets[i]:offsets[i+1]; and `input_ids` i32[rows]. All texts and vectors are in
@@ -75,17 +76,18 @@ def embed(
     prompt_name: str = "",
     batch_size: int = 32,
     max_length: int = 0,
+    truncate_dim: int = 0,
     compute_dtype: str = "float32",
     average: str = "",
 ) -> dict[str, np.ndarray]:
     """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
 
     A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
-    model (VectorSettings). A max_length of 0 is the maximum of these, or of the model. average applies to a checkpoint
-    given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that the model does
-    not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no [CLS] stands for
-    the whole text: in causal models, whose first token attends to itself alone, and for vocabularies that add no
-    special tokens, whose first token is a piece of the text.
+    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
+    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
+    the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
+    [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
+    that add no special tokens, whose first token is a piece of the text.
     """
     given = checked_texts(texts)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
@@ -97,6 +99,7 @@ def embed(
         prompt=prompt,
         prompt_name=prompt_name,
         max_length=max_length,
+        truncate_dim=truncate_dim,
     )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
     arrays = model.arrays(given)
@@ -186,6 +189,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: the model's limit)"
     )
+    cut = "only the first N dimensions (default: as the checkpoint says)"
+    parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=cut)
     parser.add_argument("--compute_dtype", default="float32", help="float32, bfloat16 or auto (default: float32)")
     checkpoint_average.add_argument(parser)
     options = vars(parser.parse_args(arguments))

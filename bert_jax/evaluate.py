@@ -16,9 +16,10 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.sentence_transformers import COSINE, DOT
 from bert_jax.progress import print_note
 from bert_jax.tasks import beir, measurement
-from bert_jax.tasks.embedder import Embedder, settings_of
+from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning
 from bert_jax.train.run import runtime_of
@@ -34,10 +35,12 @@ of the task that the checkpoint was fine-tuned for.
 
   python -m bert_jax.evaluate --checkpoint runs/vectors --data scifact   retrieval, of vectors of texts
 
-A folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) measures retrieval by cosines: ndcg@10, mrr@10
-and recall@k. --data scifact/qrels/dev.tsv measures another split. Vectors are made as by python -m bert_jax.embed
-without --pool, with the checkpoint's prompts of queries and documents. Pairs with scores (STS) are a task file of a
-checkpoint that was trained for vectors, or of a sentence-transformers folder:
+A folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) measures retrieval by cosines, or by dot
+products where a sentence-transformers folder says so: ndcg@10, mrr@10 and recall@k. --data scifact/qrels/dev.tsv
+measures another split. Vectors are made as by python -m bert_jax.embed without --pool, with the checkpoint's prompts of
+queries and documents. Queries that are in the corpus under their own _id find themselves, as in sentence-transformers;
+--skip_self leaves them out of their hits, as BEIR does. Pairs with scores (STS) are a task file of a checkpoint that
+was trained for vectors, or of a sentence-transformers folder:
 --data dev.tsv --text sentence1 --text_pair sentence2 --label score prints spearman and pearson.
 
 Each row counts once. The masks of held-out rows are the same in every evaluation, so metrics of different checkpoints
@@ -67,6 +70,8 @@ def evaluate(
     columns: Columns | None = None,
     label_map: str = "",
     max_length: int = 0,
+    truncate_dim: int = 0,
+    skip_self: bool = False,
     metrics: str = "",
     positive: str = "",
     null_threshold: float | None = None,
@@ -80,12 +85,12 @@ def evaluate(
     come after them (shard_metrics.perplexities), and with pseudo_perplexity those of a masked language
     model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
 
-    An undefined metric, such as a correlation with a constant, is None. columns names the columns of
-    a task file, for a checkpoint that does not record them; label_map, max_length, metrics, positive and null_threshold
-    are as in measurement.evaluate.
-    max_length is also that of texts in retrieval. average is as in open_checkpoint. Without mesh, rows are sharded over
-    all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its
-    tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the model or the devices.
+    An undefined metric, such as a correlation with a constant, is None. columns names the columns of a task file, for a
+    checkpoint that does not record them; label_map, max_length, truncate_dim, metrics, positive and null_threshold are
+    as in measurement.evaluate. max_length and truncate_dim are also those of texts in retrieval, and skip_self is that
+    of beir.measure. average is as in open_checkpoint. Without mesh, rows are sharded over all devices. Raises UserError
+    if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is not that of the
+    data, for a max_length of shards, or if the mesh does not fit the model or the devices.
     """
     loaded = open_checkpoint(checkpoint, average)
     if beir.is_beir(Path(data)):
@@ -94,7 +99,10 @@ def evaluate(
         given["null_threshold"] = null_threshold is not None
         if unused := ", ".join(name for name, value in given.items() if value):
             raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
-        return _retrieval(loaded, Path(data), batch_size, compute_dtype, max_length)
+        settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
+        return _retrieval(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
+    if skip_self:
+        raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
@@ -105,7 +113,16 @@ def evaluate(
                 "--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out"
             )
         found = measurement.evaluate(
-            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold
+            loaded,
+            data,
+            config,
+            columns,
+            label_map,
+            max_length,
+            metrics,
+            positive,
+            null_threshold,
+            truncate_dim,
         )
         for line in found.remarks:
             print_note(line, quiet=not distributed.is_primary())
@@ -120,19 +137,29 @@ def evaluate(
             raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
     if max_length:
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
+    if truncate_dim:
+        raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
 
 
-def _retrieval(loaded: LoadedModel, data: Path, batch_size: int, compute_dtype: str, max_length: int) -> dict[str, Any]:
-    """The metrics of retrieval, by cosines, of vectors made as the checkpoint says (embedder.settings_of)."""
+def _retrieval(
+    loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
+) -> dict[str, Any]:
+    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
     if jax.process_count() > 1:
         raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
     config = TrainConfig(compute_dtype=compute_dtype)
-    settings = dataclasses.replace(settings_of(loaded, max_length=max_length), normalize=True)
+    similarity = (loaded.task or {}).get("similarity", COSINE)
+    if similarity != DOT:
+        settings = dataclasses.replace(settings, normalize=True, cut_first=True)
+        if similarity != COSINE:
+            print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
-    metrics, counts = beir.measure(data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]))
+    metrics, counts = beir.measure(
+        data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
+    )
     return {**metrics, "counts": counts | {"truncated": model.truncated}}
 
 
@@ -167,6 +194,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
     what = "truncate texts to N tokens (default: as fine-tuned); not for shards"
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help=what)
+    what = "vectors of texts: measure only their first N dimensions (default: as the checkpoint says)"
+    parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=what)
+    what = "retrieval: a query does not find the document of its own _id"
+    parser.add_argument("--skip_self", action="store_true", help=what)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
     for axis in partitioning.AXES:
         default = getattr(MeshConfig(), axis)
@@ -186,6 +217,8 @@ def main(arguments: Sequence[str]) -> None:
             columns=columns if columns != Columns() else None,
             label_map=known.label_map,
             max_length=known.max_length,
+            truncate_dim=known.truncate_dim,
+            skip_self=known.skip_self,
             metrics=known.metrics,
             positive=known.positive,
             null_threshold=known.null_threshold,

@@ -92,12 +92,35 @@ def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
         ("queries.jsonl", '{"id": "q1"}\n', "queries.jsonl line 1: expected an object"),
         ("queries.jsonl", '{"_id": 1, "text": "x"}\n', "queries.jsonl line 1: _id, title and text are strings"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", "test.tsv line 2 is 'q1 d1 1'; expected query-id"),
+        ("qrels/test.tsv", "q1\t0\td1\t1\n", r"test.tsv line 1 is 'q1.*'; expected query-id, corpus-id and score"),
+        ("qrels/test.tsv", "q1 0 d1 1\n", "test.tsv line 1 is 'q1 0 d1 1'; expected query-id"),
+        ("qrels/test.tsv", "q1\td1\tyes\nq1\td1\tno\n", "test.tsv line 2 is"),
     ],
 )
 def test_files_of_another_form_are_refused(folder, name, content, message):
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=message):
         beir.measure(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+
+
+def test_a_qrels_file_without_a_header_keeps_its_first_judgment(folder):
+    (folder / "qrels" / "test.tsv").write_text("q1\td1\t1.0\nq1\td10\t0\n")
+    found, _ = beir.measure(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+    assert found["recall@1"] == 1
+
+
+def test_queries_that_are_documents_find_themselves_unless_they_are_left_out(folder, capsys):
+    """d1 is the first of equal scores; it is a query, too, whose answer is d10."""
+    (folder / "queries.jsonl").write_text(lines([{"_id": "d1", "text": "one"}, {"_id": "q1", "text": "x"}]))
+    (folder / "qrels" / "test.tsv").write_text("d1\td10\t1\nq1\td1\t1\n")
+
+    def embed(texts, role):
+        return np.ones((len(texts), 2), np.float32)
+
+    assert beir.measure(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
+    assert "1 of 2 queries have the _id of a document" in capsys.readouterr().err
+    assert beir.measure(folder, embed, skip_self=True)[0]["mrr@10"] == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_several_splits_without_a_usual_name_are_refused(folder):

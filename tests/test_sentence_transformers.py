@@ -14,6 +14,7 @@ from families import FAMILIES
 from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 
+from bert_jax.api import Model
 from bert_jax.command import UserError
 from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
@@ -22,6 +23,7 @@ from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.placement import ALONE
+from bert_jax.predict import predict
 from bert_jax.tasks import registry
 from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum, truncations
 from bert_jax.tasks.example import Split
@@ -94,6 +96,115 @@ def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
         export(source, tmp_path / f"{name}-out", "sentence_transformers")
         said = json.loads((tmp_path / f"{name}-out" / settings.name).read_text())
         assert said["similarity_fn_name"] == name
+
+
+def changed(path, **values):
+    """The folder with other values in its settings."""
+    settings = path / "config_sentence_transformers.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | values))
+    return path
+
+
+def test_vectors_are_cut_behind_the_modules_of_a_folder(folder, arrays, tmp_path):
+    """As the library does: the first values of the whole vectors, which it does not normalize again unless asked."""
+    path, texts = changed(folder("cls"), truncate_dim=5), texts_of(arrays)
+    loaded, whole = open_checkpoint(path), arrays["vectors/cls"]
+    assert_vectors(embed(loaded, texts), whole[:, :5])
+    assert_vectors(embed(loaded, texts, truncate_dim=3), whole[:, :3])
+    assert_vectors(embed(loaded, texts, normalize=True), unit(whole[:, :5]))
+    assert_vectors(embed(loaded, texts, pool="cls", max_length=9, normalize=True), whole)
+    np.testing.assert_allclose(Model(loaded).encode(texts), whole[:, :5], atol=TOLERANCE)
+    pairs = [{"text": "x", "text_pair": text} for (text,) in texts if text != "x"]
+    cut = embed(loaded, ["query: x", *(f"passage: {pair['text_pair']}" for pair in pairs)], normalize=True)[
+        "embeddings"
+    ]
+    scores = [found["score"] for found in predict(loaded, pairs)]
+    np.testing.assert_allclose(scores, cut[1:] @ cut[0], atol=1e-5)
+    export(path, tmp_path / "again", "sentence_transformers")
+    assert json.loads((tmp_path / "again" / "config_sentence_transformers.json").read_text())["truncate_dim"] == 5
+    assert_vectors(embed(tmp_path / "again", texts), whole[:, :5])
+    for options, message in (
+        ({"truncate_dim": 13}, "use 1 to 12"),
+        ({"truncate_dim": 5, "pool": "none"}, "for vectors"),
+    ):
+        with pytest.raises(UserError, match=message):
+            embed(loaded, texts, **options)
+    with pytest.raises(UserError, match=r"truncate_dim is 'all'; expected a number of dimensions"):
+        open_checkpoint(changed(path, truncate_dim="all"))
+
+
+@pytest.fixture
+def search(tmp_path, arrays):
+    """A BEIR folder of the reference's texts, in which each text is its own answer; next to it pairs with scores."""
+    texts = [text.replace("\n", " ").strip() for (text,) in texts_of(arrays)]
+    (tmp_path / "search" / "qrels").mkdir(parents=True)
+    for name, mark in (("corpus", "d"), ("queries", "q")):
+        rows = [json.dumps({"_id": f"{mark}{number}", "text": text}) + "\n" for number, text in enumerate(texts)]
+        (tmp_path / "search" / f"{name}.jsonl").write_text("".join(rows))
+    judgments = "".join(f"q{number}\td{number}\t1\n" for number in range(len(texts)))
+    (tmp_path / "search" / "qrels" / "test.tsv").write_text(judgments)
+    names = ("text", "text_pair", "label")
+    rows = [json.dumps(dict(zip(names, (text, texts[row - 1], row), strict=True))) for row, text in enumerate(texts)]
+    (tmp_path / "sts.jsonl").write_text("\n".join(rows))
+    return tmp_path / "search"
+
+
+def pairs_of(search):
+    return [tuple(json.loads(line).values()) for line in (search.parent / "sts.jsonl").read_text().splitlines()]
+
+
+def test_retrieval_is_measured_by_the_similarity_of_a_folder(folder, arrays, search, capsys):
+    """By dot products, a longer vector of another text is nearer; other similarities are reported."""
+    path, texts = folder("mean"), [text.strip() for (text,) in texts_of(arrays)]
+    vectors = embed(path, texts)["embeddings"]
+    products = vectors @ vectors.T
+    ranks = (products > np.diagonal(products)[:, None]).sum(axis=1) + 1
+    assert ranks.max() > 1
+    assert evaluate(path, search)["mrr@10"] == 1
+    assert evaluate(changed(path, similarity_fn_name="dot"), search)["mrr@10"] == pytest.approx((1 / ranks).mean())
+    assert "similarity" not in capsys.readouterr().err
+    assert evaluate(changed(path, similarity_fn_name="euclidean"), search)["mrr@10"] == 1
+    assert "by cosines, but the checkpoint's similarity is 'euclidean'" in capsys.readouterr().err
+    evaluate(path, search.parent / "sts.jsonl", columns=Columns("text", "text_pair", "label"))
+    assert "pairs are measured by cosines, but the checkpoint's similarity is 'euclidean'" in capsys.readouterr().err
+
+
+def test_metrics_are_of_vectors_that_are_cut(folder, search):
+    path, columns = folder("mean"), Columns("text", "text_pair", "label")
+    assert evaluate(path, search, truncate_dim=1)["mrr@10"] < 1  # all cosines are 1 or -1
+    pairs = pairs_of(search)
+    sides = [unit(embed(path, [pair[side] for pair in pairs], truncate_dim=2)["embeddings"]) for side in (0, 1)]
+    scored = evaluate(changed(path, truncate_dim=2), search.parent / "sts.jsonl", columns=columns)
+    wanted = np.corrcoef((sides[0] * sides[1]).sum(axis=1), [score for _, _, score in pairs])[0, 1]
+    assert scored["pearson"] == pytest.approx(wanted, abs=1e-5)
+    with pytest.raises(UserError, match=r"task\.truncate_dim has 13, but the vectors have 12 dimensions"):
+        evaluate(path, search.parent / "sts.jsonl", columns=columns, truncate_dim=13)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "document"),
+    [
+        ({"query": "query: ", "document": "", "passage": "passage: "}, ""),
+        ({"query": "query: ", "document": None, "passage": "passage: "}, ""),
+        ({"corpus": "the ", "passage": "passage: "}, "passage: "),
+    ],
+)
+def test_an_empty_prompt_of_documents_stays_empty(folder, tmp_path, prompts, document):
+    path = changed(folder("cls"), prompts=prompts)
+    export(path, tmp_path / "again", "sentence_transformers")
+    for read in (path, tmp_path / "again"):
+        task = open_checkpoint(read).task
+        assert task["document_prompt"] == document
+        assert dict(task["prompts"]).items() >= {name: text or "" for name, text in prompts.items()}.items()
+    written = json.loads((tmp_path / "again" / "config_sentence_transformers.json").read_text())["prompts"]
+    assert written.get("document") == document
+
+
+def test_predict_uses_the_default_prompt_of_a_folder_without_prompts_of_roles(folder, arrays):
+    path = changed(folder("max"), prompts={"other": "the "})
+    vectors = unit(embed(path, ["cat", "dog"])["embeddings"])
+    [found] = predict(path, [{"text": "cat", "text_pair": "dog"}])
+    assert found["score"] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 
 def test_a_given_pool_or_prompt_replaces_the_settings_of_a_folder(folder, arrays):

@@ -255,6 +255,7 @@ class TaskConfig:
     scale: float = 20.0  # embedding: of cosines; the inverse of the temperature
     symmetric: bool = False  # embedding: also finds text by text_pair
     dimensions: tuple[int, ...] = ()  # embedding: Matryoshka, such as (384,128,64); empty: whole vectors
+    truncate_dim: int = 0  # embedding: vectors are cut to their first dimensions after training; 0: whole vectors
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # question: questions are truncated to this many pieces
     doc_stride: int = 128  # question: pieces between the starts of successive windows of a long context

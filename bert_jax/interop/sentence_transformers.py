@@ -3,7 +3,7 @@
 modules.json                        the modules in order: Transformer, Pooling and Normalize
 1_Pooling/config.json               the pooling
 sentence_bert_config.json           max_seq_length, do_lower_case
-config_sentence_transformers.json   prompts, default_prompt_name
+config_sentence_transformers.json   prompts, default_prompt_name, similarity_fn_name, truncate_dim
 
 They are kept as a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). What bert_jax cannot compute, such
 as another module, is described where the pooling would be, so that only what needs the vectors is refused.
@@ -25,7 +25,7 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 KIND = "embedding"
-COSINE = "cosine"  # by which vectors are compared, unless a folder says otherwise
+COSINE, DOT = "cosine", "dot"  # how vectors are compared: by cosines unless a folder says otherwise
 # The names of Pooling's settings that every version of sentence-transformers reads.
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -36,7 +36,7 @@ MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of them that is not empty is that of documents
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of them that a folder has is that of documents
 
 
 def is_folder(directory: Path) -> bool:
@@ -68,14 +68,14 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
         "max_length": min(limit, model.max_positions),
         "pooling": ", ".join(steps) or "mean",
         "normalize": normalize,
-        **_prompts(directory / PROMPTS_FILE),
+        **_settings(directory / PROMPTS_FILE),
     }
 
 
 def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     """Writes the files of a task of this kind into a Hugging Face folder.
 
-    task has the keys of read_task, of which prompts and similarity may be absent.
+    task has the keys of read_task, of which prompts, similarity and truncate_dim may be absent.
     """
     prefix = "sentence_transformers.models"
     kinds = ["Transformer", "Pooling", *(["Normalize"] if task["normalize"] else [])]
@@ -98,6 +98,8 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
         default = next((name for name, known in prompts.items() if known == text), "default")
         prompts[default] = text
     values = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": task.get("similarity", COSINE)}
+    if size := task.get("truncate_dim"):
+        values["truncate_dim"] = size
     write_json(directory / PROMPTS_FILE, values)
 
 
@@ -121,19 +123,23 @@ def _pooling(values: Mapping[str, Any]) -> str:
     return found if values.get("include_prompt", True) else f"{found} without the prompt"
 
 
-def _prompts(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, Any]:
     values = _optional(path)
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UserError(f"{path}: prompts is {prompts!r:.60}; expected a text for each name")
-    prompts = {name: text for name, text in prompts.items() if text}
+    prompts = {name: text or "" for name, text in prompts.items()}
     document = next((name for name in DOCUMENT_PROMPTS if name in prompts), "")
+    size = values.get("truncate_dim") or 0
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise UserError(f"{path}: truncate_dim is {size!r:.60}; expected a number of dimensions, or null for all")
     return {
         "prompt": prompts.get(values.get("default_prompt_name") or "", ""),
         "query_prompt": prompts.get("query", ""),
         "document_prompt": prompts.get(document, ""),
         "prompts": [list(item) for item in prompts.items()],
         "similarity": str(values.get("similarity_fn_name") or COSINE),
+        "truncate_dim": size,
     }
 
 

@@ -2,12 +2,13 @@
 
 corpus.jsonl   {"_id": ..., "title": ..., "text": ...} on each line; the text of a document is its title and its text
 queries.jsonl  {"_id": ..., "text": ...}
-qrels/*.tsv    query-id, corpus-id, score, with a header; a score above 0 marks a relevant document
+qrels/*.tsv    query-id, corpus-id, score, with or without a header; a score above 0 marks a relevant document
 
 Text files may be compressed. The corpus is read in chunks, twice: for its identifiers, and for its texts.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from bert_jax.command import UserError
+from bert_jax.progress import print_note
+from bert_jax.tasks.kinds.labels import parse_number
 from bert_jax.tasks.reading import COMPRESSED, numbered_lines, plain_name
 from bert_jax.tasks.retrieval import Nearest, retrieval_metrics
 
@@ -24,7 +27,7 @@ PREFERRED = ("test", "dev")  # the split that is measured where several are ther
 DOCUMENTS_AT_ONCE = 16384
 HITS = 100
 
-Embed = Callable[[Sequence[str], str], Float32[np.ndarray, "N D"]]  # (texts, "query" or "document") -> unit vectors
+Embed = Callable[[Sequence[str], str], Float32[np.ndarray, "N D"]]  # (texts, "query" or "document") -> vectors
 
 
 def is_beir(data: Path) -> bool:
@@ -32,11 +35,13 @@ def is_beir(data: Path) -> bool:
     return _find(_folder(data), CORPUS) is not None
 
 
-def measure(data: Path, embed: Embed) -> tuple[dict[str, float], dict[str, int]]:
+def measure(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dict[str, float], dict[str, int]]:
     """The metrics of retrieval_metrics, and the numbers of queries and documents.
 
-    data is the folder, of which qrels/test.tsv or qrels/dev.tsv is measured, or the qrels file. Queries without a
-    relevant document do not count. Raises UserError, with file and line, for malformed files.
+    data is the folder, of which qrels/test.tsv or qrels/dev.tsv is measured, or the qrels file. Scores are dot
+    products. Queries without a relevant document do not count. With skip_self, the document with the identifier of a
+    query is none of its hits, as in BEIR; without, a note says how many queries have one. Raises UserError, with file
+    and line, for malformed files.
     """
     folder = _folder(data)
     relevant = _read_qrels(data if data != folder else _default_qrels(folder))
@@ -48,14 +53,20 @@ def measure(data: Path, embed: Embed) -> tuple[dict[str, float], dict[str, int]]
     order = np.argsort(np.array(names, dtype=object), kind="stable")
     numbers = np.empty(len(names), np.int64)
     numbers[order] = np.arange(len(names))
-    nearest = Nearest(embed(list(texts.values()), "query"), HITS)
+    if not skip_self and (count := len(texts.keys() & set(names))):
+        print_note(
+            f"{count:,} of {len(texts):,} queries have the _id of a document, which may be among their hits, as in "
+            "sentence-transformers; --skip_self leaves it out, as BEIR does"
+        )
+    nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
     start = 0
     for chunk in _chunks(_read(corpus)):
         nearest.add(embed([text for _, text in chunk], "document"), numbers[start : start + len(chunk)])
         start += len(chunk)
-    hits = {
-        query: [names[order[number]] for number in found] for query, found in zip(texts, nearest.documents, strict=True)
-    }
+    hits = {}
+    for query, found in zip(texts, nearest.documents, strict=True):
+        documents = [names[order[number]] for number in found]
+        hits[query] = [name for name in documents if not skip_self or name != query][:HITS]
     return retrieval_metrics(hits, relevant), {"queries": len(texts), "documents": len(names)}
 
 
@@ -88,17 +99,18 @@ def _default_qrels(folder: Path) -> Path:
 def _read_qrels(path: Path) -> dict[str, set[str]]:
     relevant: dict[str, set[str]] = {}
     for number, line in numbered_lines(path):
-        if number == 1 or not line.strip():
+        if not line.strip():
             continue
-        parts = line.split("\t")
-        try:
-            query, document, score = parts[0], parts[1], float(parts[2])
-        except (IndexError, ValueError):
+        fields = line.split("\t")
+        score = parse_number(fields[-1])  # infinite where it is none
+        if number == 1 and len(fields) == 3 and math.isinf(score):
+            continue  # the header
+        if len(fields) != 3 or not math.isfinite(score):
             raise UserError(
                 f"{path} line {number} is {line[:60]!r}; expected query-id, corpus-id and score, separated by tabs"
-            ) from None
+            )
         if score > 0:
-            relevant.setdefault(query, set()).add(document)
+            relevant.setdefault(fields[0], set()).add(fields[1])
     return relevant
 
 

@@ -30,13 +30,18 @@ SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """How vectors are made of texts. max_length counts special tokens; prompt is put before each text."""
+    """How vectors are made of texts. max_length counts special tokens; prompt is put before each text.
+
+    normalize, truncate_dim and cut_first are those of LayerVectors.
+    """
 
     pool: str
     normalize: bool
     prompt: str
     max_length: int
     layers: str = "last"
+    truncate_dim: int = 0
+    cut_first: bool = False
 
 
 def settings_of(
@@ -48,12 +53,17 @@ def settings_of(
     prompt: str | None = None,
     prompt_name: str = "",
     max_length: int = 0,
+    truncate_dim: int = 0,
 ) -> VectorSettings:
     """The settings of a model's own embedding task, of which those that are given are replaced.
 
     With pool the task's other settings, except for its named prompts, are not used. A model without such a task has the
-    mean of the tokens. Raises UserError for a choice that is unknown or does not fit the model.
+    mean of the tokens. With normalize given, vectors have length 1 in the end; otherwise they are normalized before
+    they are cut, as sentence-transformers does it. Raises UserError for a choice that is unknown or does not fit the
+    model.
     """
+    if not 0 <= truncate_dim <= loaded.model.width:
+        raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {loaded.model.width} (the model's width)")
     own = _own_task(loaded, pool)
     if prompt is not None and prompt_name:
         raise UserError("--prompt and --prompt_name are both given; use one of them")
@@ -66,12 +76,20 @@ def settings_of(
             )
         prompt = prompts[prompt_name]
     limit = loaded.model.max_positions
+    cut_first = bool(normalize)
     if own and not pool:
         normalize = own.normalize if normalize is None else normalize
         prompt = own.prompt if prompt is None else prompt
-        settings = VectorSettings(own.pooling, normalize, prompt, max_length or min(own.max_length, limit), layers)
-    else:
-        settings = VectorSettings(pool or "mean", bool(normalize), prompt or "", max_length or limit, layers)
+        limit, truncate_dim = min(own.max_length, limit), truncate_dim or own.truncate_dim
+    settings = VectorSettings(
+        own.pooling if own and not pool else pool or "mean",
+        bool(normalize),
+        prompt or "",
+        max_length or limit,
+        layers,
+        truncate_dim,
+        cut_first,
+    )
     _check(loaded, settings)
     return settings
 
@@ -96,6 +114,8 @@ class Embedder:
             [settings.layers],
             pool=settings.pool,
             normalize=settings.normalize,
+            truncate_dim=settings.truncate_dim,
+            cut_first=settings.cut_first,
             compute_dtype=compute_dtype,
         )
         self.width = self._model.widths[settings.layers]
@@ -173,8 +193,10 @@ def _check(loaded: LoadedModel, settings: VectorSettings) -> None:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
     if pool == "cls" and not loaded.vocabulary.adds_special_tokens:
         raise UserError(f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean")
-    if pool not in TEXT_POOLS and (settings.normalize or settings.prompt):
-        raise UserError(f"--normalize and prompts are for vectors of texts, but --pool is {pool}. Omit them")
+    if pool not in TEXT_POOLS and (settings.normalize or settings.prompt or settings.truncate_dim):
+        raise UserError(
+            f"--normalize, --truncate_dim and prompts are for vectors of texts, but --pool is {pool}. Omit them"
+        )
 
 
 def _store(

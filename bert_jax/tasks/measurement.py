@@ -17,6 +17,7 @@ from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import Predictor, task_params, with_max_length, with_null_threshold
 from bert_jax.tasks.kinds.classification import ClassificationTask
+from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.label_names import parse_names
@@ -111,18 +112,19 @@ def evaluate(
     metrics: str = "",
     positive: str = "",
     null_threshold: float | None = None,
+    truncate_dim: int = 0,
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
     The file has the columns of the training files unless columns names others (a Hugging Face folder does not record
     them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
-    the same (label_names.py). max_length replaces that of training, unless it is 0. metrics names those to return, and
-    positive is the class that f1, precision and recall are of; empty: as in training (accuracy and macro_f1 of a
-    Hugging Face folder, with positive accuracy and f1). null_threshold is the probability of no answer above which a
-    question has none; None: that of the checkpoint, or 1/2, never the best one for the file. config says how to run the
-    model (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label or
-    metric, a label_map, a positive class or a null_threshold for a task without them, a max_length that the model does
-    not have, and a folder without such files.
+    the same (label_names.py). max_length and truncate_dim replace those of training, unless they are 0. metrics names
+    those to return, and positive is the class that f1, precision and recall are of; empty: as in training (accuracy and
+    macro_f1 of a Hugging Face folder, with positive accuracy and f1). null_threshold is the probability of no answer
+    above which a question has none; None: that of the checkpoint, or NULL_THRESHOLD if it has none. config says how to
+    run the model (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown
+    label or metric, a label_map, a positive class, a null_threshold or a truncate_dim for a task without them, a
+    max_length that the model does not have, and a folder without such files.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
@@ -136,6 +138,11 @@ def evaluate(
     task = with_null_threshold(task, null_threshold)
     if isinstance(task, QuestionTask):
         task = task.calibrated({})
+    if truncate_dim:
+        if not isinstance(task, EmbeddingTask):
+            raise UserError(f"--truncate_dim is {truncate_dim}, but a task of kind {task.kind} has no vectors; omit it")
+        task = dataclasses.replace(task, truncate_dim=truncate_dim)
+        task.check_model(loaded.model)
     task = _with_metrics(task, metrics, positive)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}

@@ -9,6 +9,7 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.interop.sentence_transformers import COSINE
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord, texts_of
 from bert_jax.tasks.kinds.embedding_items import TextGroup, read_groups
@@ -37,12 +38,13 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     | prompt | put before a text; of pairs with a score, before both |
     | query_prompt, document_prompt | put before text, and before text_pair and negatives, of pairs without a score |
     | prompts | further prompts of a folder, by name |
-    | similarity | how a folder says that its vectors are compared; kept for its export, training is by cosines |
+    | similarity | how a folder says that its vectors are compared; for retrieval and export, training is by cosines |
     | negatives | columns of hard negatives, separated by commas, or one column that holds a list |
     | loss | contrastive, or cosent for pairs with a score; empty until the training file is read |
     | scale | the factor of cosines in the loss; the inverse of the temperature |
     | symmetric | contrastive: also find the text of each text_pair |
     | dimensions | train also, or only, the first d dimensions: 384,128,64; empty: the whole vectors |
+    | truncate_dim | the first dimensions that vectors are cut to, after normalization; 0: the whole vectors |
     """
 
     kind = "embedding"
@@ -54,12 +56,13 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     query_prompt: str = TaskConfig.query_prompt
     document_prompt: str = TaskConfig.document_prompt
     prompts: tuple[tuple[str, str], ...] = ()
-    similarity: str = "cosine"
+    similarity: str = COSINE
     negatives: str = TaskConfig.negatives
     loss: str = TaskConfig.loss
     scale: float = TaskConfig.scale
     symmetric: bool = TaskConfig.symmetric
     dimensions: tuple[int, ...] = TaskConfig.dimensions
+    truncate_dim: int = TaskConfig.truncate_dim
 
     def __post_init__(self) -> None:
         check_choice("task.pooling", self.pooling, POOLINGS)
@@ -70,6 +73,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
             raise UserError(f"task.scale is {self.scale}; use a factor above 0, such as 20")
         if any(size < 1 for size in self.dimensions):
             raise UserError(f"task.dimensions is {self.dimensions}; use numbers of dimensions from 1")
+        if self.truncate_dim < 0:
+            raise UserError(f"task.truncate_dim is {self.truncate_dim}; use 1 or more dimensions, or 0 for all")
         if self.loss == "cosent" and (self.symmetric or self.negatives):
             raise UserError(
                 "task.symmetric and task.negatives are for task.loss=contrastive, not for cosent. Omit them"
@@ -80,14 +85,14 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
 
     def check_model(self, model: ModelConfig) -> None:
         super().check_model(model)
-        if self.dimensions and max(self.dimensions) > model.width:
-            raise UserError(
-                f"task.dimensions has {max(self.dimensions)}, but the vectors have {model.width} dimensions. Use at "
-                "most as many"
-            )
+        for option, largest in (("dimensions", max(self.dimensions, default=0)), ("truncate_dim", self.truncate_dim)):
+            if largest > model.width:
+                raise UserError(
+                    f"task.{option} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
+                )
 
     def continuing(self, start: Task | None, pooling: str) -> "EmbeddingTask":
-        """Takes pooling, normalization and prompts from a checkpoint of this kind where they are not configured."""
+        """Takes from a checkpoint of this kind how its vectors are made, where that is not configured."""
         if not isinstance(start, EmbeddingTask):
             return self
         return replace(
@@ -98,6 +103,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
             query_prompt=self.query_prompt or start.query_prompt,
             document_prompt=self.document_prompt or start.document_prompt,
             prompts=start.prompts,
+            truncate_dim=self.truncate_dim or start.truncate_dim,
         )
 
     def named_prompts(self) -> dict[str, str]:
@@ -151,8 +157,10 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def encode(self, split: Split[TextGroup], tokenizer: Tokenizer) -> EmbeddingRows:
         """One row for each group, whose texts are sequences [CLS] text [SEP] of up to max_length tokens each."""
         scored = split.items[0].score is not None
-        alike = scored if split.labelled else self.loss == "cosent"  # inputs of predict have no score
-        prompts = (self.prompt, self.prompt) if alike else (self.query_prompt, self.document_prompt)
+        by_role = self.query_prompt, self.document_prompt
+        # Inputs of predict have no score, and a folder of sentence-transformers does not say what it was trained on.
+        alike = scored if split.labelled else self.loss == "cosent" or (not self.loss and not any(by_role))
+        prompts = (self.prompt, self.prompt) if alike else by_role
         places = [(row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.texts) if text]
         texts = [prompts[min(place, 1)] + split.items[row].texts[place] for row, place in places]
         encoded, cut = encode_pairs(texts, None, tokenizer, self.max_length)
@@ -173,10 +181,13 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         )
 
     def remarks(self, rows: EmbeddingRows) -> list[str]:
-        """Says that a file lacks the configured column of scores."""
-        if not self.columns.label or rows.split.items[0].score is not None:
-            return []
-        return [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
+        """Says that a file lacks the configured column of scores, and that a folder's similarity is not measured."""
+        found = []
+        if self.columns.label and rows.split.items[0].score is None:
+            found = [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
+        if self.similarity != COSINE:
+            found.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")
+        return found
 
     def objective(self) -> TaskObjective:
         return EmbeddingObjective(
@@ -185,10 +196,11 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
             scale=self.scale,
             symmetric=self.symmetric,
             dimensions=tuple(sorted(set(self.dimensions), reverse=True)),
+            truncate_dim=self.truncate_dim,
         )
 
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from the unit vectors f32[S, D] of each row.
+        """The metrics, from the vectors f32[S, D] of each row, which have length 1.
 
         Of pairs with a score: spearman and pearson, the correlations of the cosines with the scores (or those of
         REGRESSION_METRICS that task.metrics names). Of others: mrr and accuracy, the mean reciprocal rank of an

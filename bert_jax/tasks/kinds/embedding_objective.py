@@ -58,6 +58,7 @@ class EmbeddingObjective(TaskObjective):
     scale: float = 20.0
     symmetric: bool = False
     dimensions: tuple[int, ...] = ()  # descending; empty: the whole vectors
+    truncate_dim: int = 0  # of answers; 0: the whole vectors
 
     @property
     def heads(self) -> Heads:
@@ -86,6 +87,6 @@ class EmbeddingObjective(TaskObjective):
         found = [contrastive_sums(part, placement, self.scale, self.symmetric) for part in parts]
         return {"task": Term(sum((loss for loss, _ in found[1:]), found[0][0]), {"accuracy": found[0][1]})}
 
-    def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S D"]:
-        """Vectors of length 1."""
-        return unit_vectors(outputs)
+    def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
+        """Vectors of length 1, of the first truncate_dim dimensions."""
+        return unit_vectors(outputs[..., : self.truncate_dim or None])
