@@ -29,7 +29,8 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
   python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
 
 --input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
-          .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts
+          .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts; --form jsonl for a
+                           .json file
           .parquet         --text and --text_pair name columns
           .csv             the same, in a header line, or numbers from 0 for a table without one; --form tsv for tabs
           any other        one text per line; a tab separates the two texts of a pair
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str]) -> None:
     if dtype not in vector_files.DTYPES:
         raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(vector_files.DTYPES)}")
     arrays = embed(checkpoint, texts, **options)
-    arrays["embeddings"] = arrays["embeddings"].astype(dtype)
+    arrays["embeddings"] = vector_files.converted(arrays["embeddings"], dtype, "--dtype")
     write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
 

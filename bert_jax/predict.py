@@ -111,7 +111,8 @@ def predict(
     may be one that always answers. average applies to a checkpoint given by its path, as in
     open_checkpoint. Raises UserError, naming the line, for an input that is empty, incomplete or
     malformed (with on_error="skip" its result is {"error": ...} instead), for a checkpoint that was
-    not fine-tuned, an unknown form, and a null_threshold of a task without questions.
+    not fine-tuned, an unknown form, options that the form of a file does not use, and a
+    null_threshold of a task without questions.
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
@@ -146,7 +147,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
     all_scores = "also write scores: of all classes or choices, or of the n_best answers (no effect for other kinds)"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)
-    parser.add_argument("--on_error", default="fail", help="fail (default), or skip: write an error object")
+    on_error = "fail (default), or skip: write an error object; not for task files"
+    parser.add_argument("--on_error", default="fail", help=on_error)
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="inputs per batch (default: 32)")
     parser.add_argument(
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: as fine-tuned)"
@@ -163,6 +165,10 @@ def main(arguments: Sequence[str]) -> None:
     # Checked before the model is opened, which takes seconds.
     if options.format not in FORMATS:
         raise UserError(f"unknown --format {options.format!r}; choose from {', '.join(FORMATS)}")
+    if options.format in BENCHMARKS and options.form not in ("auto", "task"):
+        raise UserError(
+            f"--format {options.format} is for the benchmark's own files, but --form is {options.form}; omit it"
+        )
     into_folder = options.format != "lines"
     with _output("" if into_folder else options.output) as output:
         model = FineTuned(

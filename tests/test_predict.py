@@ -274,6 +274,44 @@ def test_output_is_whole_or_not_there(workdir: Path, tmp_path: Path) -> None:
         run(*arguments)
 
 
+@pytest.mark.parametrize("piped", [False, True])
+def test_blank_json_lines_are_no_inputs_and_others_keep_their_numbers(
+    workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], piped: bool
+) -> None:
+    lines = ['{"text": "the cat"}', "", '{"text": "a dog"}', " ", '{"text": 3}', ""]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    source = tmp_path / "in.jsonl"
+    if piped:
+        reader, writer = os.pipe()
+        os.write(writer, source.read_bytes())
+        os.close(writer)
+        source = Path(f"/dev/fd/{reader}")
+    run("--checkpoint", workdir, "--input", source, "--on_error=skip")
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert same(told[:2], predict(workdir, ["the cat", "a dog"])) and len(told) == 3
+    assert "line 5: expected a string" in told[2]["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("in.tsv", ["--on_error=skip", "--text=a"], r"--on_error skip is for lines .*in\.tsv is a task file; omit it"),
+        ("in.txt", ["--text=a"], r"--text and --text_pair name columns, but .*in\.txt is read as lines of text"),
+        ("in.txt", ["--text_pair=a"], r"--text and --text_pair name columns, but .*in\.txt is read as lines of text"),
+        ("in.jsonl", ["--words"], r"--words is for lines of text, but .*in\.jsonl is read as jsonl"),
+        ("in.tsv", ["--words", "--text=a"], r"--words is for lines of text, but .*in\.tsv is read as task"),
+        ("in.tsv", ["--format=glue", "--form=jsonl"], r"--format glue is .* but --form is jsonl; omit it"),
+    ],
+)
+def test_an_option_without_effect_on_the_inputs_is_refused(
+    workdir: Path, tmp_path: Path, name: str, options: list[str], message: str
+) -> None:
+    contents = {"in.tsv": "a\tb\nthe cat\tx\n", "in.txt": "the cat\n", "in.jsonl": '{"text": "the cat"}\n'}
+    (tmp_path / name).write_text(contents[name])
+    with pytest.raises(UserError, match=message):
+        run("--checkpoint", workdir, "--input", tmp_path / name, *options)
+
+
 def test_truncated_texts_are_counted_and_reported(
     workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,8 @@ def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
             '{"text": "a"}\n{"title": "b"}\n',
             "t.jsonl line 2: 'text' is None, not a text. Its fields are 'title'",
         ),
+        ("t.jsonl", '{"text": "a"}\n\n{"title": "b"}\n', "t.jsonl line 3: 'text' is None"),
+        ("t.json", '[{"text": "a"}]', r"t.json may be one JSON document.* --form jsonl"),
         ("t.jsonl", "[1]\n", r"t.jsonl line 1 is \[1\]"),
         ("t.jsonl", "{\n", "t.jsonl line 1 is not JSON"),
         ("t.parquet", "no table", "t.parquet is not a Parquet file, or is damaged"),
@@ -68,6 +70,32 @@ def test_a_damaged_input_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         list(read_stream(tmp_path / name))
+
+
+def test_blank_lines_between_json_lines_are_no_texts(tmp_path):
+    (tmp_path / "t.json").write_text('\n{"text": "a"}\n \n{"text": ""}\n\n')
+    assert list(read_stream(tmp_path / "t.json", form="jsonl")) == [("a",), ("",)]
+
+
+def test_a_folder_of_parquet_is_called_a_folder(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder; expected a file\. Name a file in it"):
+        list(read_stream(tmp_path, form="parquet"))
+    with pytest.raises(UserError, match=r"no such file: .*none\.parquet"):
+        list(read_stream(tmp_path / "none.parquet"))
+
+
+@pytest.mark.parametrize("value", [65520.0, -1e38])
+def test_a_value_that_is_too_large_for_the_dtype_is_refused(tmp_path, value):
+    def large(window):
+        return np.full((len(window), 2), value, np.float32)
+
+    with pytest.raises(UserError, match=r"a value is too large for float16\. Use --dtype float32"):
+        write_vectors(iter([("a",)]), large, tmp_path / "out", job={}, dtype="float16")
+    assert write_vectors(iter([("a",)]), large, tmp_path / "wide", job={})["count"] == 1
+    with_missing = np.array([[1, 2], [np.nan, np.nan]], np.float32)  # of a word without pieces
+    assert np.isnan(vector_files.converted(with_missing, "float16", "--dtype")[1]).all()
+    with pytest.raises(UserError, match="too large"):
+        vector_files.converted(with_missing * value, "float16", "--dtype")
 
 
 @pytest.mark.parametrize("format", ["npy", "parquet"])
@@ -135,6 +163,9 @@ def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loade
     command.main([*arguments, "--output", str(tmp_path / "v.npz"), "--dtype=float16", "--normalize"])
     with np.load(tmp_path / "v.npz") as written:
         np.testing.assert_array_equal(written["embeddings"], wanted.astype(np.float16))
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="too large for float16"):
+        patch.setattr(command, "embed", lambda *_, **__: {"embeddings": np.full((1, 2), 1e9, np.float32)})
+        command.main([*arguments, "--output", str(tmp_path / "w.npz"), "--dtype=float16"])
     with pytest.raises(UserError, match="--format npy is for one vector per text, but --pool is words"):
         embed_file(loaded, tmp_path / "t.txt", tmp_path / "other", pool="words")
     with pytest.raises(UserError, match=r"out exists\. Choose another --output"):

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int32, Int64
 
-from bert_jax.command import UserError
 from bert_jax.progress import Reporter
 from bert_jax.tasks.example import spans
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import sorted_batches
+from bert_jax.tasks.vector_files import check_range
 from bert_jax.train import partitioning
 
 BATCH_SIZE = 32  # rows per batch of the frozen model
@@ -77,10 +77,7 @@ def word_vectors(
                 words = spans(first, end - first)
                 places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
                 for name, of_layer in zip(found, states, strict=True):
-                    if not np.isfinite(of_layer[places]).all():
-                        raise UserError(
-                            f"--layers {name}: a value is too large for {model.dtype}. Use --feature_dtype float32"
-                        )
+                    check_range(of_layer[places], "--feature_dtype", f"--layers {name}: ")
                     found[name][split].vectors[words] = of_layer[places]
                 progress.advance(len(indices), len(indices))
     return found

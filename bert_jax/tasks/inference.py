@@ -122,6 +122,7 @@ class FineTuned:
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
         self.task = task
+        self.names_columns = columns not in (None, Columns())
         self.tokenizer = tokenizer_of(loaded)
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)

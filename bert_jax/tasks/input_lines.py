@@ -38,6 +38,11 @@ def form_of_line(text: str) -> str:
         return "text"
 
 
+def inputs_of(lines: Iterable[Line], form: str) -> Iterator[Line]:
+    """The lines that hold inputs: of JSON lines those that are not blank, as in the files of tasks."""
+    return (line for line in lines if form != "jsonl" or line[1].strip())
+
+
 def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """The items in lists of `size`; the last list may be shorter."""
     remaining = iter(items)

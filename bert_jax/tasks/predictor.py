@@ -23,7 +23,8 @@ class InputPredictor:
 
     form is that of the lines (input_lines.FORMS). With words, lines of text hold words separated by white space.
     Without all_scores, predictions have no `scores`. on_error is what an invalid input causes: fail raises UserError,
-    skip gives {"error": ...} in its place. Raises UserError for another form or on_error.
+    skip gives {"error": ...} in its place. Raises UserError for another form or on_error, and for options that the form
+    of a file does not use.
     """
 
     def __init__(self, model: FineTuned, *, form: str, words: bool, all_scores: bool, on_error: str) -> None:
@@ -50,14 +51,15 @@ class InputPredictor:
                 yield from self.stream(stream)
             return
         form = self._form_of(path)
+        self._check_options(path, form)
         if (split := self.task_split(path)) is not None:
             total = len(split.items)
             starts = range(0, total, self._window)
             parts = (dataclasses.replace(split, items=split.items[first : first + self._window]) for first in starts)
             predicted = (self.split(part) for part in parts)
         else:
-            total = sum(1 for _ in reading.numbered_lines(path))
-            lines = input_lines.windows(reading.numbered_lines(path), self._window)
+            total = sum(1 for _ in input_lines.inputs_of(reading.numbered_lines(path), form))
+            lines = input_lines.windows(input_lines.inputs_of(reading.numbered_lines(path), form), self._window)
             predicted = (self._lines(path, window, form) for window in lines)
         if not total:
             raise UserError(f"{path} is empty. Give a file with one input per line")
@@ -81,7 +83,9 @@ class InputPredictor:
         form = self._form
         for window in input_lines.stream_windows(stream, self._window):
             form = input_lines.form_of_line(window[0][1]) if form == "auto" else form
-            yield self._lines(input_lines.STDIN, window, form)
+            self._check_options(input_lines.STDIN, form)
+            if inputs := list(input_lines.inputs_of(window, form)):
+                yield self._lines(input_lines.STDIN, inputs, form)
 
     def objects(self, inputs: Sequence[Any], quiet: bool = True) -> Iterator[Predictions]:
         """The predictions for texts and objects of the caller, window by window.
@@ -117,6 +121,18 @@ class InputPredictor:
 
     def _form_of(self, path: Path) -> str:
         return input_lines.form_of_file(path) if self._form == "auto" else self._form
+
+    def _check_options(self, source: Path, form: str) -> None:
+        """Raises UserError for an option that has no effect on inputs of this form."""
+        if form == "task" and self._skip:
+            raise UserError(f"--on_error skip is for lines of text and of JSON, but {source} is a task file; omit it")
+        if form == "text" and self._model.names_columns:
+            raise UserError(
+                f"--text and --text_pair name columns, but {source} is read as lines of text, which have none; omit "
+                "them, or name the form of the file with --form"
+            )
+        if form != "text" and self._words:
+            raise UserError(f"--words is for lines of text, but {source} is read as {form} (--form); omit it")
 
     def _lines(self, source: Path, lines: Iterable[tuple[int, Any]], form: str) -> Predictions:
         records: list[InputRecord | UserError] = []

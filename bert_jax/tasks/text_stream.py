@@ -13,9 +13,10 @@ from bert_jax.command import UserError
 from bert_jax.tasks.reading import numbered_lines, plain_name
 from bert_jax.tasks.reading.columns import is_number, place_of
 from bert_jax.tasks.reading.delimited import delimited_lines, ragged
+from bert_jax.tasks.reading.text_lines import check_file
 
 FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
-FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".json": "json"}
 TEXT = "text"  # the name of the column of texts where none is given
 ROWS_AT_ONCE = 4096
 
@@ -27,12 +28,18 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
 
     form auto is that of the file's name. Of lines, a tab separates the two texts of a pair. In the other forms, text
     (empty: `text`) and text_pair name the fields or columns, and a text may hold line ends and tabs. CSV and TSV have a
-    header line, unless both are numbers, from 0. Raises UserError, with file and line, for a missing file, a missing
-    field, a value that is not a text, and names where the file has lines without fields.
+    header line, unless both are numbers, from 0. Blank lines between JSON lines are not texts. Raises UserError, with
+    file and line, for a missing file, a missing field, a value that is not a text, names where the file has lines
+    without fields, and form auto for a .json file, which may hold a document.
     """
     if form not in FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(FORMS)}")
     form = FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
+    if form == "json":
+        raise UserError(
+            f"{path} may be one JSON document, and texts are read from lines. Write one object per line and name its "
+            "form: --form jsonl"
+        )
     if form == "text":
         if text or text_pair:
             raise UserError(
@@ -83,6 +90,8 @@ def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
 
 def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
     for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -93,8 +102,7 @@ def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
 
 
 def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:
-    if not path.is_file():
-        raise UserError(f"no such file: {path}. Check its name and folder")
+    check_file(path)
     try:
         with pq.ParquetFile(path) as file:
             if missing := [name for name in names if name not in file.schema_arrow.names]:

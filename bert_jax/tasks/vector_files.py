@@ -26,6 +26,20 @@ JOB, MANIFEST, LOCK = "job.json", "_manifest.json", ".lock"
 TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of long texts
 
 
+def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
+    """The vectors in the dtype that the flag sets. Raises UserError for a finite value that becomes infinite."""
+    with np.errstate(over="ignore"):
+        found = vectors.astype(dtype)
+    check_range(found[np.isfinite(vectors)], flag)
+    return found
+
+
+def check_range(vectors: np.ndarray, flag: str, where: str = "") -> None:
+    """Raises UserError for values that are not finite, since their dtype, which the flag sets, does not hold them."""
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{where}a value is too large for {vectors.dtype}. Use {flag} float32")
+
+
 def write_vectors(
     texts: Iterator[Texts],
     embed: Callable[[Sequence[Texts]], np.ndarray],
@@ -95,7 +109,7 @@ def _embedded(
     """The vectors of the next `size` texts, in parts."""
     parts: list[np.ndarray] = []
     while size and (window := list(islice(texts, min(TEXTS_AT_ONCE, size)))):
-        parts.append(embed(window).astype(dtype))
+        parts.append(converted(embed(window), dtype, "--dtype"))
         size -= len(window)
     return parts
 
