@@ -41,6 +41,14 @@ def test_the_record_of_a_run_is_followed(tmp_path):
     assert [clock.read(step) for step in range(6)] == [0, 0, 0.5, 0.5, 0.5, 1.0]
 
 
+def test_the_end_of_a_budget_that_was_extended_does_not_end_the_run_that_follows_it(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    fractions = {2: 0.5, 4: 1.0, 6: 0.75, 8: 1.0}
+    lines = [json.dumps({"step": step, "budget_fraction": value}) for step, value in fractions.items()]
+    log.write_text("\n".join(lines) + "\n")
+    assert read_fractions(str(log)) == {2: 0.5, 6: 0.75, 8: 1.0}
+
+
 def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     minutes = {"elapsed": 48.0, "start": 7, "fraction": 0.8}  # 48 of 60 seconds
     clock = Clock(steps=0, budget_minutes=4.0, log_every=1, **minutes)

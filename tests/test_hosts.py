@@ -184,12 +184,13 @@ def test_two_processes_fine_tune_seeds_and_keep_the_best(alone, tmp_path):
 
 
 def test_processes_with_different_flags_are_refused_and_write_nothing(shards, tmp_path):
-    other = [[], ["--config.optimizer.learning_rate=0.5"]]
+    other = [[], ["--config.optimizer.learning_rate=0.5", "--config.model.remat=layer"]]
     started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, 1, tmp_path, *other)
     assert started.codes() == [2, 2]
     for process in (0, 1):
         last = started.errors(process).splitlines()[-1]
-        assert "process 1 differs from process 0 (optimizer.learning_rate: 0.001 there, 0.5 here)" in last
+        differing = "model.remat: none there, layer here; optimizer.learning_rate: 0.001 there, 0.5 here"
+        assert f"process 1 differs from process 0 ({differing})" in last
     assert latest_step(tmp_path / "run") is None
 
 

@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
-from bert_jax.model.head_outputs import masked_logits, vocabulary_logits
+from bert_jax.model.head_outputs import masked_logits, span_boundary_product, vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.flops import count_flops
@@ -101,9 +101,29 @@ def test_a_log_line_is_json_whatever_the_values_are(tmp_path):
     assert read_metrics(tmp_path) == [values]
 
 
-def test_tensorboard_events_are_those_of_the_library(tmp_path):
-    with_library = SummaryWriter(str(tmp_path / "library"), purge_step=3)
-    log = MetricsWriter(tmp_path, start_step=3)
+def test_only_the_line_of_the_named_step_is_corrected(tmp_path):
+    begun = MetricsWriter(tmp_path, 0)
+    for step in (2, 4):
+        begun.write(step, {"loss": 1.0, "budget_fraction": step / 4})
+    begun.close()
+    resumed = MetricsWriter(tmp_path, 4)
+    resumed.correct(2, {"budget_fraction": 0.1})  # not the last one
+    resumed.correct(4, {"budget_fraction": 0.3})
+    resumed.write(6, {"loss": 0.5})
+    resumed.close()
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], line["loss"], line.get("budget_fraction")) for line in lines] == [
+        (2, 1.0, 0.5),
+        (4, 1.0, 0.3),
+        (6, 0.5, None),
+    ]
+
+
+@pytest.mark.parametrize("start_step", [0, 3])
+def test_tensorboard_events_are_those_of_the_library(tmp_path, start_step):
+    """They hide those of an earlier process from the step after the one at which the run begins or resumes."""
+    with_library = SummaryWriter(str(tmp_path / "library"), purge_step=start_step + 1)
+    log = MetricsWriter(tmp_path, start_step=start_step)
     for step, loss in ((4, 0.5), (5, 0.25)):
         with_library.add_scalar("loss", loss, step)
         log.write(step, {"loss": loss})
@@ -141,7 +161,25 @@ def test_flops_of_electra_are_those_of_both_models():
     generator = dataclasses.replace(
         WIDE, width=64, heads=1, feed_forward=128, embedding_width=256
     )  # a quarter of the width, and the embeddings of the model
-    both = training_flops(WIDE, rows=2, length=64, predictions=10, generator=64)
+    both = training_flops(WIDE, rows=2, length=64, predictions=10, heads=Heads(generator=64))
     classified = 3 * 2 * 64 * (2 * WIDE.width**2 + 2 * WIDE.width)
     model = training_flops(WIDE, rows=2, length=64, predictions=0)
     assert both == training_flops(generator, rows=2, length=64, predictions=10) + model + classified
+
+
+@pytest.mark.parametrize("embedding_width", [0, 128])
+def test_flops_of_the_span_boundary_head_are_three_times_its_matmuls_without_look_ups(embedding_width):
+    config = dataclasses.replace(WIDE, embedding_width=embedding_width)
+    heads = Heads(mlm=True, span_boundary=True)
+    around = jax.ShapeDtypeStruct((2, 10, config.width), jnp.float32)
+    offsets = jax.ShapeDtypeStruct((2, 10), jnp.int32)
+
+    def forward(params, left, right, offsets):
+        return span_boundary_product(bind(config, heads, params, Runtime()), left, right, offsets).logits()
+
+    params = jax.eval_shape(lambda: init_params(config, heads, jax.random.key(0)))
+    counted = count_flops(jax.make_jaxpr(forward)(params, around, around, offsets)).total
+    places = params["span_boundary_head"]["position"]["table"]
+    looked_up = 2 * 2 * 10 * places.shape[0] * places.shape[1]
+    both = training_flops(config, rows=2, length=64, predictions=10, heads=heads)
+    assert both - training_flops(config, rows=2, length=64, predictions=10) == 3 * (counted - looked_up)

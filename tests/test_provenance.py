@@ -9,6 +9,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.config import (
     CheckpointConfig,
+    EvalConfig,
     FinetuneConfig,
     MeshConfig,
     ModelOptions,
@@ -23,7 +24,7 @@ from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.train import branch
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import Run
-from bert_jax.train.workdir import check_provenance, provenance
+from bert_jax.train.workdir import check_provenance, provenance, runtime_choices
 
 
 @pytest.fixture
@@ -68,13 +69,40 @@ def test_the_same_run_has_no_differences(make):
     "free",
     [
         {"log_every": 7, "profile": "1:2", "allow_changes": "all", "on_nonfinite": "skip", "skip_at_most": 3},
-        {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(data=2, fsdp=4)},
+        {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(2, 2, 2, overlap=False)},
+        {"eval": EvalConfig(every_steps=3, batch_size=8, max_rows=7), "mesh": MeshConfig(shard_optimizer=True)},
         {"model": ModelOptions(layer_loop="scan", remat="layer", attention="einsum")},
         {"compute_dtype": "float32"},  # what auto is here
     ],
 )
 def test_settings_that_change_no_number_are_free(make, free):
     assert told(provenance(make()), make(PretrainConfig(**free))) == []
+
+
+def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
+    rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
+    assert "mesh.reduce_dtype: auto -> bfloat16" in refusal(provenance(make()), rounded)
+
+
+def test_the_rows_of_an_evaluation_are_compared_where_it_selects_a_checkpoint(make):
+    def measured(max_rows: int) -> Run:
+        best = CheckpointConfig(best="eval_loss")
+        return make(PretrainConfig(checkpoint=best, eval=EvalConfig(every_steps=5, max_rows=max_rows)))
+
+    assert "eval.max_rows: 8 -> 16" in refusal(provenance(measured(8)), measured(16))
+
+
+def test_processes_are_compared_by_how_they_compute_the_model_too(make):
+    run = make(PretrainConfig(model=ModelOptions(remat="layer")))
+    choices = runtime_choices(run)
+    assert choices == {
+        "model.attention": "auto",
+        "model.layer_loop": "auto",
+        "model.logits_at_once": 0,
+        "model.remat": "layer",
+        "model.scan_group": 1,
+    }
+    assert not choices.keys() & provenance(run)["configuration"].keys()
 
 
 def test_the_end_may_change_and_is_reported(make):

@@ -194,6 +194,20 @@ def test_a_run_with_a_budget_is_repeated_from_its_log(run):
 
 
 @pytest.mark.slow
+def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
+    short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig(keep=1))
+    ended = trainer.fit(run("clocked", short))
+    workdir, longer = run("clocked").workdir, dataclasses.replace(short, budget_minutes=99.0)
+    result = trainer.fit(run("clocked", longer))
+    assert ended.step < result.step == CONFIG.steps
+    fractions = {line["step"]: line["budget_fraction"] for line in metrics.read_metrics(workdir)}
+    assert fractions[ended.step] == pytest.approx(ended.step / result.step) and fractions[result.step] == 1.0
+    replay = dataclasses.replace(longer, budget_replay=str(workdir / metrics.METRICS_FILE))
+    assert trainer.fit(run("replayed", replay)).step == result.step
+    assert_same_item(workdir, run("replayed").workdir, PARAMS)
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run):
     first = trainer.fit(run("done"))
     again = trainer.fit(run("done"))

@@ -134,7 +134,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
         memory=compiled.memory,
         flops=flops,
         model_flops=metrics.training_flops(
-            model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads.generator
+            model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads
         ),
         time=time,
         roofline=least,

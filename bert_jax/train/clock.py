@@ -93,7 +93,8 @@ class Clock:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0:
             # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
-            # The clock of a finished run is still read, since a larger budget lets it continue.
+            # The clock of a finished run is still read, since a larger budget lets it continue; its last line then
+            # gets the new value (Logger.correct_fraction).
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
@@ -136,7 +137,11 @@ def check_end(steps: int, budget_minutes: float, replay: str, length: TokenLengt
 
 
 def read_fractions(metrics_file: str) -> dict[int, float]:
-    """Returns the budget fractions that a run logged, by step. Raises UserError if the file has none."""
+    """Returns the budget fractions that a run logged, by step. Raises UserError if the file has none.
+
+    A 1 before the last line is left out: an earlier version of bert_jax logged it where a run ended whose budget was
+    then extended, and the run continued there.
+    """
     path = Path(metrics_file)
     if not path.is_file():
         raise UserError(f"budget_replay: no such file: {path}; name the metrics.jsonl of a run with a time budget")
@@ -150,4 +155,4 @@ def read_fractions(metrics_file: str) -> dict[int, float]:
             f"budget_replay: {path} ends at step {last} with {fractions[last]:.0%} of its budget, so a run that "
             "follows it would never end; let that run finish first"
         )
-    return fractions
+    return {step: fraction for step, fraction in fractions.items() if fraction < 1.0 or step == last}

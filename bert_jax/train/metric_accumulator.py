@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.heads import Heads
 from bert_jax.train.finite import FiniteCheck
-from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
+from bert_jax.train.metrics import NO_FURTHER_HEADS, peak_flops, peak_memory_gb, training_flops
 
 # The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
 MOST_PENDING = 128
@@ -33,7 +34,7 @@ class MetricAccumulator:
         index: int | None = None,
         *,
         predictions: Callable[[Any], int],
-        generator: int = 0,
+        heads: Heads = NO_FURTHER_HEADS,
     ) -> None:
         """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
@@ -41,11 +42,11 @@ class MetricAccumulator:
         check   decides for each step whether its metrics count in the means
         index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
         predictions   the number of positions of each row of a batch whose logits are computed (Objective.predictions)
-        generator   the width of ELECTRA's generator; 0: there is none
+        heads   of the model, as training_flops counts them
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
-        self._predictions, self._generator = predictions, generator
+        self._predictions, self._heads = predictions, heads
         self._peak = peak_flops()
         self._check = check
         self._index = index
@@ -73,7 +74,7 @@ class MetricAccumulator:
         """Records a step that has been dispatched, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         self._positions += rows * length
-        self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._generator)
+        self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
             if len(self._pending) >= MOST_PENDING or not np.all(finite):

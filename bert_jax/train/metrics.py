@@ -19,6 +19,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.heads import Heads
+from bert_jax.model.heads.language_model import SPAN_PLACE_WIDTH
 from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
@@ -28,6 +30,7 @@ from bert_jax.train.metric_segments import Segments, read_segments
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
+NO_FURTHER_HEADS = Heads()
 
 # Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.
@@ -45,7 +48,9 @@ PEAK_FLOPS = {
 }
 
 
-def training_flops(model: ModelConfig, rows: int, length: int, predictions: int, generator: int = 0) -> float:
+def training_flops(
+    model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
+) -> float:
     """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
 
     For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
@@ -57,12 +62,12 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int,
     count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
     predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
                   compute all
-    generator     the width of ELECTRA's generator, which predicts the tokens; the model then classifies all positions,
-                  with 2 D^2 + 2 D each
+    heads         with ELECTRA's generator, that one predicts the tokens, and the model classifies all positions, with
+                  2 D^2 + 2 D each. The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V
     """
-    if generator:
+    if heads.generator:
         classified = rows * length * (2 * model.width**2 + 2 * model.width)
-        of_generator = training_flops(generator_config(model, generator), rows, length, predictions)
+        of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
         return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
     if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
@@ -77,7 +82,11 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int,
     predicted = positions if language_model else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
     transform = projection if language_model else 2 * width * model.table_width
-    head = predicted * (transform + 2 * model.table_width * padded_vocabulary(model.vocab_size))
+    logits = 2 * model.table_width * padded_vocabulary(model.vocab_size)
+    head = predicted * (transform + logits)
+    if heads.span_boundary:
+        inputs = 2 * (2 * width + SPAN_PLACE_WIDTH) * width
+        head += rows * predictions * (inputs + 2 * width * model.table_width + logits)
     return 3.0 * (rows * length * projection + layers + head)
 
 
@@ -117,15 +126,17 @@ class MetricsWriter:
         self._active = jax.process_index() == 0
         if not self._active:
             return
+        self._workdir = workdir
         kept = [line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else []
-        lines = [json.dumps(line) for line in kept]
-        self._log: Segments | _Appended
-        self._events: _Events | None = None
-        if isinstance(workdir, Path):
-            self._log = _Appended(workdir / METRICS_FILE, lines)
-            self._events = _Events(workdir / "tensorboard", start_step)
-        else:
-            self._log = Segments(workdir, lines)
+        self._log = self._begun(kept)
+        self._events = _Events(workdir / "tensorboard", start_step) if isinstance(workdir, Path) else None
+
+    def _begun(self, lines: Sequence[Mapping[str, Any]]) -> "Segments | _Appended":
+        """Returns a log that begins with these lines and replaces the one on disk or in the store."""
+        kept = [json.dumps(line) for line in lines]
+        if isinstance(self._workdir, Path):
+            return _Appended(self._workdir / METRICS_FILE, kept)
+        return Segments(self._workdir, kept)
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
         if not self._active:
@@ -135,6 +146,17 @@ class MetricsWriter:
         if self._events:
             shown = {name: value for name, value in line.items() if isinstance(value, float) and name != "time"}
             self._events.append(step, shown)
+
+    def correct(self, step: int, values: Mapping[str, float]) -> None:
+        """Replaces values in the last line, if that is the line of this step; TensorBoard keeps the earlier ones."""
+        if not self._active:
+            return
+        self._log.flush()
+        *earlier, last = read_metrics(self._workdir) or [{}]
+        corrected = last | {name: _plain(value) for name, value in values.items()}
+        if last.get("step") == step and corrected != last:
+            self._log.close(flush=False)
+            self._log = self._begun([*earlier, corrected])
 
     def flush(self) -> None:
         """Returns once all lines are where a killed run leaves them. Call it before a checkpoint is saved."""
@@ -159,9 +181,10 @@ class _Events:
         folder.mkdir(exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"))
         self._flushed = time.monotonic()
-        if start_step:  # hides what an earlier process logged after this step
-            self._writer.write_event(Event(step=start_step, file_version="brain.Event:2"))
-            self._writer.write_event(Event(step=start_step, session_log=SessionLog(status=SessionLog.START)))
+        # TensorBoard hides what an earlier process logged at this step and later.
+        first = start_step + 1
+        self._writer.write_event(Event(step=first, file_version="brain.Event:2"))
+        self._writer.write_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -98,7 +98,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
                 raise stopped(step, [seed.run.workdir for seed in group.running])
             if step == first:
                 for seed in group.running:
-                    seed.recorder.forget_result()
+                    seed.recorder.reopen()
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")

@@ -107,9 +107,9 @@ class Logger:
         self._opened, self._accumulator, self._evaluation, self._clock = opened, accumulator, evaluation, clock
         self._every, self._epochs_before = max(run.config.log_every, 1), run.epochs_before
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
-        self.pending = bool(meta.get("unlogged", False))
+        self.pending, self._first = bool(meta.get("unlogged", False)), meta.get("step", 0)
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
-        self._writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else meta.get("step", 0) - self.pending)
+        self._writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else self._first - self.pending)
 
     def due(self, step: int) -> bool:
         """Whether a line is written at this step: every log_every steps, and where the clock was refreshed."""
@@ -136,6 +136,11 @@ class Logger:
             values["budget_fraction"] = self._clock.fraction
         self._writer.write(step, values | measured)
         return shown
+
+    def correct_fraction(self) -> None:
+        """Writes the fraction that the clock has read again into the line of the step at which the run had ended."""
+        if self._budgeted and self._clock.refreshed:
+            self._writer.correct(self._first, {"budget_fraction": self._clock.fraction})
 
     def flush(self) -> None:
         """Writes all lines so far, which a run that resumes from a later checkpoint does not log again."""
@@ -231,7 +236,7 @@ class RunRecorder:
             check,
             index,
             predictions=run.objective.predictions,
-            generator=run.objective.heads.generator,
+            heads=run.objective.heads,
         )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
         self.logger = Logger(run, opened, self.accumulator, self.evaluation, clock, meta)
@@ -244,10 +249,14 @@ class RunRecorder:
         # A run that has replaced this one repeats the lines that are not in the store yet.
         self.logger.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
 
-    def forget_result(self) -> None:
-        """Removes the result files of a run that had finished and now continues."""
+    def reopen(self) -> None:
+        """Removes the result of a run that had finished and now continues, and the end of its budget in the log.
+
+        Call it before the first step, once the clock has been read.
+        """
         self._opened.check_held()
         self.run.forget_result()
+        self.logger.correct_fraction()
 
     def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh) -> Result:
         """Returns the result of a run that ended at this step with these parameters.

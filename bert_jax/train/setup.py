@@ -39,6 +39,7 @@ from bert_jax.train.workdir import (
     WorkdirConfig,
     check_provenance,
     provenance,
+    runtime_choices,
     write_config,
 )
 from bert_jax.vocabulary import TOKENIZER
@@ -168,7 +169,8 @@ def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
     checkpoint are replaced.
     """
     made_by = provenance(run)
-    distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
+    settings = made_by["configuration"] | runtime_choices(run) | made_by["versions"]
+    distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
     keep = config.keep if keep is None else keep
     with (

@@ -80,7 +80,7 @@ def fit(run: Run) -> Result:
                 saver.save(step, state)
                 raise stopped(step, [run.workdir])
             if step == first:
-                recorder.forget_result()
+                recorder.reopen()
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")

@@ -45,13 +45,15 @@ FINGERPRINT_DIGITS = 16
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
-# Keys (or their prefixes) that change no number of the run; eval changes only how much of it is measured.
+# Keys (or their prefixes) that change no number of the run. Those of eval change only how much of it is measured, and
+# those of mesh only the order of sums; mesh.reduce_dtype rounds gradients, so it is compared.
 FREE = (
-    *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
-    *("learning_rates", "run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
+    *("log_every", "profile", "checkpoint", "eval.every_steps", "eval.batch_size", "data.prefetch", "data.cache_dir"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.overlap", "mesh.shard_optimizer", "seeds", "learning_rates"),
+    *("run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
 )
-# It changes held-out metrics only, so it is free unless the best checkpoint is selected by them.
-MEASURED_AT = "task.null_threshold"
+# They change held-out metrics only, so they are free unless checkpoint.best, which early_stop needs, compares them.
+MEASURED_AT = ("eval.max_rows", "task.null_threshold")
 # Keys that name files; the fingerprints of what was read replace them, and the shares of the sources of mixtures.
 PATHS = (
     "data.train",
@@ -72,7 +74,7 @@ PATHS = (
 ENDS = ("steps", "tokens", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # Keys that decide the batch of a step (law 1), except for held-out data.
 BATCHES = ("batch_size", "batch_schedule", "length_pool", "padded_lengths", "seed", "data", "task")
-HELD_OUT = ("data.eval", "task.dev", MEASURED_AT)
+HELD_OUT = ("data.eval", "task.dev", *MEASURED_AT)
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,13 @@ def provenance(run: Run) -> dict[str, Any]:
     return {"configuration": json.loads(json.dumps(kept)), "versions": versions()}
 
 
+def runtime_choices(run: Run) -> dict[str, Any]:
+    """Returns how a run computes its model, by configuration key: equal in all processes, and free on resume."""
+    model = {item.name for item in dataclasses.fields(ModelConfig)}
+    values = to_dict(run.config.model).items()
+    return {f"model.{name}": value for name, value in values if name not in {*model, "preset"}}
+
+
 def check_provenance(
     run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str, may_change: Sequence[str] = ()
 ) -> list[str]:
@@ -246,7 +255,7 @@ def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
     return (
         *(("batch_size",) if scheduled else ()),
-        *(() if chosen else (MEASURED_AT,)),
+        *(() if chosen else MEASURED_AT),
         *(() if generator else ("generator_size", "replaced_weight")),
     )
 
