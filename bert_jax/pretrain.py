@@ -209,17 +209,9 @@ def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[Mode
 
 def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
     for part in (*training, *held_out):
-        if part.seq_len > model.max_positions:
-            raise UserError(
-                f"the rows of {part.directory} have {part.seq_len} positions, but the model supports only "
-                f"{model.max_positions}; use --config.model.max_positions={part.seq_len}"
-            )
+        sizes.check_positions(model, part.seq_len, str(part.directory))
     shortest = min(training, key=lambda one: one.seq_len)
-    if model.bptt > shortest.seq_len:
-        raise UserError(
-            f"model.bptt is {model.bptt}, longer than the rows of {shortest.directory}, {shortest.seq_len}; use at "
-            f"most --config.model.bptt={shortest.seq_len}, or 0 for gradients through whole sequences"
-        )
+    sizes.check_truncation(model, shortest.seq_len, str(shortest.directory))
 
 
 def _measured(metrics: Sequence[str], loaders: Sequence[Mapping[str, PretrainingLoader]]) -> tuple[str, ...]:

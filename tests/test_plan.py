@@ -14,7 +14,14 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import plan
 from bert_jax.command import UserError
-from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.config import (
+    DistillConfig,
+    MeshConfig,
+    ModelOptions,
+    OptimizerConfig,
+    PretrainConfig,
+    PretrainDataConfig,
+)
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
@@ -117,6 +124,45 @@ def test_advice_for_a_step_that_does_not_fit_gives_the_excess_and_remedies(step)
     # 8 rows per device take 29 GiB, next to 4 GiB that do not depend on the batch: 3 rows fit, so 4 microbatches of 2.
     assert "--config.microbatches=4: 2 rows a device at a time" in lines
     assert "--config.batch_size=24: 3 rows a device instead of 8" in lines
+
+
+@pytest.mark.parametrize(
+    ("slices", "mesh", "change"),
+    [
+        (1, MeshConfig(), "--config.mesh.fsdp=8"),
+        (2, MeshConfig(), "--config.mesh.fsdp=4"),
+        (2, MeshConfig(data=4, tensor=2), "--config.mesh.data=-1 --config.mesh.fsdp=4 --config.mesh.tensor=1"),
+    ],
+)
+def test_advised_meshes_span_no_slices_and_keep_the_other_keys(step, slices, mesh, change):
+    config = dataclasses.replace(CONFIG, mesh=mesh, model=dataclasses.replace(CONFIG.model, remat="layer"))
+    topology = dataclasses.replace(step.topology, slices=slices)
+    lines = advise(make_estimate(AbstractStep.of(config, topology, step.rows), FULL))
+    advised = [line.split(":")[0] for line in lines if "mesh" in line]
+    assert advised == ["--config.mesh.shard_optimizer=True", change]
+
+
+def with_recipe(step, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return AbstractStep.of(config, step.topology, step.rows)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"compute_dtype": "float32"}, {"model": ModelOptions(preset="tiny", layer_loop="scan", heads=32)}],
+    ids=["float32", "head width 4"],
+)
+def test_no_advice_names_a_kernel_that_cannot_run(step, changes):
+    lines = advise(make_estimate(with_recipe(step, **changes), ROOMY))
+    assert not any("attention_dropout=0" in line for line in lines)
+
+
+def test_recomputation_is_measured_against_the_same_step_without_it(step):
+    recomputing = with_recipe(step, model=dataclasses.replace(CONFIG.model, remat="layer"))
+    [line] = [line for line in advise(make_estimate(recomputing, ROOMY)) if "remat=none" in line]
+    # The backward pass takes twice the FLOPs of the forward pass, which is recomputed except for a few matmuls.
+    assert 25 < float(line.split("adds ")[1].split("%")[0]) < 100 / 3
+    assert not any("remat" in line for line in advise(make_estimate(step, ROOMY)))
 
 
 def test_advice_for_a_step_that_fits_names_what_it_wastes(step):
@@ -222,9 +268,23 @@ def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
         plan.main(["--config", str(ROOT / "configs/continued.py"), "--topology", "v5e:2x2"])
 
 
-def test_rows_longer_than_the_model_are_refused(step):
-    with pytest.raises(UserError, match="max_positions=1024"):
-        AbstractStep.of(CONFIG, step.topology, RowSpec.of(CONFIG, 1024, None))
+@pytest.mark.parametrize(
+    ("changes", "length", "message"),
+    [
+        ({}, 1024, "the rows of the shards have 1024 positions, .* use --config.model.max_positions=1024"),
+        (
+            {"model": ModelOptions(preset="lstm_medium", bptt=35)},
+            20,
+            "model.bptt is 35, longer than the rows of the shards, 20",
+        ),
+        ({"optimizer": OptimizerConfig(rates=".*=0")}, 64, "optimizer.rates is '.*=0', which trains no parameter"),
+    ],
+    ids=["positions", "bptt", "rates"],
+)
+def test_what_training_refuses_is_refused(step, changes, length, message):
+    config = dataclasses.replace(CONFIG, **changes)
+    with pytest.raises(UserError, match=message):
+        AbstractStep.of(config, step.topology, RowSpec.of(config, length, None))
 
 
 def test_a_vocabulary_of_another_size_than_that_of_the_shards_is_refused(shards_dir):

@@ -178,3 +178,21 @@ def given_fields(options: ModelOptions) -> Fields:
     if "dropout" in given:
         given.setdefault("attention_dropout", given["dropout"])
     return given
+
+
+def check_positions(model: ModelConfig, length: int, name: str) -> None:
+    """Raises UserError where rows of `length` positions, of shards with this name, are too long for a model."""
+    if length > model.max_positions:
+        raise UserError(
+            f"the rows of {name} have {length} positions, but the model supports only {model.max_positions}; use "
+            f"--config.model.max_positions={length}"
+        )
+
+
+def check_truncation(model: ModelConfig, length: int, name: str) -> None:
+    """Raises UserError where rows of `length` positions to train on are shorter than model.bptt."""
+    if model.bptt > length:
+        raise UserError(
+            f"model.bptt is {model.bptt}, longer than the rows of {name}, {length}; use at most "
+            f"--config.model.bptt={length}, or 0 for gradients through whole sequences"
+        )

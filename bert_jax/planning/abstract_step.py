@@ -89,19 +89,16 @@ class AbstractStep:
 
     @classmethod
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
-        """Builds the step. Raises UserError for a model, mesh or batch that training would refuse, too."""
-        model = sizes.model_config(config.model, rows.vocab_size)
-        if rows.seq_len > model.max_positions:
-            raise UserError(
-                f"rows have {rows.seq_len} positions, but the model has only {model.max_positions}; set "
-                f"--config.model.max_positions={rows.seq_len}"
-            )
+        """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
+        model, traits = sizes.model_config(config.model, rows.vocab_size), _traits(config, rows)
+        sizes.check_positions(model, rows.seq_len, traits.name)
+        sizes.check_truncation(model, rows.seq_len, traits.name)
         if config.distill.teacher:
             raise UserError(
                 "config.distill.teacher is set, but a plan does not count the work of a teacher. Leave it out "
                 "to plan the student alone"
             )
-        objective = pretraining_objective(config, model, [_traits(config, rows)])
+        objective = pretraining_objective(config, model, [traits])
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
         # Devices without a machine do not all report their slice.
         partitioning.check_slices(mesh.shape[partitioning.DATA], topology.slices, mesh.size)
@@ -111,6 +108,8 @@ class AbstractStep:
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         factors = optim.rate_factors(config.optimizer, abstract, None)
         trained = Trained.by_factors(factors)
+        if trained is not None:
+            trained.check(config.optimizer.rates)
         plan = Plan(
             model=model,
             runtime=runtime_of(config, topology.platform, topology.capability),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -11,6 +11,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.model.attention import kernels
 from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
+from bert_jax.planning.flops import count_flops
 from bert_jax.planning.memory import bytes_per_device, gib
 from bert_jax.train import gradient_sums, partitioning
 
@@ -33,15 +34,13 @@ def _to_fit(found: "Estimate") -> list[str]:
     memory, step = found.memory, found.step
     state = memory.parameters + memory.optimizer
     lines = [f"{gib(memory.total - memory.available)} a device too much; each change below applies alone:"]
-    shards = math.gcd(len(step.topology.devices), step.model.width)
-    meshes = {
-        "shard_optimizer=True": dataclasses.replace(step.config.mesh, shard_optimizer=True),
-        f"fsdp={shards}": MeshConfig(data=-1, fsdp=shards, tensor=1),
-    }
-    for change, mesh in meshes.items():
-        sharded = state_bytes(step, mesh)
-        if sharded is not None and sharded < state:
-            lines.append(_outcome(found, f"--config.mesh.{change}", sharded + memory.activations))
+    mesh, topology = step.config.mesh, step.topology
+    shards = math.gcd(len(topology.devices) // topology.slices, step.model.width)  # only data spans several slices
+    for changes in ({"shard_optimizer": True}, {"data": -1, "fsdp": shards, "tensor": 1}):
+        changed = [f"--config.mesh.{key}={value}" for key, value in changes.items() if getattr(mesh, key) != value]
+        sharded = state_bytes(step, dataclasses.replace(mesh, **changes))
+        if changed and sharded is not None and sharded < state:
+            lines.append(_outcome(found, " ".join(changed), sharded + memory.activations))
     for remat in REMATS[REMATS.index(step.config.model.remat) + 1 :]:
         if remat == "attention" and "einsum" not in found.kernels:
             continue  # the other kernels store no scores, so there is nothing to recompute
@@ -96,29 +95,35 @@ def _to_be_faster(found: "Estimate") -> list[str]:
         )
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
         scores = step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
-        lines.append(
-            f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores the "
-            f"{scores / 1e9:,.1f} G attention scores of a step"
-        )
-        if _runs(step, kernel := step.topology.dropout_attention):
+        stored = f"the {scores / 1e9:,.1f} G attention scores of a step"
+        if "einsum" not in _kernels(step, attention_dropout=0.0):
             lines.append(
-                f"--config.model.attention={kernel} keeps this dropout and stores no scores either; it is opt-in: "
+                f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores "
+                f"{stored}"
+            )
+        if (kernel := step.topology.dropout_attention) in _kernels(step, kernel):
+            lines.append(
+                f"--config.model.attention={kernel} keeps this dropout and never stores {stored}; it is opt-in: "
                 "compiled for such devices, but untested on one"
             )
-    if step.config.model.remat != "none" and roomy:
-        extra = found.flops.total / found.model_flops - 1
-        lines.append(f"--config.model.remat=none: recomputing layers adds {extra:.0%} to the FLOPs, and memory is free")
+    if step.config.model.remat != "none" and roomy and (extra := recomputed_share(step)) > 0:
+        lines.append(f"--config.model.remat=none: recomputing layers adds {extra:.1%} to the FLOPs, and memory is free")
     return lines
 
 
-def _runs(step: AbstractStep, kernel: str) -> bool:
-    """Returns whether an attention kernel can compute layers of the step."""
-    runtime = dataclasses.replace(step.plan.runtime, attention=kernel)
+def _kernels(step: AbstractStep, attention: str = "", **changes: Any) -> list[str]:
+    """Returns the attention kernels of the step with another setting or changes of the model; einsum if refused."""
+    runtime = dataclasses.replace(step.plan.runtime, attention=attention or step.plan.runtime.attention)
     try:
         with jax.set_mesh(step.mesh):
-            return kernel in kernels(step.model, runtime, step.rows.seq_len)
+            return kernels(dataclasses.replace(step.model, **changes), runtime, step.rows.seq_len)
     except UserError:
-        return False
+        return ["einsum"]
+
+
+def recomputed_share(step: AbstractStep) -> float:
+    """Returns the FLOPs that the backward pass of the step recomputes, relative to those of a step without remat."""
+    return count_flops(step.traced().jaxpr).total / count_flops(with_remat(step, "none").traced().jaxpr).total - 1
 
 
 def state_bytes(step: AbstractStep, mesh: MeshConfig) -> int | None:
@@ -135,9 +140,13 @@ def remat_ratio(step: AbstractStep, remat: str) -> float:
 
     Both are counted from the traced functions, before the compiler optimizes them.
     """
+    return with_remat(step, remat).residual_bytes() / max(step.residual_bytes(), 1)
+
+
+def with_remat(step: AbstractStep, remat: str) -> AbstractStep:
+    """Returns the step with another remat setting."""
     runtime = dataclasses.replace(step.plan.runtime, remat=remat)
-    other = dataclasses.replace(step, plan=dataclasses.replace(step.plan, runtime=runtime))
-    return other.residual_bytes() / max(step.residual_bytes(), 1)
+    return dataclasses.replace(step, plan=dataclasses.replace(step.plan, runtime=runtime))
 
 
 def _outcome(found: "Estimate", change: str, total: float | int) -> str:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from bert_jax.command import UserError
 from bert_jax.model import paths
 from bert_jax.train import rules
 
@@ -53,6 +54,16 @@ class Trained:
         if factors is None or all(np.all(factor) for factor in jax.tree.leaves(factors)):
             return None
         return cls.where(factors)
+
+    def check(self, rates: str, train_layers: str = "all") -> None:
+        """Raises UserError where nothing trains, by optimizer.rates or by train_layers."""
+        if self.layers:
+            return
+        if train_layers == "all":
+            raise UserError(f"optimizer.rates is {rates!r}, which trains no parameter. Raise a rate")
+        raise UserError(
+            f"train_layers is {train_layers}, which trains no parameter of this model. Use all, no_embeddings or last:K"
+        )
 
     def take(self, tree: dict[str, Any]) -> dict[str, Any]:
         """Returns this part of a tree of parameters, or of one of rules.per_layer."""

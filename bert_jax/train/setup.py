@@ -93,13 +93,8 @@ def make_plan(run: Run) -> Plan:
         trained = Trained.everything(abstract)
     if rules.gradual_epochs(run.train_layers) is not None:
         unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
-    elif trained is not None and not trained.layers:
-        if run.train_layers == "all":
-            raise UserError(f"optimizer.rates is {config.optimizer.rates!r}, which trains no parameter. Raise a rate")
-        raise UserError(
-            f"train_layers is {run.train_layers}, which trains no parameter of this model. Use all, no_embeddings or "
-            "last:K"
-        )
+    elif trained is not None:
+        trained.check(config.optimizer.rates, run.train_layers)
     plan = Plan(
         model=run.model,
         runtime=runtime_of(config),
