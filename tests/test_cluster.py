@@ -57,6 +57,24 @@ def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environm
     assert cluster.find(flags("--num_processes=1"), environment) is None
 
 
+@pytest.mark.parametrize(
+    ("environment", "devices"),
+    [
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_NODEID": "2", "SLURM_LOCALID": "5"}, (5,)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "0"}, (0,)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_LOCAL_DEVICE_IDS": "2,3"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}, None),
+    ],
+)
+def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):
+    found = cluster.find(flags(*EXPLICIT), environment)
+    assert found is not None and found.local_device_ids == devices
+    left_to_jax = cluster.find(flags(), environment)
+    assert left_to_jax is not None and left_to_jax.local_device_ids is None
+
+
 def test_a_scheduler_with_one_task_is_one_process():
     assert cluster.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
     assert cluster.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None

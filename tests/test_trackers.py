@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,22 +16,64 @@ PAGE = Path(__file__).parent.parent / "docs" / "trackers.md"
 FOLLOW, WANDB, MLFLOW = (block.code for block in code_blocks(PAGE.read_text(encoding="utf-8")))
 
 
-@pytest.fixture
-def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that has logged two steps and a part of a third, and continues while the program waits."""
+def log(workdir: Path, *lines: dict[str, object], torn: int = 0) -> None:
+    """Replaces the log of a run; its last line lacks `torn` characters."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (workdir / "metrics.jsonl").write_text(text[: len(text) - torn])
+
+
+BEGUN = [{"step": step, "loss": 8.0 - step, "mfu": None} for step in (1, 2, 3)]
+RESUMED = [{"step": step, "loss": 8.0 - step, "eval_loss": 9.0} for step in (2, 3, 4)]
+
+
+def begin(workdir: Path) -> None:
+    (workdir / "config.json").write_text('{"seed": 3}')
+
+
+def log_two_steps(workdir: Path) -> None:
+    log(workdir, *BEGUN, torn=6)
+
+
+def resume_after_step_1(workdir: Path) -> None:
+    log(workdir, BEGUN[0], *RESUMED)
+
+
+def end(workdir: Path) -> None:
+    (workdir / "result.json").write_text("{}")
+    (workdir / "holder.json").unlink(missing_ok=True)
+
+
+def continue_finished(workdir: Path) -> None:
+    """The run is held again; its result is removed before its first step."""
+    (workdir / "holder.json").write_text("{}")
+
+
+def forget_result(workdir: Path) -> None:
+    (workdir / "result.json").unlink()
+
+
+STARTED = (begin, log_two_steps, resume_after_step_1, end)
+CONTINUED = (
+    *(begin, log_two_steps, end, continue_finished),
+    *(forget_result, resume_after_step_1, end),
+)
+
+
+# The program is started at each moment of a run: before it, and, of a finished run, when that continues.
+@pytest.fixture(params=[(STARTED, 0), (STARTED, 2), (CONTINUED, 4)], ids=["before", "during", "continued"])
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The workdir of a run that proceeds by one event whenever the program waits."""
+    events, done = request.param
     folder = tmp_path / "base"
     folder.mkdir()
-    (folder / "config.json").write_text('{"seed": 3}')
-    begun = [json.dumps({"step": step, "loss": 8.0 - step, "mfu": None}) for step in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(begun)[:-5])
+    for event in events[:done]:
+        event(folder)
+    left: list[Callable[[Path], None]] = list(events[done:])
 
     def run_on(seconds: float) -> None:
-        """The run stops, resumes after step 1, and ends."""
-        if not (folder / "result.json").exists():
+        if left:
             assert seconds > 0
-            resumed = [json.dumps({"step": step, "loss": 8.0 - step, "eval_loss": 9.0}) for step in (2, 3, 4)]
-            (folder / "metrics.jsonl").write_text("\n".join([begun[0], *resumed]) + "\n")
-            (folder / "result.json").write_text("{}")
+            left.pop(0)(folder)
 
     monkeypatch.setattr(time, "sleep", run_on)
     follow = ModuleType("follow")
@@ -62,9 +105,9 @@ def test_each_step_of_a_resumed_run_is_sent_to_mlflow_once(workdir: Path, monkey
     fake = SimpleNamespace(
         set_experiment=sent.append,
         start_run=lambda run_name: contextlib.nullcontext(sent.append(run_name)),
-        log_artifact=sent.append,
+        log_dict=lambda values, file: sent.append((file, values)),
         log_metrics=lambda values, step: sent.append((step, values)),
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)  # type: ignore[arg-type]
     exec(compile(MLFLOW, str(PAGE), "exec"), {})
-    assert sent == ["bert_jax", "base", str(workdir / "config.json"), *EXPECTED]
+    assert sent == ["bert_jax", "base", ("config.json", {"seed": 3}), *EXPECTED]

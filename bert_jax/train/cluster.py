@@ -1,7 +1,9 @@
 """Finds which process of how many this one is, and where process 0 is, from flags and environment."""
 
 import argparse
+import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ class Cluster:
     coordinator_address: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None
     process_id: int | None = None
+    local_device_ids: tuple[int, ...] | None = None  # the GPUs of this process on its machine; None: all
 
     @property
     def complete(self) -> bool:
@@ -61,7 +64,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """Returns what flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID give, or None for one process.
 
-    What they leave open, jax.distributed.initialize asks the scheduler for. Raises UserError for impossible values.
+    What they leave open, jax.distributed.initialize asks the scheduler for. Where they give everything, a task that
+    shares its machine with others takes the GPU with its number there, as jax would choose. Raises UserError for
+    impossible values.
     """
     for name in ("startup_timeout", "heartbeat_timeout"):
         if not getattr(flags, name) > 0:
@@ -74,9 +79,10 @@ def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     if count == 1 or (address is count is process is None and of_scheduler == {"1"}):
         return None
     cluster = Cluster(address, count, process)
-    if cluster.complete:
-        _check(cluster)
-    return cluster
+    if not cluster.complete:
+        return cluster
+    _check(cluster)
+    return dataclasses.replace(cluster, local_device_ids=_local_device_ids(environment))
 
 
 def describe_failure(cluster: Cluster, error: Exception) -> str:
@@ -96,6 +102,28 @@ def describe_failure(cluster: Cluster, error: Exception) -> str:
         f"jax cannot connect the processes of this run ({type(error).__name__}: {error}). Give --coordinator_address, "
         "--num_processes and --process_id, or --num_processes=1 to run this process alone"
     )
+
+
+def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Returns the GPU of a task that shares its machine with other tasks of the scheduler; None: all that it sees."""
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
+        number, tasks = environment["OMPI_COMM_WORLD_LOCAL_RANK"], int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    else:
+        number, tasks = environment.get("SLURM_LOCALID", "0"), _slurm_tasks(environment)
+    if tasks < 2 or environment.get("JAX_LOCAL_DEVICE_IDS"):  # which jax reads
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible and len(visible.split(",")) < tasks:  # the scheduler has given each task GPUs of its own
+        return None
+    return (int(number),)
+
+
+def _slurm_tasks(environment: Mapping[str, str]) -> int:
+    """Returns the number of tasks on this node: of `2(x3),1`, 2 on nodes 0 to 2 and 1 on node 3; 0: unknown."""
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    by_node = [int(tasks) for tasks, nodes in counts for _ in range(int(nodes or 1))]
+    node = int(environment.get("SLURM_NODEID", 0))
+    return by_node[node] if node < len(by_node) else 0
 
 
 def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int | None:

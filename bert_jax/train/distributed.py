@@ -157,6 +157,7 @@ def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> boo
         try:
             jax.distributed.initialize(
                 *given,
+                local_device_ids=cluster.local_device_ids,
                 cluster_detection_method="deactivate" if cluster.complete else None,
                 initialization_timeout=int(max(flags.startup_timeout, 1)),
                 heartbeat_timeout_seconds=int(max(_PATIENCE * flags.heartbeat_timeout, 1)),
