@@ -35,6 +35,7 @@ from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.storage.hub_models import PREFIX, model_address
 from bert_jax.storage.location import absolute, as_typed, location
+from bert_jax.storage.scratch import IN_MEMORY
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.texts import checked_texts
@@ -203,7 +204,7 @@ def finetune(
     with a workdir in a store.
     """
     in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
-    with tempfile.TemporaryDirectory(prefix="bert_jax-") as temporary:
+    with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
         scratch = Path(temporary)
         folder = location(workdir or scratch / "run")
         kept = Path(f"{folder}-data")  # next to the run, because a workdir must be its own

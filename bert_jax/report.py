@@ -1,6 +1,6 @@
 """Writes a report of a run, finished or not, as one HTML file: results, curves, predictions, configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,6 +21,8 @@ from bert_jax.reporting.seed_curves import read_runs, seed_charts
 from bert_jax.reporting.sources import source_section
 from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.storage.location import Location, absolute, location, write_file
+from bert_jax.tasks.measurement import metric_prefix
+from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import duration
 
 REPORT = "report.html"
@@ -45,15 +47,18 @@ of the configuration that differ.
 """
 
 
-def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
+def report(workdir: str | PurePath, examples: int | None = None) -> Location:
     """Writes WORKDIR/report.html and returns its path.
 
-    examples  the maximum number of examples of a fine-tuned run's dev file to evaluate
+    examples  the maximum number of examples of a fine-tuned run's dev file to evaluate; None: EXAMPLES
 
-    Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet.
+    Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet, and for a number
+    of examples of a pretraining run.
     """
     run = read_run(location(workdir))
     finetuned = run.config.kind != "pretraining"
+    if examples is not None and not finetuned:
+        raise UserError("--examples is for the report of a fine-tuned run. Leave it out")
     references, predictions = ({}, []) if finetuned else _held_out(run)
     document = Document(
         title=absolute(run.workdir).name,
@@ -64,7 +69,7 @@ def report(workdir: str | PurePath, examples: int = EXAMPLES) -> Location:
         tiles=_task_tiles(run) if finetuned else _pretraining_tiles(run, references),
         sections=[
             *(_task_tables(run) if finetuned else ()),
-            *(error_sections(run.workdir, run.config, examples) if finetuned else ()),
+            *(error_sections(run.workdir, run.config, examples or EXAMPLES) if finetuned else ()),
             *_seed_sections(run),
             Section(
                 "Curves",
@@ -103,9 +108,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--examples", type=int, metavar="N", help=what)
     parser.add_argument("--output", metavar="FILE", help="the page that compares several runs, e.g. compared.html")
     options = parser.parse_args(list(arguments))
-    examples = EXAMPLES if options.examples is None else options.examples
-    if examples < 1:
-        raise UserError(f"--examples is {examples}; it must be at least 1")
+    if options.examples is not None and options.examples < 1:
+        raise UserError(f"--examples is {options.examples}; it must be at least 1")
     if len(options.workdir) > 1:
         if options.examples is not None:
             raise UserError("--examples is for the report of one run; a comparison evaluates none. Leave it out")
@@ -114,15 +118,14 @@ def main(arguments: Sequence[str]) -> None:
         print(compare(options.workdir, options.output))
     elif options.output:
         raise UserError("--output is for a comparison of several runs; the report of one run is WORKDIR/report.html")
-    elif options.examples is not None and read_run(location(options.workdir[0])).kind != "finetuning":
-        raise UserError("--examples is for the report of a fine-tuned run. Leave it out")
     else:
-        print(report(options.workdir[0], examples))
+        print(report(options.workdir[0], options.examples))
 
 
 def _description(run: RecordedRun) -> str:
     model = run.config.model
-    return f"{run.kind}: BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
+    encoder = ("causal " if model.causal else "") + model.encoder.replace("_", "-")
+    return f"{run.kind}: {encoder}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
 
 
 def _unfinished(run: RecordedRun) -> str:
@@ -134,14 +137,15 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
     references: dict[str, Reference] = {}
+    remark = ""
     if not run.config.heads.mlm:
         return {}, []
     try:
         shards, source = _held_out_shards(data)
         if not shards:
             return {}, []
-        if data.get("eval") or not (source or data.get("phases")):  # others have rows of one source or phase
-            references = _baselines(shards, run.config.training["eval"]["max_rows"])
+        if not (data.get("mixture") or data.get("phases")):  # their rows are of several shards
+            references, remark = _baselines(shards, data["train"], run.config.training["eval"]["max_rows"])
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
         split = open_dataset(shards, "eval").masking.split
     except UserError as error:
@@ -155,7 +159,7 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
         f"{len(masked_tokens)} {rows}, sampled with a fixed seed, with the masks of the evaluation. In each row "
         "the middle masked token that hides a word is shown; none is selected by its result. Other masked tokens are "
         f"grey. {others}"
-        f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}."
+        f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}.{remark}"
     )
     return references, [Section(title, [masked_token_table(masked_tokens)], note)]
 
@@ -170,15 +174,19 @@ def _held_out_shards(data: Mapping[str, Any]) -> tuple[str, str]:
     return str(open_dataset(folder, "train").directory) if folder else "", source  # DIR of DIR/train
 
 
-def _baselines(shards: str, max_rows: int) -> dict[str, Reference]:
-    baseline = unigram_baseline(shards, max_rows)
+def _baselines(shards: str, train: str, max_rows: int) -> tuple[dict[str, Reference], str]:
+    """Returns the baselines by metric; or none, and a remark that says why."""
+    try:
+        baseline = unigram_baseline(shards, max_rows, train)
+    except UserError as error:
+        return {}, f" There is no unigram baseline: {error}."
     references = {
         "mlm_accuracy": Reference(f"always “{baseline.token}”", baseline.accuracy),
         "mlm_loss": Reference("unigram baseline", baseline.loss),
     }
     if baseline.next_sentence_accuracy is not None:
         references["nsp_accuracy"] = Reference("always the same label", baseline.next_sentence_accuracy)
-    return references
+    return references, ""
 
 
 def _pretraining_tiles(run: RecordedRun, references: Mapping[str, Reference]) -> list[Tile]:
@@ -226,17 +234,22 @@ def _effort_tiles(run: RecordedRun) -> list[Tile]:
 
 
 def _task_tiles(run: RecordedRun) -> list[Tile]:
-    metrics = (run.result or {}).get("metrics", {})
+    result = run.result or {}
     tiles = []
-    for name, metric in metrics.items():
-        if not name.endswith("loss") and not curves.is_threshold(name) and metric["mean"] is not None:
+    for name, metric in result.get("metrics", {}).items():
+        if not name.endswith("loss") and not is_threshold(name) and metric["mean"] is not None:
             show = curves.show_of(name)
             deviation = "" if metric["std"] is None else f"deviation {show(metric['std'])} over seeds"
-            split = "test" if name.startswith("test_") else "dev"
-            tiles.append(
-                Tile(show(metric["mean"]), f"{curves.title_of(name.removeprefix('test_'))}, {split}", deviation)
-            )
+            split = _split_of(name, result["counts"])
+            title = curves.title_of(name.removeprefix(metric_prefix(split)))
+            tiles.append(Tile(show(metric["mean"]), f"{title}, {split.replace('_', ' ')}", deviation))
     return tiles + _effort_tiles(run)
+
+
+def _split_of(metric: str, splits: Collection[str]) -> str:
+    """Returns the split that the name of a metric begins with; dev if it begins with none."""
+    named = [split for split in splits if metric_prefix(split) and metric.startswith(metric_prefix(split))]
+    return max(named, key=len, default="dev")
 
 
 def _task_tables(run: RecordedRun) -> list[Section]:

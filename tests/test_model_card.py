@@ -13,7 +13,10 @@ from bert_jax.data.summary import summarize
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
+from bert_jax.storage.scratch import IN_MEMORY
 from bert_jax.train.workdir import write_params
+
+THRESHOLDS = ("threshold/good", "threshold", "best_f1_thresh")
 
 
 def card_of(tmp_path, result, heads=None, **known) -> str:
@@ -52,13 +55,15 @@ def test_the_card_of_a_pretrained_model_has_its_data_its_effort_and_its_limits(t
     training = {"init_from": "/home/me/first", "data": {"mixture": "wiki=/data/wiki:3,code=/data/code:1"}, "seed": 7}
     training["objective"] = "auto"
     result = {"step": 1200, "seconds": 3723.4, "tokens": 5000000, "eval_mlm_loss": 3.25, "eval_nsp_accuracy": None}
+    result["eval_wiki/mlm_loss"] = 2.5
     card = card_of(tmp_path, result, training=training, data=data)
     assert "| wiki | 75.0% | 1,234 | 56,789 | 16 | nsp | dynamic, 15%, unit word |" in card
     assert "| code, from step 100 | 25.0% |" in card and "- code: `a`, `b` and 28 more files." in card
     assert "| init_from | first |" in card and "| seed | 7 |" in card and "objective | auto" not in card
     for row in ("| steps taken | 1,200 |", "| tokens seen | 5,000,000 |", "| time of training | 1:02:03 |"):
         assert row in card
-    assert "| eval_mlm_loss | 3.2500 |" in card and "nsp_accuracy" not in card
+    assert "| eval_mlm_loss | 3.2500 |" in card and "| eval_wiki/mlm_loss | 2.5000 |" in card
+    assert "nsp_accuracy" not in card
     assert (
         "rows of up to 16 tokens. It accepts 24" in card and "capital letters" in card and "Held-out documents" in card
     )
@@ -72,12 +77,36 @@ def test_paths_of_older_runs_and_mixtures_lose_their_folders_and_hub_names_do_no
     assert "No evaluation of it is known." in card and "## Data" not in card
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/home/me/base", "base"),
+        ("/home/me/base/checkpoints/1200", "base, step 1200"),
+        ("gs://bucket/base/checkpoints/1200", "base, step 1200"),
+        (f"/tmp/{IN_MEMORY}x1y2/start", ""),
+    ],
+)
+def test_the_start_of_a_run_is_a_name_and_a_step_or_was_in_memory(tmp_path, path, shown):
+    card = card_of(tmp_path, {}, training={"init_from": path, "seed": 7})
+    assert f"| init_from | {shown} |" in card if shown else "init_from" not in card.partition("## How to load")[0]
+    assert "| seed | 7 |" in card and "start |" not in card
+
+
+def test_the_card_of_a_sentence_encoder_shows_how_sentence_transformers_opens_it(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True))
+    export.export_loaded(loaded, tmp_path / "out", "sentence_transformers")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n" in card
+    assert 'SentenceTransformer("PATH").encode([' in card and "AutoTokenizer" not in card
+
+
 def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_examples(tmp_path):
     result = {
         "metrics": {
             "f1": {"mean": 0.8125, "std": 0.015, "values": [0.8, 0.825]},
             "accuracy": {"mean": 0.75, "std": None, "values": [0.75]},
             "pearson": {"mean": None, "std": None, "values": [None]},
+            **{name: {"mean": 0.3, "std": None, "values": [0.3]} for name in THRESHOLDS},
         },
         "steps": [100, 100],
         "counts": {"train": {"examples": 5452, "tokens": 63127}, "dev": {"examples": 500, "tokens": 6000}},
@@ -89,7 +118,8 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
     card = card_of(tmp_path, result, heads=Heads(pooler=True, classes=2), task=task, training={"epochs": 3.0})
     assert "| f1 | 0.8125 ± 0.0150 (2 seeds) |" in card and "| accuracy | 0.7500 |" in card and "pearson" not in card
     scores = card.partition("## Evaluation")[2].partition("\n## ")[0]
-    assert "| f1 |" in scores and not any(f"\n| {name} |" in scores for name in ("seed", "learning_rate", "value"))
+    no_scores = ("seed", "learning_rate", "value", *THRESHOLDS)
+    assert "| f1 |" in scores and not any(f"\n| {name} |" in scores for name in no_scores)
     assert "| train | 5,452 | 63,127 |" in card and "| dev | 500 | 6,000 |" in card
     assert "| epochs | 3.0 |" in card and "/home" not in card
 

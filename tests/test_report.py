@@ -3,7 +3,10 @@
 import dataclasses
 import html.parser
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +16,7 @@ from tokenizer_kinds import byte_pairs
 from bert_jax import report, tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.config.model import WITHOUT_ATTENTION
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
@@ -172,6 +176,41 @@ def test_the_held_out_rows_of_a_report_are_those_of_the_run(pretrained: Path, da
     assert "held-out rows" in table and table in after
     assert ("unigram baseline" in after) == ("phases" not in data) and "unigram baseline" in before
     assert "10.0% are random ones and 10.0% are kept" in table
+
+
+def test_the_unigram_baseline_knows_the_training_rows_of_the_run_and_none_of_data_eval(
+    pretrained: Path, shards_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(shards_dir, other)
+    np.save(other / "unigram_counts.npy", np.load(other / "unigram_counts.npy")[::-1])
+    config = read_config(pretrained)
+
+    def words(**data: str) -> str:
+        write_config(pretrained, dataclasses.replace(config, training=config.training | {"data": data}))
+        return " ".join(Page(report.report(pretrained).read_text(encoding="utf-8")).words.split())
+
+    own = re.findall(r"unigram baseline: [\d.]+", words(train=str(shards_dir)))
+    assert own and own == re.findall(r"unigram baseline: [\d.]+", words(train=str(shards_dir), eval=str(other)))
+    gone = words(train=str(tmp_path / "gone"), eval=str(other))
+    assert "There is no unigram baseline: no " in gone and "The first prediction is correct" in gone
+    assert "unigram baseline" not in words(mixture=f"wiki={shards_dir}:1", eval=str(other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, "transformer"),
+        ({"causal": True}, "causal transformer"),
+        ({"encoder": "feed_forward", "layers": 1, "window": 4, **WITHOUT_ATTENTION}, "causal feed-forward"),
+    ],
+)
+def test_the_first_line_names_the_kind_of_the_encoder(tmp_path: Path, changes: dict[str, Any], shown: str) -> None:
+    run = make_workdir(tmp_path / "run", {})
+    config = read_config(run)
+    write_config(run, dataclasses.replace(config, model=dataclasses.replace(config.model, **changes)))
+    words = " ".join(Page(report.report(run).read_text(encoding="utf-8")).words.split())
+    assert f"Pretraining: {shown}, {changes.get('layers', 2)} layers x 32, vocabulary 1,000" in words
 
 
 def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None:

@@ -54,15 +54,18 @@ def test_a_run_keeps_its_colour_in_charts_where_another_has_no_curve(tmp_path):
 
 
 def test_fine_tunings_are_compared_by_the_mean_and_deviation_of_their_seeds(tmp_path):
+    thresholds = ("threshold", "threshold/good", "best_f1_thresh")
+    decided = {name: {"mean": 0.625, "std": None, "values": [0.625]} for name in thresholds}
+
     def run(name: str, metric: dict) -> Path:
-        return make_workdir(
-            tmp_path / name, training(1e-3), kind="finetuning", task=TASK, result={"metrics": {"accuracy": metric}}
-        )
+        result = {"metrics": {"accuracy": metric, **decided}}
+        return make_workdir(tmp_path / name, training(1e-3), kind="finetuning", task=TASK, result=result)
 
     one = run("one", {"mean": 0.9, "std": None, "values": [0.9]})
     five = run("five", {"mean": 0.875, "std": 0.0125, "values": [0.8625, 0.8875]})
     shown = words(one, five, output=tmp_path / "compared.html")
     assert "Fine-tuning on sst2" in shown and "0.9000" in shown and "0.8750 ± 0.0125" in shown
+    assert "0.6250" not in shown  # a threshold is no score
 
 
 def test_names_are_the_shortest_that_differ():

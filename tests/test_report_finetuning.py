@@ -17,6 +17,7 @@ from seqeval.metrics import classification_report
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
+from bert_jax.report import main as report_main
 from bert_jax.report import report
 from bert_jax.reporting import class_metrics, curves, seed_curves, span_errors, square_plots
 from bert_jax.reporting.dev_predictions import predict_dev
@@ -225,10 +226,29 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
         r"\bnan\b", re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written, flags=re.S)
     )
 
+    if kind == "classification":
+        report_main([str(run), "--examples", "7"])
+        assert "7, at even distances, of the 20 examples" in Path(run / "report.html").read_text(encoding="utf-8")
+
     (tmp_path / name).unlink()
     (section,) = error_sections(run, config, 100)
     assert "Not shown" in section.note and name in section.note
     assert "Not shown" in report(run).read_text(encoding="utf-8")
+
+
+def test_a_figure_names_the_split_that_it_was_measured_on(tmp_path: Path) -> None:
+    lines, name, columns = rows_of("classification")
+    run = workdir(tmp_path, "classification", lines, name, **columns)
+    measured = {"accuracy": 0.5, "dev_mismatched_accuracy": 0.25, "ax_matthews_correlation": 0.125, "test_f1": 0.75}
+    thresholds = {"threshold/good": 0.0625, "threshold": 0.03125}
+    metrics = {key: {"mean": value, "std": None, "values": [value]} for key, value in (measured | thresholds).items()}
+    counts = {split: {"examples": 1} for split in ("train", "dev", "dev_mismatched", "ax", "test")}
+    result = {"task": "mnli", "seeds": [0], "metrics": metrics, "counts": counts}
+    (run / "result.json").write_text(json.dumps(result))
+    written = report(run).read_text(encoding="utf-8")
+    for title in ("Accuracy, dev", "Accuracy, dev mismatched", "Matthews correlation, ax", "F1, test"):
+        assert f">{title}<" in written, title
+    assert "Threshold" not in written
 
 
 def test_question_words() -> None:

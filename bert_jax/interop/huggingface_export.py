@@ -6,7 +6,7 @@ This follows the files that transformers 5 writes, without depending on transfor
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,8 @@ def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> No
 
     A model that was trained for something else has the mean of its tokens. Raises UserError as `write` does.
     """
-    loaded, settings = sentence_encoder(loaded)
-
-    def add_settings(folder: Path) -> None:
-        sentence_transformers.write(settings, loaded.model.width, folder)
-
-    write(loaded, directory, add_settings)
+    encoder, settings = sentence_encoder(loaded)
+    write(encoder, directory, settings)
 
 
 def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any]]:
@@ -61,11 +57,12 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
     return dataclasses.replace(loaded, heads=heads, params=params), settings
 
 
-def write(loaded: LoadedModel, directory: str | Path, add_files: Callable[[Path], None] | None = None) -> None:
+def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any] | None = None) -> None:
     """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
 
-    add_files writes further files into the unfinished folder. Raises UserError if the folder exists and, naming the
-    field, for a model that no family's format holds.
+    vectors    the settings of sentence_transformers.write, so that sentence-transformers can open the folder, too
+
+    Raises UserError if the folder exists and, naming the field, for a model that no family's format holds.
     """
     family = family_of(loaded)
     loaded = without_span_boundary(loaded)
@@ -75,16 +72,17 @@ def write(loaded: LoadedModel, directory: str | Path, add_files: Callable[[Path]
     tensors, dtype = _restore_dtype(tensors, loaded.dtype)
     with atomic_folder(directory) as unfinished:
         parameters = sum(tensor.size for tensor in tensors.values())
-        write_description(loaded, unfinished, dtype, parameters)
+        loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
+        write_description(loaded, unfinished, dtype, parameters, loading)
         save_tensors(tensors, unfinished / WEIGHTS_FILE)
-        if add_files:
-            add_files(unfinished)
+        if vectors is not None:
+            sentence_transformers.write(vectors, loaded.model.width, unfinished)
 
 
-def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters: int, loading: str = "") -> None:
+def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters: int, loading: str) -> None:
     """Writes all files of a folder but its weights: config.json, the tokenizer's, and README.md, the model card.
 
-    loading is the card's section on how to load the model; empty for that of transformers. Raises UserError as `write`.
+    loading is that of model_card.render. Raises UserError as `write`.
     """
     family = family_of(loaded)
     architecture = architecture_of(family, loaded.heads)

@@ -10,9 +10,13 @@ from typing import Any
 from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.storage import hub_models
+from bert_jax.storage import hub_models, scratch
+from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import duration
+from bert_jax.train.workdir import CHECKPOINTS
 from bert_jax.vocabulary import KINDS
+
+TRANSFORMERS, SENTENCE_TRANSFORMERS = "transformers", "sentence-transformers"  # the Hub's names of libraries
 
 # The Hub's task names by head; the first head that a model has decides.
 _PIPELINES = {
@@ -52,18 +56,25 @@ _SETTINGS = (
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
 
-def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int, loading: str = "") -> str:
+def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int, loading: str) -> str:
     """Returns the model card as Markdown. Sections without known content are left out.
 
-    loading    the section on how to load the model; empty for that of transformers
+    loading    TRANSFORMERS or SENTENCE_TRANSFORMERS, or the section on how to load the model in another way
     """
     model = loaded.model
     has = parts_of(loaded.heads)
-    pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
+    library, pipeline = (
+        TRANSFORMERS,
+        next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction"),
+    )
+    if loading == TRANSFORMERS:
+        loading = _with_transformers(architecture)
+    elif loading == SENTENCE_TRANSFORMERS:
+        library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
     kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.vocabulary.lowercase else "cased"
     sections = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
+        f"---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
         f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
         f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
@@ -75,19 +86,27 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         *_table_section("Training", ("setting", "value"), _training_rows(loaded)),
         *_table_section("Evaluation", ("metric", "value"), _score_rows(loaded.metrics)),
         "## How to load it",
-        loading or _with_transformers(architecture),
+        loading,
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(loaded)),
     ]
     return "\n\n".join(sections) + "\n"
 
 
+_WITH_BERT_JAX = (
+    "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`."
+)
+_WITH_SENTENCE_TRANSFORMERS = (
+    "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+    'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
+)
+
+
 def _with_transformers(architecture: str) -> str:
     return (
         "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
         'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-        f'model = {architecture}.from_pretrained("PATH")\n```\n\n'
-        "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`."
+        f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
     )
 
 
@@ -157,8 +176,9 @@ def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
         value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
+        value = _without_folders(value) if key in paths and value else value
         if value not in (None, "", "auto", "none", 0, 0.0):
-            found[key] = _without_folders(value) if key in paths else value
+            found[key] = value
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
             found[title] = duration(value) if name == "seconds" else f"{value:,}"
@@ -166,14 +186,22 @@ def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _without_folders(value: str) -> str:
-    """The last part of each path in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
+    """The names of the paths in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
     if value.startswith(hub_models.PREFIX):
         return value
     parts = []
     for item in value.split(","):
         name, equals, path = item.rpartition("=")
-        parts.append(f"{name}{equals}{PurePath(path).name}")
+        parts.append(f"{name}{equals}{_name_of(PurePath(path))}")
     return ",".join(parts)
+
+
+def _name_of(path: PurePath) -> str:
+    """The last part of a path; of a step, the name of its run, too; nothing for what was in memory."""
+    if any(part.startswith(scratch.IN_MEMORY) for part in path.parts):
+        return ""
+    *_, run, folder, last = ("", "", "", *path.parts)
+    return f"{run}, step {last}" if run and folder == CHECKPOINTS else path.name
 
 
 def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -182,8 +210,8 @@ def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
     for name, value in metrics.items():
         if name in (*_EFFORT, "steps", "counts", "start", "best", "learning_rates"):
             continue
-        if isinstance(value, Mapping) and "mean" in value:
-            rows |= {name: score} if (score := _seeds_score(value)) else {}
+        if isinstance(value, Mapping) and "mean" in value:  # a metric of a task
+            rows |= {name: score} if not is_threshold(name) and (score := _seeds_score(value)) else {}
         elif isinstance(value, Mapping):
             rows |= _score_rows(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):

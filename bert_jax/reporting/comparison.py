@@ -11,6 +11,7 @@ from bert_jax.reporting import curves
 from bert_jax.reporting.chart import Chart, number
 from bert_jax.reporting.document import Charts, Document, Section, Table
 from bert_jax.reporting.recorded_run import RecordedRun
+from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import duration
 
 MOST_RUNS = 8  # the colours of reporting/page.css
@@ -92,7 +93,7 @@ def _metrics(run: RecordedRun) -> dict[str, str]:
         return {
             name: f"{metric['mean']:.4f}" + ("" if metric["std"] is None else f" ± {metric['std']:.4f}")
             for name, metric in run.result["metrics"].items()  # type: ignore[index]
-            if metric["mean"] is not None
+            if metric["mean"] is not None and not is_threshold(name)
         }
     logged = dict.fromkeys(name for line in run.lines for name in line if name.startswith("eval_") and "/" not in name)
     values = {name: run.latest(name) for name in sorted(logged, key=curves.reading_order)}

@@ -120,11 +120,6 @@ def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], 
     return Chart(title, unit, tuple(one for one in series if one is not None), show)
 
 
-def is_threshold(name: str) -> bool:
-    """Whether a metric is a threshold that dev decides, and no score: threshold/LABEL, best_f1_thresh."""
-    return "/" in name or name.endswith("_thresh")
-
-
 def points(lines: Lines, name: str) -> dict[float, float]:
     """Returns the finite values of a metric by step, without the lines that have no value for it."""
     logged = {float(line["step"]): line.get(name) for line in lines}

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.reporting.chart import Chart, Series
-from bert_jax.reporting.curves import NATS, Lines, is_threshold, points, series_of, show_of, title_of
+from bert_jax.reporting.curves import NATS, Lines, points, series_of, show_of, title_of
 from bert_jax.storage.location import Location
+from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import read_metrics
 
 COLOURS = 4  # of reporting/page.css: of more runs the mean, the highest and the lowest are shown

@@ -21,14 +21,19 @@ class UnigramBaseline:
     predictions: int  # number of masked tokens
 
 
-def unigram_baseline(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramBaseline:
+def unigram_baseline(
+    shards: str | os.PathLike[str], max_rows: int = 0, train: str | os.PathLike[str] = ""
+) -> UnigramBaseline:
     """Evaluates the baseline on the held-out part of shards (the first max_rows rows; 0: all).
+
+    train    the shards whose training rows are counted; empty: the same shards
 
     Raises UserError if the shards cannot be opened or have no held-out part.
     """
     dataset = open_dataset(shards, "eval")
     vocabulary = dataset.vocabulary()
-    counts = read_unigram_counts(dataset.directory, dataset.manifest).astype(np.float64)
+    counted = open_dataset(train, "train") if train else dataset
+    counts = read_unigram_counts(counted.directory, counted.manifest).astype(np.float64)
     ordinary = np.ones(vocabulary.vocab_size, bool)
     ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)

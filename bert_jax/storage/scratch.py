@@ -15,6 +15,7 @@ from pathlib import Path
 from bert_jax.command import UserError
 from bert_jax.storage.local import try_lock
 
+IN_MEMORY = "bert_jax-in_memory-"  # begins the names of temporary folders of models and data that were in memory
 _PREFIX = "bert_jax-staging"
 _LOCK = "lock"
 

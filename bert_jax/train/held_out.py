@@ -21,6 +21,11 @@ def lower_is_better(metric: str) -> bool:
     return any(word in metric.rpartition("/")[2] for word in _LOWER_IS_BETTER)
 
 
+def is_threshold(metric: str) -> bool:
+    """Whether a metric of a task is a threshold that dev decides, and no score: threshold/LABEL, best_f1_thresh."""
+    return "/" in metric or metric.endswith(("threshold", "_thresh"))
+
+
 class Best:
     """Finds the step with the best value of a held-out metric, the earliest among equals.
 
