@@ -138,6 +138,15 @@ def test_parts_that_a_scheduler_numbers_have_outputs_of_their_own() -> None:
         assert re.search(rf"--output \"?[^ ]*{re.escape(variable)}\b", line), line
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_srun_gives_each_task_the_cpus_of_its_batch_script(document: Path) -> None:
+    """Since Slurm 22.05, srun does not take --cpus-per-task from sbatch."""
+    for block in code_blocks(document.read_text(encoding="utf-8")):
+        if "#SBATCH --cpus-per-task" in block.code and (step := re.search(r"^ *srun ", block.code, re.MULTILINE)):
+            before = block.code[: step.start()]
+            assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in before, f"{document.name}, {block.start + 1}"
+
+
 MARKED = [
     pytest.param(document, id=document.name)
     for document in DOCUMENTS
