@@ -148,7 +148,7 @@ def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
     """
     if not str(path):  # pathlib reads an empty path as the current folder
         raise UserError("the tokenizer path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")
-    path = Path(named_folder(path))
+    path = Path(named_folder(path, "tokenizer"))
     return Vocabulary(_read(path, lowercase), path)
 
 

@@ -15,10 +15,11 @@ from bert_jax.interop import name_table, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
-from bert_jax.interop.safetensors_folder import SafetensorsFolder, refuse_pickle
+from bert_jax.interop.safetensors_folder import SafetensorsFolder
 from bert_jax.interop.sentence_transformers import TOKENIZER_FILE
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
+from bert_jax.storage.pickles import refuse_pickle
 
 CONFIG_FILE = "config.json"
 SEGMENT_TABLE = "embeddings/segment/table"

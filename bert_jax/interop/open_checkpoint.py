@@ -7,10 +7,10 @@ from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_format, huggingface, peft
 from bert_jax.interop.folder_formats import ONNX_FILE, PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.safetensors_folder import refuse_pickle
 from bert_jax.storage.hub_models import named_folder
 from bert_jax.storage.local import INCOMPLETE
 from bert_jax.storage.location import Location, absolute, location, read_json, store_errors
+from bert_jax.storage.pickles import refuse_pickle
 from bert_jax.storage.stores import check_access
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 

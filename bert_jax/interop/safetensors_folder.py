@@ -12,9 +12,9 @@ import safetensors.numpy
 
 from bert_jax.command import UserError
 from bert_jax.storage.local import read_json
+from bert_jax.storage.pickles import refuse_pickle
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
 _INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
 _READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
@@ -75,16 +75,6 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
         """Returns the tensor's file and its name there, for messages."""
         path, name = self._names[bare]
         return f"{path}: tensor {name}"
-
-
-def refuse_pickle(path: Path) -> None:
-    """Raises UserError, with the reason and a way to convert it, if a path is a file of pickled weights."""
-    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
-        raise UserError(
-            f"{path.parent} holds {path.name}, a pickle: reading one can run any code that it contains. If you "
-            "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
-            "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
-        )
 
 
 def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:

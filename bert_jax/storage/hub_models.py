@@ -3,18 +3,24 @@
 import errno
 import re
 from pathlib import Path, PurePath
+from typing import Literal
 
 from bert_jax.command import UserError
+from bert_jax.storage.pickles import is_pickle, pickle_error
 from bert_jax.storage.remote import first_line
 
 PREFIX = "hf:"  # before the name of a model, where commands take a checkpoint or a tokenizer
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What a model is opened from; a repository may also hold it in other formats, which are large.
-_FILES = (
-    *("config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_*", "tokenizer*", "vocab*"),
-    *("merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "modules.json"),
-    *("sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/*", "2_Normalize/*"),
-)
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+# What each is opened from; a repository may also hold a model in other formats, which are large.
+_FILES = {
+    "tokenizer": _TOKENIZER,
+    "checkpoint": (
+        *("config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_*", "modules.json"),
+        *("sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/*", "2_Normalize/*"),
+        *_TOKENIZER,
+    ),
+}
 
 
 def model_address(source: str | Path) -> str | Path:
@@ -28,11 +34,13 @@ def model_address(source: str | Path) -> str | Path:
     return PREFIX + name
 
 
-def named_folder(address: str | PurePath) -> str | PurePath:
+def named_folder(address: str | PurePath, what: Literal["checkpoint", "tokenizer"] = "checkpoint") -> str | PurePath:
     """Returns the folder of hf:NAME, a model on the Hub, and everything else as it is.
 
+    what    checkpoint: the whole model; tokenizer: no weights
+
     The files are downloaded to the Hub's cache, unless they are there. Raises UserError where the name is that of no
-    model, and where it cannot be downloaded.
+    model, where it cannot be downloaded, and for a model whose weights are pickles alone.
     """
     name = str(address)
     if not name.startswith(PREFIX) or "://" in name:
@@ -40,13 +48,18 @@ def named_folder(address: str | PurePath) -> str | PurePath:
     name = name.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
         raise UserError(f"{address} is not the name of a model on the Hugging Face Hub. Use hf:NAME or hf:ORG/NAME")
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        folder = Path(snapshot_download(name, allow_patterns=list(_FILES[what])))
+        if what == "checkpoint" and not any(folder.glob("*.safetensors")):
+            pickles = filter(is_pickle, HfApi().list_repo_files(name))
+            if found := min(pickles, key=lambda file: ("model" not in file, file), default=""):
+                raise pickle_error(address, found)
+        return folder
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(
-            f"no checkpoint at {name}, and no model of that name on the Hugging Face Hub. Check the name; a private "
+            f"no {what} at {name}, and no model of that name on the Hugging Face Hub. Check the name; a private "
             "model needs HF_TOKEN"
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
@@ -56,6 +69,6 @@ def named_folder(address: str | PurePath) -> str | PurePath:
                 "space, correct its mode, or set HF_HOME to another folder"
             ) from None
         raise UserError(
-            f"no checkpoint at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "
+            f"no {what} at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "
             f"the model where there is a network (hf download {name} --local-dir DIR) and give DIR"
         ) from None
