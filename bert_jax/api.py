@@ -24,6 +24,7 @@ from bert_jax import export, fill_mask, in_memory
 from bert_jax import predict as prediction
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.embed import report_truncated
 from bert_jax.fill_mask import Filled
 from bert_jax.finetune import finetune as run_finetuning
 from bert_jax.interop.loaded_model import LoadedModel
@@ -40,6 +41,7 @@ from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.compilation_cache import enable_compilation_cache
 
 
 class Model:
@@ -90,8 +92,8 @@ class Model:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
         The settings are those of `bert-jax embed --help`; by default those of a sentence-transformers folder, otherwise
-        the mean of the last layer. Raises UserError as `bert_jax.embed.embed` does, and for a pool of more than one
-        vector of each text.
+        the mean of the last layer. The number of truncated texts is printed. Raises UserError as
+        `bert_jax.embed.embed` does, and for a pool of more than one vector of each text.
         """
         found = settings_of(
             self.loaded,
@@ -106,10 +108,12 @@ class Model:
         if found.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
-                "bert_jax.embed.embed(model.loaded, texts, pool=...)"
+                f"from bert_jax.embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
-        vectors = Embedder(self.loaded, found, batch_size=batch_size).arrays(several)["embeddings"]
+        embedder = Embedder(self.loaded, found, batch_size=batch_size)
+        vectors = embedder.arrays(several)["embeddings"]
+        report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
 
     @overload  # a str is a Sequence[str], too; the first one that fits counts
@@ -172,6 +176,7 @@ def load(source: str | Path, *, average: str = "") -> Model:
     HF_TOKEN and HF_HUB_OFFLINE have their usual meaning. average: see open_checkpoint. Raises UserError where there is
     no such checkpoint, and as open_checkpoint does.
     """
+    enable_compilation_cache()
     address = str(model_address(source))
     loaded = open_checkpoint(address, average)
     # An origin means the same in any folder that the program changes to, and a path is never that of a Hub's model.
@@ -184,8 +189,8 @@ def finetune(
     train: in_memory.Table,
     dev: in_memory.Table | None = None,
     *,
-    text: str,
-    label: str = "",
+    text: str = "",
+    label: str | Sequence[str] = "",
     text_pair: str = "",
     kind: str = "",
     workdir: str | Path | None = None,
@@ -195,14 +200,16 @@ def finetune(
 
     train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas DataFrame or a
                  datasets.Dataset
-    text, text_pair, label   the names of its columns
+    text, text_pair, label   the names of its columns, of which some kinds need none; multilabel may have several labels
     kind         classification, regression, multilabel, tagging, ... (bert-jax finetune --help); empty: by the file
     workdir      keeps the run, which the same call then resumes; None: a temporary folder
-    overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5}
+    overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
+                 {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
 
     Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows, and for data in memory
     with a workdir in a store.
     """
+    enable_compilation_cache()
     in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
     with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
         scratch = Path(temporary)
@@ -215,7 +222,7 @@ def finetune(
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
         keys |= {f"task.{name}": value for name, value in columns.items() if value}
         keys["init_from"] = _path_of(model, scratch / "start")
-        config = config_lib.load(FinetuneConfig, _recipe("own", keys | dict(overrides or {})))
+        config = config_lib.load(FinetuneConfig, config_lib.read_values("own", keys, overrides or {}))
         result = run_finetuning(config, folder)
         # A temporary folder is about to be removed, so no path of it is kept.
         loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")
@@ -233,14 +240,15 @@ def pretrain(
 
     config      a recipe by its name, such as "bert_tiny" or "modernbert:base", its file, or a configuration
     data        the shards (data.train); build_examples makes them
-    overrides   configuration keys and their values, such as {"budget_minutes": 5}; for a recipe
+    overrides   configuration keys and their values, such as {"budget_minutes": 5}, as for finetune; for a recipe
 
     The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretrain.pretrain` does.
     """
-    keys = ({"data.train": str(data)} if data else {}) | dict(overrides or {})
+    enable_compilation_cache()
+    keys = {"data.train": str(data)} if data else {}
     if isinstance(config, str | Path):
-        config = _recipe(str(config), keys)
-    elif keys:
+        config = config_lib.read_values(str(config), keys, overrides or {})
+    elif keys or overrides:
         raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
     return run_pretraining(config, workdir)
 
@@ -287,10 +295,6 @@ def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list):
             found[name] = tuple(value)
     return found
-
-
-def _recipe(name: str, keys: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    return config_lib.read_flags(name, [f"--config.{key}={value}" for key, value in keys.items()])
 
 
 def _path_of(model: Model | str | Path, scratch: Path) -> str:

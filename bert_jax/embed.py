@@ -20,6 +20,7 @@ from bert_jax.tasks import vector_files
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.text_stream import FORMS, read_stream, read_texts
 from bert_jax.tasks.texts import checked_texts
+from bert_jax.train.compilation_cache import enable_compilation_cache
 
 FORMATS = ("npz", *vector_files.FORMATS)
 
@@ -104,7 +105,7 @@ def embed(
     )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
     arrays = model.arrays(given)
-    _report_truncated(model, len(given))
+    report_truncated(model, len(given))
     return arrays
 
 
@@ -151,7 +152,7 @@ def embed_file(
     manifest = vector_files.write_vectors(
         texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size
     )
-    _report_truncated(model, manifest["count"])
+    report_truncated(model, manifest["count"])
     return manifest
 
 
@@ -195,6 +196,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compute_dtype", default="float32", help="float32, bfloat16 or auto (default: float32)")
     checkpoint_average.add_argument(parser)
     options = vars(parser.parse_args(arguments))
+    enable_compilation_cache()
     checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))
     if options["format"] not in FORMATS:
         raise UserError(f"unknown --format {options['format']!r}; choose from {', '.join(FORMATS)}")
@@ -219,7 +221,8 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
 
 
-def _report_truncated(model: Embedder, texts: int) -> None:
+def report_truncated(model: Embedder, texts: int) -> None:
+    """Prints how many of the texts that a model has encoded were truncated, if any were."""
     if model.truncated:
         print_note(f"{model.truncated} of {texts} texts are longer than {model.settings.max_length} tokens; truncated")
 

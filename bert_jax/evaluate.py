@@ -22,6 +22,7 @@ from bert_jax.tasks import beir, measurement
 from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning
+from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.run import runtime_of
 
 DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
@@ -205,8 +206,10 @@ def main(arguments: Sequence[str]) -> None:
         on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
     distributed.add_flags(parser)
     known = parser.parse_args(list(arguments))
+    enable_compilation_cache()
     columns = Columns(known.text, known.text_pair, known.label)
     with distributed.processes(known, saves=False):
+        write_on_every_host()
         result = evaluate(
             known.checkpoint,
             known.data,

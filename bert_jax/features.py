@@ -35,6 +35,7 @@ from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.compilation_cache import enable_compilation_cache
 
 DTYPES = ("float16", "float32")
 # Dev F1 on CoNLL-2003 with features of BERT-Base cased (Devlin et al. 2019, table 7).
@@ -191,6 +192,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
     checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
+    enable_compilation_cache()
     overrides = short_flags.as_keys(overrides)
     for override in overrides:
         _refuse_without_effect(override)

@@ -26,6 +26,7 @@ from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
+from bert_jax.train.compilation_cache import enable_compilation_cache
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
@@ -143,6 +144,7 @@ def main(arguments: Sequence[str]) -> None:
     sampling.add_argument("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
+    enable_compilation_cache()
     given = {name: getattr(options, name) for name in ("steps", "seed", "temperature")}
     given = {name: value for name, value in given.items() if value is not None}
     if options.generate is not None:

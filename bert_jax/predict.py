@@ -22,6 +22,7 @@ from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.predictor import InputPredictor, Predictions
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.texts import refuse_table
+from bert_jax.train.compilation_cache import enable_compilation_cache
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
 SQUAD = "squad"
@@ -161,6 +162,7 @@ def main(arguments: Sequence[str]) -> None:
         what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
     options = parser.parse_args(list(arguments))
+    enable_compilation_cache()
     columns = Columns(options.text, options.text_pair)
     # Checked before the model is opened, which takes seconds.
     if options.format not in FORMATS:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,8 +97,18 @@ def test_a_model_computes_what_the_commands_compute(model, folder):
     sentences = ["the [MASK] sat", "a [MASK] [MASK]"]
     assert model.fill_mask(sentences, top=3) == fill_mask(folder, sentences, 3)
     assert model.fill_mask(sentences[0], top=3) == fill_mask(folder, sentences[:1], 3)[0]
-    with pytest.raises(UserError, match="one vector of each text"):
-        model.encode(texts, pool="none")
+
+
+def test_encode_reports_truncated_texts_and_advises_a_call_that_works(model, capsys):
+    longer = "the cat sat " * 20
+    model.encode([longer, "a dog"], max_length=8)
+    assert "1 of 2 texts are longer than 8 tokens; truncated" in capsys.readouterr().err
+    model.encode(["a dog"])
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match="one vector of each text") as refused:
+        model.encode([longer], pool="words")
+    [code] = re.findall(r"from bert_jax.*", str(refused.value))
+    exec(code, {"model": model, "texts": ["the cat sat"]})
 
 
 def test_the_types_of_a_model_s_methods_are_exact():
@@ -400,14 +410,89 @@ def test_overrides_of_a_configuration_are_refused(tmp_path):
         bert_jax.pretrain(PretrainConfig(), tmp_path, overrides={"steps": 1})
 
 
+@pytest.fixture
+def configured(model, monkeypatch) -> Callable[..., FinetuneConfig]:
+    """Returns a function that begins to fine-tune on ROWS, and returns the configuration of the run."""
+    found: list[FinetuneConfig] = []
+
+    def run(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
+        found.append(config)
+        bert_jax_export.write(model.loaded, workdir)
+        return {}
+
+    monkeypatch.setattr(api, "run_finetuning", run)
+
+    def configure(**given: Any) -> FinetuneConfig:
+        bert_jax.finetune(model, ROWS, **given)
+        return found.pop()
+
+    return configure
+
+
+def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(configured, tmp_path, monkeypatch):
+    nested = configured(text="review", overrides={"optimizer": {"learning_rate": 1e-3}, "task": {"max_length": 16}})
+    dotted = configured(text="review", overrides={"optimizer.learning_rate": 1e-3, "task.max_length": 16})
+    for found in (nested, dotted):
+        assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
+        assert (found.optimizer.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
+    started: list[Any] = []
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir: started.append(config) or {})
+    bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})
+    [tiny] = started
+    assert (tiny.model.preset, tiny.model.dropout, tiny.data.train) == ("tiny", 0.0, "shards")
+
+
+def test_overrides_are_values_of_python(configured):
+    task = {"labels": ["one", "five"], "metrics": ("f1", "accuracy"), "label_map": {1: "one", 5: "five"}}
+    rates, unset = [1e-5, 3e-5], {"task.null_threshold": None}
+    found = configured(text="review", overrides={"task": task, "learning_rates": rates, "seeds": [1, 2], **unset})
+    assert (found.task.labels, found.task.metrics, found.task.label_map) == ("one,five", "f1,accuracy", "1:one,5:five")
+    assert (found.learning_rates, found.seeds, found.task.null_threshold) == ("1e-05,3e-05", (1, 2), None)
+    assert configured(text="review", label=["good", "long"], kind="multilabel").task.label == "good,long"
+    assert configured(kind="question").task.text == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"epochs": None}, r"config\.epochs is None\. Give a value of type float"),
+        ({"epohcs": None}, r"unknown key config\.epohcs; did you mean config\.epochs"),
+        ({"task": {"lable": "stars"}}, r"unknown key config\.task\.lable; did you mean config\.task\.label"),
+        ({"task": None}, r"config\.task is None, but has keys of its own"),
+        ({"task.labels": ["a,b", "c"]}, r"config\.task\.labels has 'a,b', but commas separate its values"),
+        ({"epochs": {"a": 1}}, r"invalid override of own: flag --config\.epochs"),
+    ],
+)
+def test_values_that_a_key_cannot_have_are_refused_in_one_line(configured, overrides, message):
+    with pytest.raises(UserError, match=message) as refused:
+        configured(text="review", overrides=overrides)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_text_column_is_required_where_the_command_requires_it(model):
+    with pytest.raises(UserError, match=r"task\.text"):
+        bert_jax.finetune(model, ROWS, label="stars")
+
+
+def test_a_model_of_the_hub_with_a_pickle_only_is_refused_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    files = ["config.json", "optimizer.pt", "pytorch_model.bin"]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: files)
+    with pytest.raises(UserError, match=r"^hf:org/old holds pytorch_model\.bin, a pickle: .*any code.*save_pretrained"):
+        bert_jax.load("org/old")
+
+
 class Hub(HubHandler):
     """The parts of the Hub's HTTP API by which huggingface_hub downloads a model."""
 
     folder: Path
+    asked: list[str]
     commit = "1" * 40
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        self.asked.append(path)
         if path.startswith("/api/models/org/tiny/tree/"):
             files = [*self.folder.iterdir()]
             entries = [{"type": "file", "oid": "0", "size": one.stat().st_size, "path": one.name} for one in files]
@@ -426,8 +511,14 @@ class Hub(HubHandler):
 
 
 @pytest.fixture
-def endpoint(folder: Path) -> Iterator[str]:
-    with serving(type("Handler", (Hub,), {"folder": folder})) as address:
+def asked() -> list[str]:
+    """The paths that the Hub was asked for."""
+    return []
+
+
+@pytest.fixture
+def endpoint(folder: Path, asked: list[str]) -> Iterator[str]:
+    with serving(type("Handler", (Hub,), {"folder": folder, "asked": asked})) as address:
         yield address
 
 
@@ -440,6 +531,32 @@ for name in sys.argv[1:]:
     except UserError as error:
         print(error)
 """
+
+
+TOKENIZERS = """
+import sys
+from bert_jax import vocabulary
+from bert_jax.command import UserError
+print(vocabulary.load("hf:org/tiny").vocab_size)
+try:
+    vocabulary.load("hf:org/nonesuch")
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_tokenizer_of_the_hub_is_downloaded_without_weights(endpoint, asked, tmp_path):
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", TOKENIZERS], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    size, missing = run.stdout.splitlines()
+    assert size == "131" and missing.startswith(
+        "no tokenizer at org/nonesuch, and no model of that name on the Hugging"
+    )
+    downloaded = {path.rpartition("/")[2] for path in asked if "/resolve/" in path}
+    assert "tokenizer.json" in downloaded and not downloaded & {"model.safetensors", "config.json"}
 
 
 @pytest.mark.slow

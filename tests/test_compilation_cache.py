@@ -1,12 +1,16 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
+import bert_jax
+from bert_jax import embed, evaluate, features, fill_mask, predict
+from bert_jax.command import UserError
 from bert_jax.train import compilation_cache
 
 # Prints how many programs jax compiled and how many it asked its cache for, after the command has ended.
@@ -28,9 +32,16 @@ def cache_of_the_tests():
     jax.config.update("jax_compilation_cache_dir", folder)
 
 
-def test_programs_are_kept_in_the_user_s_cache(monkeypatch, tmp_path):
+@pytest.fixture
+def unset(monkeypatch, tmp_path):
+    """Neither the environment nor a program has set jax's folder."""
     monkeypatch.delenv(compilation_cache.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.mark.usefixtures("unset")
+def test_programs_are_kept_in_the_user_s_cache(tmp_path):
     assert compilation_cache.enable_compilation_cache() == tmp_path / "bert_jax" / "programs"
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "bert_jax" / "programs")
 
@@ -43,13 +54,41 @@ def test_jax_s_own_variable_decides_where_it_is_set(monkeypatch, value):
     assert jax.config.jax_compilation_cache_dir == before
 
 
+@pytest.mark.usefixtures("unset")
 def test_a_cache_that_cannot_be_made_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    before = jax.config.jax_compilation_cache_dir
-    monkeypatch.delenv(compilation_cache.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert compilation_cache.enable_compilation_cache() is None
-    assert jax.config.jax_compilation_cache_dir == before
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_folder_that_a_program_gave_jax_is_left(tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    with pytest.raises(UserError, match="no checkpoint at"):
+        bert_jax.load(tmp_path / "none")
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
+
+
+CHECKPOINT = ("--checkpoint", "/none")
+STARTS: dict[str, Callable[[], object]] = {
+    "predict": lambda: predict.main([*CHECKPOINT, "--input", "/none.txt"]),
+    "embed": lambda: embed.main([*CHECKPOINT, "--input", "/none.txt", "--output", "/none.npz"]),
+    "evaluate": lambda: evaluate.main([*CHECKPOINT, "--data", "/none"]),
+    "fill_mask": lambda: fill_mask.main([*CHECKPOINT, "a [MASK]"]),
+    "features": lambda: features.main([*CHECKPOINT, "--config", "tagging:task=conll2003"]),
+    "bert_jax.load": lambda: bert_jax.load(Path("/none")),
+    "bert_jax.finetune": lambda: bert_jax.finetune(Path("/none"), "/none.tsv", text="text", label="label"),
+    "bert_jax.pretrain": lambda: bert_jax.pretrain("bert_tiny", "/none"),
+}
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("name", STARTS)
+def test_what_runs_a_model_keeps_its_programs(name, tmp_path):
+    with pytest.raises(UserError):  # nothing that it names is there
+        STARTS[name]()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "bert_jax" / "programs")
 
 
 def start_two_processes(shards: Path, workdir: Path, homes: list[Path]) -> list[tuple[int, int]]:

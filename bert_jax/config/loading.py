@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
@@ -67,8 +67,13 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
     UserError for a recipe that does not exist, an argument that it does not accept, an unknown key or a value of the
     wrong type.
     """
+    return _with_flags(recipe_name, _run_recipe(recipe_name), overrides)
+
+
+def _with_flags(
+    recipe_name: str, tree: ml_collections.ConfigDict, overrides: Sequence[str]
+) -> ml_collections.ConfigDict:
     values = flags.FlagValues()
-    tree = _run_recipe(recipe_name)
     overrides = short_flags.as_keys(overrides, tree)
     arguments = ["command", *overrides]
     for override in overrides:
@@ -81,6 +86,55 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}. Write overrides as --config.KEY=VALUE")
     return values.config
+
+
+def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The configuration of a recipe with overrides as Python has them; of a key in several of them, the last counts.
+
+    {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. A key whose value is text also takes a list,
+    as a,b, and a mapping, as a:1,b:2. Raises UserError as read_flags does, and for a comma within such a list.
+    """
+    tree = _run_recipe(recipe_name)
+    values = {key: value for each in overrides for key, value in _flattened(tree, each)}
+    given = {key: value for key, value in values.items() if value is not None}
+    found = _with_flags(recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given])
+    for key in values.keys() - given.keys():  # load refuses None where a key must have a value
+        _check_override(found, f"--config.{key}=")
+        found.update_from_flattened_dict({key: None})
+    return found
+
+
+def _flattened(
+    tree: ml_collections.ConfigDict, values: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each override; a mapping is one value where the recipe has no group."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and isinstance(_value_at(tree, key), ml_collections.ConfigDict):
+            yield from _flattened(tree, value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _value_at(tree: ml_collections.ConfigDict, key: str) -> Any:
+    """The recipe's value of a dotted key; None for an unknown key."""
+    node: Any = tree
+    for name in key.split("."):
+        node = node[name] if isinstance(node, ml_collections.ConfigDict) and name in node else None
+    return node
+
+
+def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
+    """A value as the command line has it."""
+    default = _value_at(tree, key)
+    if isinstance(value, list):
+        value = tuple(value)
+    if not isinstance(default, str) or not isinstance(value, tuple | Mapping):
+        return str(value)
+    parts = [f"{old}:{new}" for old, new in value.items()] if isinstance(value, Mapping) else list(map(str, value))
+    if with_comma := next((part for part in parts if "," in part), ""):
+        raise UserError(f"config.{key} has {with_comma!r}, but commas separate its values. Use values without a comma")
+    return ",".join(parts)
 
 
 def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:

@@ -27,11 +27,11 @@ _locks: list[IO[bytes]] = []  # open until the process ends
 def enable_compilation_cache() -> Path | None:
     """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
 
-    Returns None, and changes nothing, where JAX_COMPILATION_CACHE_DIR is set (an empty value disables the cache) or
-    where the folder cannot be created. Programs are found by a hash of their code, compiler and devices, so deleting
-    the folder is always safe.
+    Returns None, and changes nothing, where jax has a folder already, where JAX_COMPILATION_CACHE_DIR is set (an empty
+    value disables the cache) or where the folder cannot be created. Programs are found by a hash of their code,
+    compiler and devices, so deleting the folder is always safe.
     """
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ or jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache) / "bert_jax" / "programs"
