@@ -444,8 +444,14 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
 
 def test_overrides_are_values_of_python(configured):
     task = {"labels": ["one", "five"], "metrics": ("f1", "accuracy"), "label_map": {1: "one", 5: "five"}}
+    task |= {"class_weights": {"one": 2, "five": 0.5}}
+    optimizer = {"rates": {"head": 2, "layers/0/": 0}}
     rates, unset = [1e-5, 3e-5], {"task.null_threshold": None}
-    found = configured(text="review", overrides={"task": task, "learning_rates": rates, "seeds": [1, 2], **unset})
+    found = configured(
+        text="review",
+        overrides={"task": task, "optimizer": optimizer, "learning_rates": rates, "seeds": [1, 2], **unset},
+    )
+    assert (found.task.class_weights, found.optimizer.rates) == ("one=2,five=0.5", "head=2;layers/0/=0")
     assert (found.task.labels, found.task.metrics, found.task.label_map) == ("one,five", "f1,accuracy", "1:one,5:five")
     assert (found.learning_rates, found.seeds, found.task.null_threshold) == ("1e-05,3e-05", (1, 2), None)
     assert configured(text="review", label=["good", "long"], kind="multilabel").task.label == "good,long"
@@ -459,7 +465,7 @@ def test_overrides_are_values_of_python(configured):
         ({"epohcs": None}, r"unknown key config\.epohcs; did you mean config\.epochs"),
         ({"task": {"lable": "stars"}}, r"unknown key config\.task\.lable; did you mean config\.task\.label"),
         ({"task": None}, r"config\.task is None, but has keys of its own"),
-        ({"task.labels": ["a,b", "c"]}, r"config\.task\.labels has 'a,b', but commas separate its values"),
+        ({"task.labels": ["a,b", "c"]}, r"config\.task\.labels has 'a,b', but ',' separates its values"),
         ({"epochs": {"a": 1}}, r"invalid override of own: flag --config\.epochs"),
     ],
 )

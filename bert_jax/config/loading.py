@@ -19,6 +19,8 @@ from bert_jax.config.shipped import recipe_module
 
 Config = TypeVar("Config")
 Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
+# Of keys whose text is a mapping with other signs than a:1,b:2.
+MAPPING_SIGNS = {"task.class_weights": ("=", ","), "optimizer.rates": ("=", ";")}
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
@@ -92,7 +94,8 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     """The configuration of a recipe with overrides as Python has them; of a key in several of them, the last counts.
 
     {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. A key whose value is text also takes a list,
-    as a,b, and a mapping, as a:1,b:2. Raises UserError as read_flags does, and for a comma within such a list.
+    as a,b, and a mapping, as a:1,b:2 or with the signs of MAPPING_SIGNS. Raises UserError as read_flags does, and for a
+    value with the sign that separates it from others.
     """
     tree = _run_recipe(recipe_name)
     values = {key: value for each in overrides for key, value in _flattened(tree, each)}
@@ -131,10 +134,11 @@ def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
         value = tuple(value)
     if not isinstance(default, str) or not isinstance(value, tuple | Mapping):
         return str(value)
-    parts = [f"{old}:{new}" for old, new in value.items()] if isinstance(value, Mapping) else list(map(str, value))
-    if with_comma := next((part for part in parts if "," in part), ""):
-        raise UserError(f"config.{key} has {with_comma!r}, but commas separate its values. Use values without a comma")
-    return ",".join(parts)
+    between, after = MAPPING_SIGNS.get(key, (":", ","))
+    parts = [f"{old}{between}{new}" for old, new in value.items()] if isinstance(value, Mapping) else [*map(str, value)]
+    if wrong := next((part for part in parts if after in part), ""):
+        raise UserError(f"config.{key} has {wrong!r}, but {after!r} separates its values. Use values without it")
+    return after.join(parts)
 
 
 def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
