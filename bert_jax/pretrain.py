@@ -24,6 +24,7 @@ from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import mask_rates
+from bert_jax.data.mixture import Source
 from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader, source_key
 from bert_jax.data.shards import Dataset
@@ -66,7 +67,7 @@ trained to predict the next token.
                                   a run that begins there, with its optimizer state: a decay phase
   model.preset=checkpoint         the architecture of that checkpoint
   model.norm=pre                  one part of the architecture; every part has such a key
-  data.mask_rate=0.2              the rate of dynamic masking
+  data.mask_rate=0.2              the rate of dynamic masking; none: that of the shards, not the recipe's
   data.mask_schedule=0:0.30,50000:0.15
                                   a mask rate that changes at the given steps
   data.mask_shape=linear          ... and linearly between them
@@ -117,9 +118,12 @@ def pretrain(
     datasets = [phase.mixture.dataset for phase in phases]  # of each phase the first, whose layout its sources share
     vocabulary = datasets[0].vocabulary()
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
-    _check_lengths(model, datasets, [source.dataset for sources in held_out for source in sources])
-    objective = pretraining_objective(config, model, [ShardTraits.of(dataset, vocabulary) for dataset in datasets])
-    if objective.heads.mlm and not vocabulary.has_mask:
+    measured = [source.dataset for sources in held_out for source in sources]
+    _check_lengths(model, datasets, measured)
+    traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
+    traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
+    objective = pretraining_objective(config, model, traits)
+    if (objective.heads.mlm or objective.heads.generator) and not vocabulary.has_mask:
         raise UserError(
             f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
@@ -148,7 +152,7 @@ def pretrain(
         kind="pretraining",
         description=_description(config.model.preset),
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
-        measured=_measured(objective.evaluated.metric_names, loaders),
+        measured=_measured(objective.evaluated.metric_names, held_out),
         branch_from=config.branch_from,
         verbose=verbose,
         tokens_before=train.tokens_before,
@@ -214,9 +218,12 @@ def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Se
     sizes.check_truncation(model, shortest.seq_len, str(shortest.directory))
 
 
-def _measured(metrics: Sequence[str], loaders: Sequence[Mapping[str, PretrainingLoader]]) -> tuple[str, ...]:
+def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> tuple[str, ...]:
     """The metrics that every evaluation measures: of all held-out rows, and of the sources that all phases have."""
-    names = [name for name in loaders[0] if name and all(name in sources for sources in loaders)]
+    if not all(source.dataset.labelled for sources in held_out for source in sources):
+        metrics = [metric for metric in metrics if not metric.startswith("nsp_")]
+    of_phases = [{source.name for source in sources} for sources in held_out]
+    names = [source.name for source in held_out[0] if source.name and all(source.name in one for one in of_phases)]
     return (*metrics, *(f"{name}/{metric}" for name in names for metric in metrics))
 
 

@@ -30,6 +30,16 @@ def test_a_field_that_is_none_may_be_overridden():
     assert read().model.dropout is None
 
 
+def test_none_unsets_a_number_that_may_be_none():
+    assert read("--config.data.mask_rate=none").data.mask_rate is None
+    assert read("--config.data.mask_rate=0.2", "--config.data.mask_rate=None").data.mask_rate is None
+    assert read("--config.data.mask_rate=none", "--config.data.mask_rate=0.2").data.mask_rate == 0.2
+    built = read("--config.model.positions=none", "--config.model.dropout=none", "--config.model.bias=none")
+    assert (built.model.positions, built.model.dropout, built.model.bias) == ("none", None, None)
+    with pytest.raises(UserError, match=r"config\.steps is None\. Give a value of type int"):
+        read("--config.steps=none")
+
+
 def test_a_recipe_survives_the_way_through_a_config_dict():
     built = FinetuneConfig(seeds=(3, 4), batch_size=8)
     assert config.load(FinetuneConfig, config.recipe(built)) == built

@@ -8,6 +8,8 @@ import pytest
 from bert_jax import config, pretrain
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
+from bert_jax.data.masking import mask_rates
+from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.model import bert, sizes
 from bert_jax.train import optim, partitioning
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
@@ -105,6 +107,19 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     state = jax.eval_shape(optim.build(recipe.optimizer, params).init, params)
     placed = partitioning.with_shardings(mesh, (params, state))
     assert all(leaf.sharding.mesh.size == 8 for leaf in jax.tree.leaves(placed))
+
+
+@pytest.mark.parametrize("name", ["cpu_speedrun", "electra:large", "modernbert:base", "mosaicbert:large"])
+def test_the_mask_rate_of_a_recipe_gives_way_to_a_schedule(name):
+    flags = ["--config.data.mask_schedule=0:0.3,2:0.15"]
+    with pytest.raises(UserError, match=r"both set; .*--config\.data\.mask_rate=none unsets the rate of a recipe"):
+        rates_of(config.load(PretrainConfig, config.read_flags(named(name), flags)))
+    recipe = config.load(PretrainConfig, config.read_flags(named(name), [*flags, "--config.data.mask_rate=none"]))
+    assert rates_of(recipe) == StepSchedule((0, 2), (0.3, 0.15))
+
+
+def rates_of(recipe: PretrainConfig) -> StepSchedule[float] | None:
+    return mask_rates(recipe.data.mask_rate, recipe.data.mask_schedule, recipe.data.mask_shape)
 
 
 @pytest.mark.parametrize("name", CONTINUING)

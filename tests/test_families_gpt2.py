@@ -144,8 +144,9 @@ def test_the_vocabulary_serves_causal_models_only(tmp_path):
     rows = open_dataset(str(tmp_path / "data"), "train")
     assert rows.vocabulary().mask_id == rows.vocabulary().sep_id
     config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
-    with pytest.raises(UserError, match=r"has no mask token; .* --config\.model\.causal=true"):
-        pretrain(config, tmp_path / "run")
+    for objective in ("auto", "replaced_tokens"):
+        with pytest.raises(UserError, match=r"has no mask token; .* --config\.model\.causal=true"):
+            pretrain(dataclasses.replace(config, objective=objective), tmp_path / "run")
 
 
 def test_classifying_by_the_first_token_of_a_causal_model_is_refused(tmp_path):

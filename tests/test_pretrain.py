@@ -223,9 +223,41 @@ def test_span_boundary_term_is_trained_with_masked_tokens(sample_text, vocab_dir
 def test_static_masks_reject_a_mask_rate(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(BuildOptions(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1))
-    with pytest.raises(UserError, match=r"Leave out data\.mask_rate and data\.mask_schedule") as caught:
+    with pytest.raises(UserError, match=r"Leave out data\.mask_rate and .*data\.mask_rate=none") as caught:
         pretrain.main(arguments(shards, tmp_path / "run", "--config.data.mask_rate=0.3"))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "overrides", "message"),
+    [
+        ("infill", ["model.causal=true"], "causal needs every token of a text, but batches of .*/infill lack"),
+        ("infill", ["objective=replaced_tokens"], "replaced_tokens needs every token of a text, but .*/infill lack"),
+        ("span", ["span_boundary=true"], "span_boundary needs masked spans, but .*/shards masks by word"),
+        (
+            "infill",
+            ["checkpoint.best=eval_nsp_accuracy", "eval.every_steps=2"],
+            "eval_nsp_accuracy.* choose from eval_loss, eval_mlm_loss, eval_mlm_accuracy$",
+        ),
+    ],
+)
+def test_held_out_shards_must_fit_the_objective(unlabelled, shards_dir, tmp_path, held_out, overrides, message):
+    train, evaluated = (unlabelled[held_out], shards_dir) if held_out == "span" else (shards_dir, unlabelled[held_out])
+    flags = [f"--config.{override}" for override in (*overrides, f"data.eval={evaluated}")]
+    with pytest.raises(UserError, match=message):
+        pretrain.main(arguments(train, tmp_path / "run", *flags))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def unlabelled(sample_text, vocab_dir, tmp_path_factory):
+    """Shards of single sequences by their unit of masking."""
+    folder = tmp_path_factory.mktemp("unlabelled")
+    for unit in ("infill", "span"):
+        split = (1.0, 0.0, 0.0) if unit == "infill" else (0.8, 0.1, 0.1)
+        options = {"objective": "full_sentences", "mask_unit": unit, "mask_split": split, "eval_fraction": 0.25}
+        build(BuildOptions(str(sample_text), vocab_dir, folder / unit, 64, workers=1, **options))
+    return {unit: folder / unit for unit in ("infill", "span")}
 
 
 @pytest.mark.slow
@@ -266,7 +298,7 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
         ),
         (
             ["--config.data.mask_rate=0.3", "--config.model.causal=true"],
-            "none of them is masked; leave out config.span_boundary",
+            r"none of them is masked; leave out config\.span_boundary.* \(--config\.data\.mask_rate=none unsets",
         ),
         (
             ["--config.generator_size=0.5"],

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import ml_collections
 from absl import flags
 from ml_collections import config_dict, config_flags
+from ml_collections.config_flags import config_path
 
 from bert_jax.command import UserError
 from bert_jax.config import short_flags
@@ -65,21 +66,23 @@ def to_dict(config: Any) -> dict[str, Any]:
 def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
     """The configuration of a recipe, FILE or NAME or either with :ARG, with `--config.a.b=value` overrides applied.
 
-    NAME is that of a recipe that comes with bert_jax. The flags of short_flags.KEYS are overrides, too. Raises
-    UserError for a recipe that does not exist, an argument that it does not accept, an unknown key or a value of the
-    wrong type.
+    NAME is that of a recipe that comes with bert_jax. The flags of short_flags.KEYS are overrides, too. `KEY=none` of a
+    number gives None, which unsets one that may be None. Raises UserError for a recipe that does not exist, an argument
+    that it does not accept, an unknown key or a value of the wrong type.
     """
     return _with_flags(recipe_name, _run_recipe(recipe_name), overrides)
 
 
 def _with_flags(
-    recipe_name: str, tree: ml_collections.ConfigDict, overrides: Sequence[str]
+    recipe_name: str, tree: ml_collections.ConfigDict, overrides: Sequence[str], unset: Iterable[str] = ()
 ) -> ml_collections.ConfigDict:
+    """A recipe's configuration with overrides, and with None for the keys `unset`."""
     values = flags.FlagValues()
     overrides = short_flags.as_keys(overrides, tree)
-    arguments = ["command", *overrides]
     for override in overrides:
         _check_override(tree, override)
+    overrides, also_unset = _split_off_none(tree, overrides)
+    arguments = ["command", *overrides]
     try:
         config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
@@ -87,6 +90,8 @@ def _with_flags(
         raise UserError(f"invalid override of {recipe_name}: {' '.join(str(error).split())}") from error
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}. Write overrides as --config.KEY=VALUE")
+    for key in (*also_unset, *unset):
+        config_path.set_value(key, values.config, None)
     return values.config
 
 
@@ -100,11 +105,10 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     tree = _run_recipe(recipe_name)
     values = {key: value for each in overrides for key, value in _flattened(tree, each)}
     given = {key: value for key, value in values.items() if value is not None}
-    found = _with_flags(recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given])
-    for key in values.keys() - given.keys():  # load refuses None where a key must have a value
-        _check_override(found, f"--config.{key}=")
-        found.update_from_flattened_dict({key: None})
-    return found
+    unset = values.keys() - given.keys()  # load refuses None where a key must have a value
+    for key in unset:
+        _check_override(tree, f"--config.{key}=")
+    return _with_flags(recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given], unset)
 
 
 def _flattened(
@@ -139,6 +143,22 @@ def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
     if wrong := next((part for part in parts if after in part), ""):
         raise UserError(f"config.{key} has {wrong!r}, but {after!r} separates its values. Use values without it")
     return after.join(parts)
+def _split_off_none(tree: ml_collections.ConfigDict, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides without `--config.KEY=none` of numbers, which no parser of numbers accepts, and these keys.
+
+    The last override of a key applies. The value of a text may be "none".
+    """
+    rest: list[str] = []
+    unset: dict[str, None] = {}
+    for override in overrides:
+        flag, _, value = override.lstrip("-").partition("=")
+        section, _, key = flag.partition(".")
+        if section == "config" and value.lower() == "none" and config_path.get_type(key, tree) in (bool, int, float):
+            unset[key] = None
+        else:
+            unset.pop(key, None)
+            rest.append(override)
+    return rest, list(unset)
 
 
 def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:

@@ -169,7 +169,8 @@ class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
     steps: int = 1_000_000  # the length of the run; 0: by budget_minutes or tokens
-    # The length of the run in tokens, such as 5e8, with steps=0. Steps count as many as their rows have on average.
+    # The length of the run in tokens, such as 5e8, with steps=0. Steps count as many as their rows have on average,
+    # before infilling.
     tokens: float = 0.0
     # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
     branch_from: str = ""

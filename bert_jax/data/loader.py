@@ -105,7 +105,8 @@ class PretrainingLoader:
         if rates is not None and dataset.static:
             raise UserError(
                 f"the masks of {dataset.directory} are static, with the rate of build_examples. Leave out "
-                "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
+                "data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets that of a recipe), or "
+                "build the examples with --masking dynamic"
             )
         self.dataset, self.seed, self._reader = dataset, seed, reader
         self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates

@@ -170,7 +170,7 @@ class PhasedLoader:
         return self._loaders[self.phase(step)].rows_at(step)
 
     def tokens_before(self, step: int) -> float:
-        """The tokens that all steps before this one read, padding excluded.
+        """The tokens of the text that all steps before this one read: without padding, before infilling shortens it.
 
         Each row counts as many tokens as the rows of its data set have on average, by its manifest. The number is
         therefore a function of the step, and equals what was read wherever a whole number of epochs was read.

@@ -33,7 +33,10 @@ def mask_rates(rate: float | None, schedule: str, shape: str = STEPS) -> StepSch
     Raises UserError if both rates are set, and as rate_schedule does.
     """
     if rate is not None and schedule:
-        raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
+        raise UserError(
+            "data.mask_rate and data.mask_schedule are both set; set only one of them. --config.data.mask_rate=none "
+            "unsets the rate of a recipe"
+        )
     if rate is None and not schedule and shape == STEPS:
         return None
     return rate_schedule(schedule, rate, shape)

@@ -37,17 +37,18 @@ class ShardTraits:
     labelled: bool  # whether its sequences have labels of the next sentence
     mask_unit: str  # token, word, ngram, span or infill
     vocabulary: Vocabulary | None = None  # None in a plan without shards
+    held_out: bool = False  # whether it is measured and not trained on
 
     @classmethod
-    def of(cls, dataset: Dataset, vocabulary: Vocabulary) -> "ShardTraits":
-        return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit, vocabulary)
+    def of(cls, dataset: Dataset, vocabulary: Vocabulary, held_out: bool = False) -> "ShardTraits":
+        return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit, vocabulary, held_out)
 
 
 Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective]
 
 
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    """The objective that config.objective names, for a model and the data sets of all phases.
+    """The objective that config.objective names, for a model and the data sets of all phases, then the held-out ones.
 
     `auto` means causal for a causal model, bidirectional_lm for one of two directions, and mlm for any other.
     `STEP:NAME,STEP:NAME` is a PhasedObjective. Raises UserError for an unknown name, and for an objective that does not
@@ -120,7 +121,7 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
     trained_alone = "that loss would have parameters that causal phases do not train"
     if config.span_boundary:
         raise UserError(f"config.objective is {text!r}, but config.span_boundary is set: {trained_alone}; leave it out")
-    if config.next_sentence and (labelled := [each.name for each in shards if each.labelled]):
+    if config.next_sentence and (labelled := [each.name for each in shards if each.labelled and not each.held_out]):
         raise UserError(
             f"config.objective is {text!r}, but {labelled[0]} has labelled pairs: {trained_alone}; use "
             "--config.next_sentence=false"
@@ -188,6 +189,11 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
         )
     _check_text("replaced_tokens", shards)
     width = round(model.width * config.generator_size)
+    if not width:
+        raise UserError(
+            f"config.generator_size is {config.generator_size:g}, less than one dimension of model.width={model.width}"
+            "; use a larger share, such as 0.25"
+        )
     generator_config(model, width)
     return ReplacedTokensObjective(generator=width, weight=config.replaced_weight)
 
@@ -228,7 +234,10 @@ def _check_generator(config: PretrainConfig) -> None:
 def _check_no_masks(config: PretrainConfig, reason: str) -> None:
     """Raises UserError, with the reason, for options of masks that an objective without masks of the shards ignores."""
     if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
-        raise UserError(f"{reason}; leave out config.span_boundary, data.mask_rate and data.mask_schedule")
+        raise UserError(
+            f"{reason}; leave out config.span_boundary, data.mask_rate and data.mask_schedule "
+            "(--config.data.mask_rate=none unsets that of a recipe)"
+        )
 
 
 def _check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
