@@ -125,6 +125,7 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
         replaced_weight=(loaded.training if heads.generator else {}).get(
             "replaced_weight", PretrainConfig.replaced_weight
         ),
+        z_loss=loaded.training.get("z_loss", 0.0),
     )
     traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
     return pretraining_objective(config, loaded.model, [traits])

@@ -150,10 +150,30 @@ def test_an_untied_output_and_the_other_activations_survive_export(tmp_path, act
     ],
 )
 def test_an_architecture_without_a_format_names_the_field_and_the_alternative(tmp_path, changes, field):
-    loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads())
+    loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads(pooler=True))
     with pytest.raises(UserError, match=f"nearest is BERT, except for {field}.*--format orbax"):
         huggingface_export.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("heads", "changes", "wanted"),
+    [
+        (Heads(replaced_tokens=True), {}, "ElectraForPreTraining"),
+        (Heads(mlm=True), {"embedding_width": 12}, "ElectraForMaskedLM"),
+        (Heads(mlm=True), {"pooler": "relu"}, "BertForMaskedLM"),
+        (Heads(mlm=True), {"pooler": "gelu"}, "ElectraForMaskedLM"),
+        (Heads(tags=3), {"pooler": "gelu"}, "ElectraForTokenClassification"),
+    ],
+)
+def test_a_pooler_that_no_head_reads_rules_out_no_family(tmp_path, heads, changes, wanted):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), heads)
+    huggingface_export.write(loaded, tmp_path / "out")
+    again = huggingface.read(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [wanted]
+    assert dataclasses.replace(again.model, pooler=loaded.model.pooler) == loaded.model and again.heads == heads
+    assert_same_tensors(again.params, loaded.params)
+    assert describe(loaded).lower().startswith(wanted[:4].lower())
 
 
 @pytest.mark.parametrize(

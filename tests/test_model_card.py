@@ -11,6 +11,8 @@ from bert_jax.data.manifest import read_manifest
 from bert_jax.data.opening import open_phases
 from bert_jax.data.summary import summarize
 from bert_jax.interop import bert_jax_export
+from bert_jax.interop.families.bert import BERT
+from bert_jax.interop.model_card import render
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.storage.scratch import IN_MEMORY
@@ -68,6 +70,29 @@ def test_the_card_of_a_pretrained_model_has_its_data_its_effort_and_its_limits(t
         "rows of up to 16 tokens. It accepts 24" in card and "capital letters" in card and "Held-out documents" in card
     )
     assert "/home" not in card and "/data" not in card
+
+
+@pytest.mark.parametrize(
+    ("training", "changes", "masking", "settings"),
+    [
+        ({"data": {"mask_rate": 0.3, "mask_shape": "steps"}}, {}, "dynamic, 30%, unit word", ["data.mask_rate | 0.3"]),
+        (
+            {"data": {"mask_rate": None, "mask_schedule": "0:0.3,9:0.15", "mask_shape": "linear"}, "z_loss": 1e-4},
+            {},
+            "dynamic, rates 0:0.3,9:0.15, unit word",
+            ["data.mask_schedule | 0:0.3,9:0.15", "data.mask_shape | linear", "z_loss | 0.0001"],
+        ),
+        ({"objective": "diffusion"}, {}, "random rates", ["objective | diffusion"]),
+        ({"objective": "auto"}, {"causal": True, "norm": "pre", "segment_types": 0}, "none", []),
+    ],
+)
+def test_the_card_has_the_masks_of_the_run(tmp_path, training, changes, masking, settings):
+    loaded = random_checkpoint(
+        tmp_path / "words", odd_config(**changes), Heads(mlm=True), training=training, data=(source("wiki"),)
+    )
+    card = render(loaded, BERT, "BertForMaskedLM", parameters=1)
+    assert f"| nsp | {masking} |" in card
+    assert all(f"| {setting} |" in card for setting in settings) and "mask_shape | steps" not in card
 
 
 def test_paths_of_older_runs_and_mixtures_lose_their_folders_and_hub_names_do_not(tmp_path):

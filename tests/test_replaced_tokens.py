@@ -1,5 +1,6 @@
 """Replaced token detection: equal to a torch program of both models, samples of the generator, training."""
 
+import dataclasses
 import json
 
 import jax
@@ -145,6 +146,10 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
         ("span_boundary=true", r"span_boundary predicts masked tokens"),
         ("model.tied_output=false", r"use --config\.model\.tied_output=true"),
         ("generator_size=0.0", r"generator_size is 0\.0; use a share above 0"),
+        (
+            "generator_size=0.001",
+            r"generator_size is 0\.001, less than one dimension of model\.width=\d+; use a larger",
+        ),
     ],
 )
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
@@ -161,24 +166,24 @@ def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, opti
         )
 
 
-def trained(shards_dir, workdir):
+def trained(shards_dir, workdir, *further):
     options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    sizes = ("--config.model.embedding_width=16", "--config.model.pooler=gelu", "--config.generator_size=0.5")
-    pretrain.main([*place, *TINY, *options, *sizes])
+    pretrain.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
     return workdir
 
 
 @pytest.mark.slow
-def test_both_models_are_exported_and_used(shards_dir, tmp_path):
-    workdir = trained(shards_dir, tmp_path / "run")
+@pytest.mark.parametrize("sizes", [("embedding_width=16", "pooler=gelu"), ()])
+def test_both_models_are_exported_and_used(shards_dir, tmp_path, sizes):
+    workdir = trained(shards_dir, tmp_path / "run", *(f"--config.model.{size}" for size in sizes))
     both = open_checkpoint(workdir)
     for part, architecture in (("", "ElectraForPreTraining"), ("generator", "ElectraForMaskedLM")):
         loaded = export.export(workdir, tmp_path / f"hf{part}", part=part)
         values = json.loads((tmp_path / f"hf{part}" / "config.json").read_text())
-        assert values["architectures"] == [architecture] and values["embedding_size"] == 16
+        assert values["architectures"] == [architecture] and values["embedding_size"] == (16 if sizes else 32)
         again = open_checkpoint(tmp_path / f"hf{part}")
-        assert (again.model, again.heads) == (loaded.model, loaded.heads)
+        assert (again.model, again.heads) == (dataclasses.replace(loaded.model, pooler="gelu"), loaded.heads)
         assert_same_tensors(again.params, loaded.params)
     assert again.model.width == both.model.width // 2
     np.testing.assert_array_equal(

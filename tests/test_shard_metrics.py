@@ -230,6 +230,13 @@ def test_perplexity_of_a_causal_model_equals_a_loop_over_sequences(pairs, rows):
     assert words < tokens
 
 
+def test_the_loss_has_the_z_loss_of_the_run(pairs):
+    loaded = dataclasses.replace(a_model(pairs, Heads(lm=True), **CAUSAL), training={"z_loss": 0.01})
+    measured = shard_metrics.objective_metrics(loaded, pairs, CONFIG, ROWS)
+    assert measured["z_loss"] > 0
+    assert measured["loss"] == pytest.approx(measured["lm_loss"] + 0.01 * measured["z_loss"], rel=1e-5)
+
+
 def test_bounds_of_a_diffusion_model_are_per_token_and_per_word_without_special_tokens(pairs, rows):
     loaded = dataclasses.replace(a_model(pairs, Heads(mlm=True)), training={"objective": "diffusion"})
     measured = shard_metrics.objective_metrics(loaded, pairs, CONFIG, ROWS)

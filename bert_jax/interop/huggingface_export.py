@@ -25,6 +25,7 @@ from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.model.heads.table import has_pooler
 from bert_jax.storage.local import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
 from bert_jax.tokenizer import Tokenizer
@@ -105,8 +106,8 @@ def describe(loaded: LoadedModel) -> str:
     ]
     model = loaded.model
     average = f"; average {loaded.average}" if loaded.average else ""
-    held = (one for one in _families_for(loaded) if not _unsupported_fields(one, loaded))
-    title = next((one.title for one in held), "causal model" if model.causal else "encoder")
+    held = _holding(loaded)
+    title = held[0].title if held else "causal model" if model.causal else "encoder"
     return (
         f"{title}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
         f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}{average}"
@@ -118,13 +119,28 @@ def _families_for(loaded: LoadedModel) -> list[Family]:
     return [one for one in FAMILIES.values() if not one.tokenizers or loaded.vocabulary.kind in one.tokenizers]
 
 
+def _holding(loaded: LoadedModel) -> list[Family]:
+    """Returns the families whose format holds a model's architecture, those with a class for its heads first.
+
+    Of several, those come first that have its kind of pooler, also where no head reads it.
+    """
+
+    def fits(family: Family) -> tuple[bool, bool]:
+        try:
+            architecture_of(family, loaded.heads)
+        except UserError:
+            return False, False
+        return True, family.always.get("pooler", loaded.model.pooler) == loaded.model.pooler
+
+    held = [family for family in _families_for(loaded) if not _unsupported_fields(family, loaded)]
+    return sorted(held, key=fits, reverse=True)
+
+
 def family_of(loaded: LoadedModel) -> Family:
-    """Returns the first family whose format holds a model. Raises UserError, naming the fields, if none does."""
-    unsupported: dict[str, list[str]] = {}
-    for family in _families_for(loaded):
-        unsupported[family.title] = _unsupported_fields(family, loaded)
-        if not unsupported[family.title]:
-            return family
+    """Returns the family whose format holds a model best. Raises UserError, naming the fields, if none does."""
+    if held := _holding(loaded):
+        return held[0]
+    unsupported = {family.title: _unsupported_fields(family, loaded) for family in _families_for(loaded)}
     nearest = min(unsupported, key=lambda name: len(unsupported[name]))
     fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported[nearest])
     raise UserError(
@@ -136,9 +152,13 @@ def family_of(loaded: LoadedModel) -> Family:
 def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
     """Returns the fields of a model's architecture that the format of a family cannot hold.
 
-    They are the fields that change when config.json is written and read again.
+    They are the fields that change when config.json is written and read again. The pooler's kind is one of them only
+    where the model or the format has a pooler.
     """
     model = loaded.model
+    of_format = dataclasses.replace(model, pooler=family.always.get("pooler", model.pooler))
+    if not (has_pooler(loaded.heads, model) or has_pooler(loaded.heads, of_format)):
+        model = of_format
     differing = [name for name, value in family.always.items() if getattr(model, name) != value]
     try:
         reread = family.read_model(Path(), family.write_model(model, loaded.vocabulary))

@@ -42,6 +42,9 @@ _SETTINGS = (
     "budget_minutes",
     "epochs",
     "data.mask_rate",
+    "data.mask_schedule",
+    "data.mask_shape",
+    "z_loss",
     "optimizer.name",
     "optimizer.learning_rate",
     "optimizer.warmup_steps",
@@ -52,6 +55,12 @@ _SETTINGS = (
     "compute_dtype",
     "seed",
 )
+
+# Values of settings that are not named: those that change nothing, as `steps` is the usual data.mask_shape.
+_UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
+
+# What a card says of masks for objectives that do not use those of the shards.
+_OWN_MASKS = {"causal": "none", "bidirectional_lm": "none", "diffusion": "random rates"}
 
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
@@ -148,7 +157,7 @@ def _data_section(loaded: LoadedModel) -> list[str]:
             source["tokens"],
             source["seq_len"],
             source["objective"],
-            _masking(source["masking"]),
+            _masking(loaded, source["masking"]),
         )
         for source in loaded.data
     ]
@@ -156,10 +165,19 @@ def _data_section(loaded: LoadedModel) -> list[str]:
     return [*_section("Data", columns, rows), "\n".join(f"- {one}" for one in files) if several else files[0]]
 
 
-def _masking(masking: Mapping[str, Any]) -> str:
-    if not masking["rate"]:
-        return "none"
-    return f"{masking['kind']}, {masking['rate']:.0%}, unit {masking['unit']}"
+def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
+    """The masks of a source in training, whose rate is that of the shards unless the run had its own."""
+    objective = loaded.training.get("objective", "auto")
+    if objective == "auto" and (loaded.model.causal or loaded.model.directions > 1):
+        objective = "causal"
+    if objective in _OWN_MASKS or not masking["rate"]:
+        return _OWN_MASKS.get(objective, "none")
+    data = loaded.training.get("data") or {}
+    if schedule := data.get("mask_schedule"):
+        rate = f"rates {schedule}"
+    else:
+        rate = f"{data.get('mask_rate') or masking['rate']:.0%}"
+    return f"{masking['kind']}, {rate}, unit {masking['unit']}"
 
 
 def _input_files(source: Mapping[str, Any]) -> str:
@@ -177,7 +195,7 @@ def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
         value = _without_folders(value) if key in paths and value else value
-        if value not in (None, "", "auto", "none", 0, 0.0):
+        if value not in _UNNAMED:
             found[key] = value
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):

@@ -40,13 +40,13 @@ def _layer_mix(config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> L
     return LayerMix(config.layers + 1)
 
 
-def _has_pooler(heads: Heads, config: ModelConfig) -> bool:
+def has_pooler(heads: Heads, config: ModelConfig) -> bool:
     """ModernBERT also applies its transform before the heads that read single tokens."""
     return heads.pooler or (config.pooler == "transform" and bool(heads.tags or heads.question))
 
 
 HEADS: dict[str, Head] = {
-    "pooler": Head(Pooler, lambda heads, config: () if _has_pooler(heads, config) else None),
+    "pooler": Head(Pooler, lambda heads, config: () if has_pooler(heads, config) else None),
     "pooling": Head(
         AttentionPooling, lambda heads, _: (heads.pooling,) if heads.pooling.startswith("attention") else None
     ),
