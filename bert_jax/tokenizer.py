@@ -43,6 +43,15 @@ class Tokenizer(Vocabulary):
         spec = self.spec.within_text()
         return self if spec == self.spec else Tokenizer(spec)
 
+    @functools.cached_property
+    def of_tasks(self) -> "Tokenizer":
+        """The tokenizer for texts of tasks and embeddings, in which special tokens without a role ("[E1]") are matched.
+
+        A user added them to a vocabulary for such texts, and transformers matches them, too.
+        """
+        spec = self.spec.of_tasks()
+        return self if spec == self.spec else Tokenizer(spec)
+
     def encode(self, text: str) -> UInt[np.ndarray, "n"]:
         """The ids of a text, without special tokens. "[MASK]" and the like in the text are ordinary text."""
         return self.encode_many([text])[0]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jaxtyping
@@ -11,6 +12,7 @@ import safetensors.numpy
 import tokenizers
 from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
+from tokenizer_kinds import make
 
 from bert_jax import tokenizer, vocabulary
 from bert_jax.command import UserError
@@ -250,6 +252,35 @@ def test_the_published_vocabulary_of_mpnet_contains_berts_special_tokens(tmp_pat
     (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "[UNK]", "the"]) + "\n")
     with pytest.raises(UserError, match="no token for mask_token"):
         vocabulary.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece_uncased", "bpe", "bpe_nfc"])
+def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, kind):
+    """As by the library, which does not know that those with a role are text."""
+    make(kind, ["The old man and the sea.", "He was an old man who fished alone."] * 9, tmp_path)
+    tokenizer.load(tmp_path).save(tmp_path / "plain")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "plain" / "tokenizer.json"))
+    library.add_special_tokens(["[E1]", tokenizers.AddedToken("[/E1]", lstrip=True, special=True)])
+    shutil.copytree(tmp_path / "plain", tmp_path / "marked")
+    library.save(str(tmp_path / "marked" / "tokenizer.json"))
+    words = tokenizer.load(tmp_path / "marked")
+    texts = ["the [E1] old man [/E1] and", "the sea", "[e1] [E1]man,[/E1] he", ""]
+    found = texts_lib.encode([*texts, (texts[0], texts[2])], words, 64, by_word=False)
+    assert rows_of(found.rows) == [
+        *(library.encode(text).ids for text in texts),
+        library.encode(texts[0], texts[2]).ids,
+    ]
+    pairs, _ = encode_pairs(texts, None, words, 64)
+    assert rows_of(pairs)[0] == rows_of(found.rows)[0]
+    marked = words.id_of("[E1]")
+    sentences = Split(Path("file"), (Sentence(("the", "[E1]", "man"), None, (1, 2, 3)),), labelled=False)
+    assert rows_of(encode_words(sentences, words, 64))[0].count(marked) == 1
+    questions = Split(Path("file"), (Question("1", "[E1]?", "the [E1] old man", None, "1"),), labelled=False)
+    options = {"max_length": 64, "max_query_length": 9, "doc_stride": 9}
+    assert rows_of(encode_questions(questions, words, **options))[0].count(marked) == 2
+    role = words.roles.mask_token
+    assert words.mask_id not in words.of_tasks.encode(f"the {role} [E1]") and marked not in words.encode("[E1]")
+    assert tokenizer.load(tmp_path / "plain").of_tasks.spec == tokenizer.load(tmp_path / "plain").spec
 
 
 def test_the_mask_of_mpnet_is_filled_as_by_transformers(folder):

@@ -41,8 +41,8 @@ def encode_pairs(
 
     A row over max_length loses tokens from the end of its longer text.
     """
-    first = tokenizer.encode_many(texts)
-    second = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
+    first = tokenizer.of_tasks.encode_many(texts)
+    second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
     encoded, cut, _ = encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)
     return encoded, cut
 

@@ -42,7 +42,7 @@ def encode(
     pieces: list[Pieces] = []
     words = []  # of each piece, the number of its word
     for side, starts, sizes in zip(both, (word_offsets[:-1], word_offsets[:-1] + counts[0]), counts, strict=True):
-        ids, bounds = tokenizer.encode_many([unit for units_of_text in side for unit in units_of_text])
+        ids, bounds = tokenizer.of_tasks.encode_many([unit for units_of_text in side for unit in units_of_text])
         pieces.append((ids, bounds[np.cumsum([0, *sizes])]))
         words.append(np.repeat(spans(starts, sizes), np.diff(bounds)))
     encoded, cut, places = encode_pieces(pieces[0], pieces[1], paired, tokenizer, max_length)

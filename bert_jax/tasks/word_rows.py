@@ -68,7 +68,8 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     sentences = [item.words for item in split.items]
     special = tokenizer.begin + tokenizer.end
     room = max_length - special
-    flat, piece_offsets = tokenizer.encode_many([word for words in sentences for word in tokenizer.as_in_text(words)])
+    words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
+    flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
     sizes = np.clip(np.diff(piece_offsets), 1, room)
     sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     first_words = _row_starts(sizes, sentence_offsets, room)

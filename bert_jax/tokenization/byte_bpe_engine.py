@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.command import UserError
 from bert_jax.tokenization.byte_bpe import CHUNKABLE_NORMALIZERS, ByteBPESpec
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
-from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template
+from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template, text_tokens
 from bert_jax.tokenization.tokenizer_spec import id_dtype
 from bert_jax.tokenization.wordpiece_engine import WHITE_SPACE
 
@@ -39,9 +39,8 @@ class ByteBPEEngine(LibraryEngine):
         self._chunk_library = library_tokenizer(dataclasses.replace(spec, add_prefix_space=False))
         self._chunk_library.encode_special_tokens = True
         self._add_prefix_space = spec.add_prefix_space
-        text_tokens = [re.escape(token.content) for token in spec.added if not token.special]
-        self._text_tokens = re.compile("|".join(text_tokens)) if text_tokens else None
-        self._whole = bool(text_tokens and spec.normalizers)
+        self._text_tokens = text_tokens(spec.added)
+        self._whole = bool(self._text_tokens and spec.normalizers)
         # Other normalizers may change where text splits, so only ASCII text, which they leave alone, is split here.
         self._only_ascii = not set(spec.normalizers) <= set(CHUNKABLE_NORMALIZERS)
         self._splits_ascii = "Lowercase" not in spec.normalizers and not spec.ignore_merges

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -89,6 +90,12 @@ def add_tokens(library: tokenizers.Tokenizer, added: Iterable[AddedToken]) -> No
         options = dataclasses.asdict(token)
         of_library = tokenizers.AddedToken(options.pop("content"), **options)
         (library.add_special_tokens if token.special else library.add_tokens)([of_library])
+
+
+def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
+    """Matches the added tokens that are matched in running text; None if there are none."""
+    contents = [re.escape(token.content) for token in added if not token.special]
+    return re.compile("|".join(contents)) if contents else None
 
 
 def template(

@@ -151,6 +151,9 @@ class SentencePieceSpec:
         model.normalizer_spec.add_dummy_prefix = False
         return dataclasses.replace(self, model=model.SerializeToString())
 
+    def of_tasks(self) -> "SentencePieceSpec":
+        return self  # its special tokens without a role are control symbols of the model, which stand for no text
+
     def content_hash(self) -> str:
         """The hash of everything that determines ids, which excludes training settings and the file's layout."""
         model, spec, trainer = self.parsed, self.parsed.normalizer_spec, self.parsed.trainer_spec

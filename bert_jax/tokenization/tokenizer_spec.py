@@ -87,6 +87,9 @@ class TokenizerSpec(Protocol):
     def within_text(self) -> "TokenizerSpec":
         """The tokenizer for pieces that continue a text: it puts no space before the first word."""
 
+    def of_tasks(self) -> "TokenizerSpec":
+        """The tokenizer for texts of tasks: special tokens that have no role are matched in them."""
+
     @property
     def keeps_newlines(self) -> bool:
         """Whether line breaks have tokens, and a text that is split before white space keeps its ids."""
@@ -120,6 +123,11 @@ class TokenList:
     def special_ids(self) -> tuple[int, ...]:
         special = {token.content for token in self.added if token.special} | set(self.roles)
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
+
+    def of_tasks(self) -> TokenizerSpec:
+        spec: Any = self
+        added = tuple(dataclasses.replace(token, special=token.content in self.roles) for token in self.added)
+        return dataclasses.replace(spec, added=added) if added != self.added else spec
 
     def content_hash(self) -> str:
         """The hexadecimal sha256 of the kind and the dataclass fields, names included, apart from marked ones."""

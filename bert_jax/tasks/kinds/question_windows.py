@@ -77,9 +77,9 @@ def encode_questions(
     """
     # Many questions share a context: each is tokenized once.
     numbers = {text: number for number, text in enumerate(dict.fromkeys(item.context for item in split.items))}
-    pieces, bounds, characters = tokenizer.encode_offsets_many(list(numbers))
+    pieces, bounds, characters = tokenizer.of_tasks.encode_offsets_many(list(numbers))
     contexts = [numbers[item.context] for item in split.items]
-    queries, query_offsets = tokenizer.encode_many([item.question.strip() for item in split.items])
+    queries, query_offsets = tokenizer.of_tasks.encode_many([item.question.strip() for item in split.items])
     query_sizes = np.minimum(np.diff(query_offsets), max_query_length)
     rooms = max_length - query_sizes - tokenizer.begin - tokenizer.between - tokenizer.end
     if not tokenizer.adds_special_tokens and query_sizes.min() < 1:
