@@ -50,6 +50,10 @@ def convert(
             raise UserError(f"{flags} are only for TFRecord files; leave them out for {input}, which has a manifest")
         refuse_inside(output, Path(os.path.abspath(input)))
         return _convert_output(Path(os.path.abspath(input)), output, format, quiet)
+    folder_of_part = Path(input) if Path(input).is_dir() else Path(input).parent
+    if folder_of_part.name in PARTS and (folder_of_part.parent / MANIFEST).exists():
+        whole = folder_of_part.parent
+        raise UserError(f"{input} is a part of {whole}, an output of build_examples; give --input {whole}")
     if Path(input).is_dir():
         raise UserError(f"no {MANIFEST} in {input}. Name the files, for example '{input}/*.tfrecord', and --tokenizer")
     if tokenizer is None and is_remote(str(input)):

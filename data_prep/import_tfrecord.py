@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
+from bert_jax.data.manifest import COUNTED, PAIRS, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.shards import Corrupt
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import write_atomic
@@ -19,7 +19,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import formats, readers
 from data_prep.fill import row_batches
 from data_prep.formats import tfrecord
-from data_prep.inspection.row_checks import row_problems
+from data_prep.inspection.row_checks import OF_OBJECTIVE, row_problems
 from data_prep.inspection.statistics import PartStatistics
 from data_prep.job import UNIGRAMS, versions
 from data_prep.units import EVAL_KEY_BIT
@@ -50,6 +50,7 @@ def convert(
     sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
     manifest = _empty_manifest(loaded, format, objective, sources)
     loaded.save(folder / "tokenizer")
+    unlabelled = objective is not None and objective not in PAIRS
     statistics: dict[Part, PartStatistics] = {}
     done = rows_done = 0
     with Reporter("importing", sum(sources.values()), ["rows"], quiet) as reporter:
@@ -59,7 +60,7 @@ def convert(
             for unit, path in enumerate(files[part]):
                 # As in build_examples: the part is the highest bit of a key, so keys of the two parts never meet.
                 first_key = (unit | (EVAL_KEY_BIT if part == "eval" else 0)) << 32
-                for rows in _shards(path, manifest, loaded, first_key):
+                for rows in _shards(path, manifest, loaded, first_key, unlabelled):
                     manifest["shards"].append(formats.write(format, folder, f"{part}/shard-{number:05d}", rows))
                     number += 1
                     found = statistics.setdefault(part, PartStatistics(manifest, loaded))
@@ -123,8 +124,13 @@ def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -
     manifest["masking"]["rate"] = round(manifest["counts"]["predictions"] / manifest["counts"]["tokens"], 6)
 
 
-def _shards(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """The rows of a file, one shard at a time."""
+def _shards(
+    path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int, unlabelled: bool
+) -> Iterator[Rows]:
+    """The rows of a file, one shard at a time.
+
+    unlabelled   whether the label of a single segment has no meaning: scripts that keep BERT's layout write 0
+    """
     gathered: list[Rows] = []
     number = tokens = 0
     try:
@@ -134,6 +140,9 @@ def _shards(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_ke
                 ids = np.where(examples.input_mask == 1, examples.input_ids, tokenizer.pad_id)
                 examples = examples._replace(input_ids=ids)
                 rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key + number, number)
+                if unlabelled:
+                    single = rows.first_segment_lengths == rows.sequence_lengths
+                    rows = rows._replace(next_sentence_labels=np.where(single, np.int8(-1), rows.next_sentence_labels))
                 _check(rows, path, number, manifest, tokenizer)
                 gathered.append(rows)
                 number += len(records)
@@ -165,9 +174,10 @@ def _check(rows: Rows, path: Path, number: int, manifest: dict[str, Any], tokeni
             f"{wanted[0]} and {wanted[1]}; convert files of different widths separately"
         )
     for problem, row in row_problems(rows, manifest, tokenizer):
-        raise UserError(
-            f"{path}: example {number + row} has {problem}; use the --tokenizer that made the files, or make them again"
-        )
+        advice = "use the --tokenizer that made the files, or make them again"
+        if problem in OF_OBJECTIVE:
+            advice = f"the objective is {manifest['objective']}; use --objective if it is another, such as single"
+        raise UserError(f"{path}: example {number + row} has {problem}; {advice}")
 
 
 def _joined(gathered: list[Rows]) -> Rows:

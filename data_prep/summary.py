@@ -53,6 +53,7 @@ def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, to
     lines += word_lines(manifest["counts"])
     lines += document_lines(manifest["counts"])
     lines += separator_lines(manifest)
+    lines += pair_lines(manifest["objective"], job.tokenizer)
     if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
         lines.append(
             f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
@@ -98,6 +99,18 @@ def separator_lines(manifest: Mapping[str, Any]) -> list[str]:
     if not separator or manifest["counts"]["documents"] > files:
         return []
     return [f"warning: --document_separator {separator!r} separates nothing: each file of --input is one document"]
+
+
+def pair_lines(objective: str, tokenizer: Tokenizer) -> list[str]:
+    """A warning if fine-tuning puts more separators between two texts than the rows of this objective have."""
+    if objective not in PAIRS or tokenizer.pair_separators == 1:
+        return []
+    cls, sep = tokenizer.roles.cls_token, tokenizer.roles.sep_token
+    return [
+        f"warning: rows are {cls} A {sep} B {sep}, but models of this vocabulary read pairs of texts with "
+        f"{tokenizer.pair_separators} {sep} between them in fine-tuning. Use a --tokenizer with [CLS] and [SEP]: "
+        "one of --kind wordpiece, or hf:albert/albert-base-v2"
+    ]
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:

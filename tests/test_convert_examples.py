@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -250,7 +251,7 @@ def test_a_file_in_both_parts_is_refused_whatever_it_is_called(tmp_path: Path, m
         ({"input": "nowhere/*.tfrecord"}, "matches no file"),
         ({"tokenizer": None}, "give the --tokenizer that made them"),
         ({"objective": "mlm"}, "unknown --objective mlm; choose from nsp, sop"),
-        ({"objective": "single"}, r"rows\.tfrecord: example 0 has segment lengths that do not fit"),
+        ({"objective": "single"}, r"example 0 has segment lengths that do not fit; the objective is single; use --obj"),
         ({"format": "parquet"}, "choose from arrow, tfds, tfrecord"),
         ({"input": str(ORIGINAL), "tokenizer": None}, r"Name the files, for example .*\*\.tfrecord"),
         ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
@@ -265,6 +266,12 @@ def test_error_is_one_line(change: dict, message: str, tmp_path: Path) -> None:
         convert(output=tmp_path / "out", **keywords)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("input", ["train", "train/", "eval/*.tfrecord", "train/shard-00000.tfrecord"])
+def test_a_part_of_an_output_is_refused_with_the_whole(outputs: dict[str, Path], tmp_path: Path, input: str) -> None:
+    with pytest.raises(UserError, match=rf"is a part of .*; give --input {re.escape(str(outputs['tfrecord']))}$"):
+        convert(f"{outputs['tfrecord']}/{input}", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
 
 
 def test_dynamic_rows_cannot_be_converted_to_tfrecord(shards_dir: Path, tmp_path: Path) -> None:
@@ -283,8 +290,9 @@ def test_output_inside_of_the_input_is_refused(shards_dir: Path) -> None:
     verify(shards_dir)
 
 
-def test_rows_without_labels_are_imported_as_full_sentences(tmp_path: Path) -> None:
-    """A script for RoBERTa may keep the layout with one segment and without next_sentence_labels."""
+@pytest.mark.parametrize("labels", [{}, {"next_sentence_labels": np.zeros((2, 1), int)}])
+def test_rows_of_one_segment_are_imported_without_labels(tmp_path: Path, labels: dict) -> None:
+    """A script for RoBERTa may keep the layout with one segment, without next_sentence_labels or with zeros."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     tokenizer = tokenizers.load(ORIGINAL / "vocab.txt")
@@ -297,6 +305,7 @@ def test_rows_without_labels_are_imported_as_full_sentences(tmp_path: Path) -> N
         "segment_ids": np.zeros_like(ids),
         "masked_lm_positions": np.array([[1], [2]]),
         "masked_lm_ids": np.array([[20], [31]]),
+        **labels,
     }
     records = []
     for row in range(2):
@@ -306,7 +315,12 @@ def test_rows_without_labels_are_imported_as_full_sentences(tmp_path: Path) -> N
         example.features.feature["masked_lm_weights"].float_list.value.append(1.0)
         records.append(example.SerializeToString())
     (tmp_path / "rows.tfrecord").write_bytes(b"".join(tfrecord.frames(records)))
-    manifest = convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
+    known = {"tokenizer": ORIGINAL / "vocab.txt"}
+    if labels:
+        with pytest.raises(UserError, match="the objective is nsp; use --objective if it is another"):
+            convert(tmp_path / "rows.tfrecord", tmp_path / "out", **known)
+        known["objective"] = "full_sentences"
+    manifest = convert(tmp_path / "rows.tfrecord", tmp_path / "out", **known)
     assert manifest["objective"] == "full_sentences" and manifest["seq_len"] == width
     assert verify(tmp_path / "out").statistics["train"].labels == {0: 0, 1: 0, -1: 2}
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest

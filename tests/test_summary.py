@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
 from bert_jax.data.manifest import Part
@@ -48,6 +49,17 @@ def test_text_of_another_vocabulary_gives_a_warning(
     assert "warning" not in told("fits", vocab_dir)
     warned = told("none", vocabulary(tmp_path / "vocab.txt", ""))
     assert "warning: 100% of the text is [UNK]: does --tokenizer fit the language and the case of this text?" in warned
+
+
+def test_pairs_of_a_vocabulary_with_two_separators_give_a_warning(vocab_dir: Path, tmp_path: Path) -> None:
+    two = tokenizer.load(byte_pairs(tmp_path / "words", []))
+    for objective in ("nsp", "sop"):
+        (warned,) = summary.pair_lines(objective, two)
+        assert warned.startswith(
+            "warning: rows are <s> A </s> B </s>, but models of this vocabulary read pairs of texts "
+        )
+        assert summary.pair_lines(objective, tokenizer.load(vocab_dir)) == []
+    assert summary.pair_lines("single", two) == []
 
 
 def test_words_longer_than_the_mask_budget_give_a_warning() -> None:

@@ -10,6 +10,9 @@ from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import PAIRS
 from bert_jax.tokenizer import Tokenizer
 
+WRONG_SEGMENTS, WRONG_LABEL = "segment lengths that do not fit", "an invalid next-sentence label"
+OF_OBJECTIVE = (WRONG_SEGMENTS, WRONG_LABEL)  # problems that rows of another objective than the manifest's have
+
 
 def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
     """The guarantees that rows of the right layout violate, each with the first row that violates it."""
@@ -54,8 +57,8 @@ def _sequence_checks(
         "padding before the end of a sequence": (original == tokenizer.pad_id) & filled & own_padding,
         "ids after the last sequence": (ids != tokenizer.pad_id) & ~filled,
         "a segment A that does not end with [SEP]": differs(starts + firsts - 1, tokenizer.sep_id),
-        "segment lengths that do not fit": present & wrong_length,
-        "an invalid next-sentence label": present & wrong_label,
+        WRONG_SEGMENTS: present & wrong_length,
+        WRONG_LABEL: present & wrong_label,
     }
 
 
