@@ -12,7 +12,7 @@ from bert_jax.data.opening import open_phases
 from bert_jax.data.summary import summarize
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.model_card import render
+from bert_jax.interop.model_card import TRANSFORMERS, render
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.storage.scratch import IN_MEMORY
@@ -90,7 +90,7 @@ def test_the_card_has_the_masks_of_the_run(tmp_path, training, changes, masking,
     loaded = random_checkpoint(
         tmp_path / "words", odd_config(**changes), Heads(mlm=True), training=training, data=(source("wiki"),)
     )
-    card = render(loaded, BERT, "BertForMaskedLM", parameters=1)
+    card = render(loaded, BERT, "BertForMaskedLM", parameters=1, loading=TRANSFORMERS)
     assert f"| nsp | {masking} |" in card
     assert all(f"| {setting} |" in card for setting in settings) and "mask_shape | steps" not in card
 

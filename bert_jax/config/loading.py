@@ -108,7 +108,9 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     unset = values.keys() - given.keys()  # load refuses None where a key must have a value
     for key in unset:
         _check_override(tree, f"--config.{key}=")
-    return _with_flags(recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given], unset)
+    return _with_flags(
+        recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given], unset
+    )
 
 
 def _flattened(
@@ -143,6 +145,8 @@ def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
     if wrong := next((part for part in parts if after in part), ""):
         raise UserError(f"config.{key} has {wrong!r}, but {after!r} separates its values. Use values without it")
     return after.join(parts)
+
+
 def _split_off_none(tree: ml_collections.ConfigDict, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The overrides without `--config.KEY=none` of numbers, which no parser of numbers accepts, and these keys.
 
