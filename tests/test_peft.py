@@ -9,16 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from families import MODERN
 from golden import assert_close, read_arrays, task_batch
-from random_checkpoints import assert_same_tensors, write_vocabulary
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint, write_vocabulary
+from tokenizer_kinds import byte_pairs
 
+from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config.lora import LoraConfig
 from bert_jax.export import export
-from bert_jax.interop import bert_jax_export, huggingface
+from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, peft_export, sentence_transformers
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths
+from bert_jax.model import bert, lora, paths
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.kinds.classification import ClassificationTask
@@ -35,6 +38,14 @@ LAYER_NAMES = {  # peft's modules in a layer, by the path of their matrix
     "feed_forward/input": "intermediate.dense",
     "feed_forward/output": "output.dense",
 }
+# Families whose masked language models hold tensors that their classifiers lack.
+SEPARATE = {
+    "modernbert": odd_config(heads=5, **MODERN),
+    "distilbert": odd_config(segment_types=0, pooler="relu"),
+    "mpnet": odd_config(relative="buckets", relative_distance=128, segment_types=0, position_offset=2),
+    "electra": odd_config(embedding_width=12, pooler="gelu"),
+}
+VECTORS = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, "pooling": "cls", "normalize": True}
 TASK = ClassificationTask("own", ("a", "b", "c"))
 HEADS = Heads(pooler=True, classes=3)
 
@@ -89,6 +100,14 @@ def adapted_workdir(name: str, folder: Path, arrays: dict[str, np.ndarray]) -> P
     return folder / "run"
 
 
+def trained(base: LoadedModel, heads: Heads, folder: Path, **known: object) -> LoadedModel:
+    """A run with LoRA from the folder of a base model: random adapters and heads."""
+    model = dataclasses.replace(base.model, lora=LoraConfig(rank=2, targets="attention/output"))
+    random = random_checkpoint(folder.parent / "unused", model, heads).params
+    adapted = {path: base.params.get(path, value) for path, value in random.items()}
+    return LoadedModel(model, heads, adapted, base.vocabulary, training={"init_from": str(folder)}, **known)
+
+
 def expected(model: object) -> dict[str, jax.ShapeDtypeStruct]:
     return paths.flatten(bert.abstract_params(model, HEADS))
 
@@ -111,6 +130,65 @@ def test_labels_of_the_base_are_not_those_of_a_classifier_of_another_size(tmp_pa
         task = open_checkpoint(tmp_path / "adapters").task
         named = [] if task is None else task["labels"]
         assert (named == list(labels.values())) == (count == 3), named
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_the_head_of_a_masked_language_model_is_left_out_where_its_adapters_have_another(name, tmp_path, capsys):
+    written = random_checkpoint(tmp_path / "words", SEPARATE[name], Heads(mlm=True))
+    huggingface_export.write(written, tmp_path / "base")
+    base = huggingface.read(tmp_path / "base")
+    assert json.loads((tmp_path / "base" / "config.json").read_text())["model_type"] == name
+    run = trained(base, HEADS, tmp_path / "base")
+    peft_export.write(run, tmp_path / "adapters")
+    loaded = open_checkpoint(tmp_path / "adapters")
+    assert loaded.heads == HEADS
+    model, params = lora.merge(run.model, run.params)
+    assert loaded.model == model and loaded.params.keys() == params.keys()
+    for path, value in params.items():
+        np.testing.assert_allclose(loaded.params[path], value, atol=1e-6, err_msg=path)
+    assert "ForSequenceClassification, left out: " in capsys.readouterr().err
+    file = tmp_path / "adapters" / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    safetensors.numpy.save_file(tensors | {"base_model.model.other.weight": np.zeros(3, np.float32)}, file)
+    with pytest.raises(UserError, match=r"tensor other\.weight is not part of the architecture"):
+        open_checkpoint(tmp_path / "adapters")
+
+
+def test_adapters_of_a_causal_language_model_are_read(tmp_path):
+    words = tokenizer.load(byte_pairs(tmp_path / "words", []))
+    config = odd_config(
+        vocab_size=words.vocab_size, segment_types=0, norm="pre", embedding_norm=False, causal=True, layers=1
+    )
+    base = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(lm=True)), vocabulary=words)
+    huggingface_export.write(base, tmp_path / "base")
+    (tmp_path / "adapters").mkdir()
+    a, b = np.ones((1, 20), np.float32), np.arange(60, dtype=np.float32)[:, None]
+    name = "base_model.model.transformer.h.0.attn.c_attn.lora"
+    tensors = {f"{name}_A.weight": a, f"{name}_B.weight": b}
+    safetensors.numpy.save_file(tensors, tmp_path / "adapters" / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "lora_alpha": 1, "fan_in_fan_out": True}
+    values["base_model_name_or_path"] = "../base"
+    (tmp_path / "adapters" / "adapter_config.json").write_text(json.dumps(values))
+    loaded = open_checkpoint(tmp_path / "adapters")
+    assert loaded.heads == Heads(lm=True)
+    path = "encoder/layers/attention/qkv/kernel"
+    changed = loaded.params[path] - base.params[path]
+    np.testing.assert_allclose(changed.reshape(20, 60), np.broadcast_to(b.T, (20, 60)), atol=1e-5)
+
+
+def test_the_settings_of_vectors_are_written_and_read_with_their_adapters(tmp_path):
+    """Those of the adapters precede those of the base; sentence-transformers saves them as modules.json."""
+    base = random_checkpoint(tmp_path / "words", odd_config(), Heads())
+    others = VECTORS | {"pooling": "max", "normalize": False}
+    huggingface_export.write_sentence_transformer(dataclasses.replace(base, task=others), tmp_path / "base")
+    task = VECTORS | {"query_prompt": "query: ", "prompts": [["query", "query: "]]}
+    peft_export.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
+    assert open_checkpoint(tmp_path / "adapters").task == task
+    (tmp_path / "adapters" / "task.json").unlink()
+    for pooling in ("max", "last"):
+        assert open_checkpoint(tmp_path / "adapters").task["pooling"] == pooling
+        if pooling == "max":
+            sentence_transformers.write(VECTORS | {"pooling": "last"}, 20, tmp_path / "adapters")
 
 
 @pytest.mark.slow
@@ -162,7 +240,7 @@ def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_pat
         ({"bias": "all"}, "bias is 'all'"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
         ({"alora_invocation_tokens": [5]}, r"alora_invocation_tokens is \[5\]"),
-        ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'"),
+        ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'; of BERT, choose from SEQ_CLS, .*FEATURE_EXTRACTION$"),
         ({"base_model_name_or_path": "no/such/folder"}, "base_model_name_or_path is 'no/such/folder'"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
     ],

@@ -119,6 +119,11 @@ class Family:
         required, optional = self.architectures[architecture]
         return tuple(self.encoder) + tuple(entry for part in (required | optional).values() for entry in part)
 
+    def head_tensors(self, *architectures: str) -> set[str]:
+        """Returns the bare names of the tensors of all heads of some architectures."""
+        parts = [part for name in architectures for one in self.architectures[name] for part in one.values()]
+        return {name for part in parts for entry in part for name in entry.names}
+
     def full_name(self, bare: str, architecture: str) -> str:
         """Returns a tensor's name in a file of the architecture."""
         return self.prefix + bare if architecture != self.base_class and bare.startswith(self.base) else bare

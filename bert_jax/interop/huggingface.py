@@ -60,13 +60,13 @@ def read(directory: str | Path) -> LoadedModel:
 def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
     """Returns the model that config.json (values) describes, with the tensors of `weights`.
 
-    origin      the path that was opened
+    origin      the path that was opened; adapters of sentence-transformers have settings of vectors of their own there
     directory   the folder of config.json and of the tokenizer, as messages name it
     """
     where = directory / CONFIG_FILE
     family, architecture = named_family(where, values)
-    of_sentences = sentence_transformers.is_folder(directory)
-    if of_sentences and not _has_heads(family, architecture, weights):
+    settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
+    if settings and not _has_heads(family, architecture, weights):
         architecture = family.base_class  # such folders hold the encoder, whatever the class in config.json
     heads = _read_heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
@@ -78,8 +78,8 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     words = load_vocabulary(directory, model)
     model, params = _as_tokenized(directory, model, params)
     task = _task(directory, values, model, heads)
-    if of_sentences and task is None:
-        task = sentence_transformers.read_task(directory, model, words)
+    if settings and task is None:
+        task = sentence_transformers.read_task(settings, model, words)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
@@ -181,8 +181,10 @@ def report(line: str) -> None:
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
     """Returns the task of a fine-tuned model, with the keys of bert_jax/tasks that the format has; None for others."""
-    kind = task_kind(heads)
-    if not kind:
+    kind, task = task_kind(heads), values.get(TASK_FIELD)
+    if not kind:  # vectors have no head
+        if isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND and _is_task(task, 0):
+            return task
         return None
     outputs = heads.classes or heads.tags
     problem = values.get("problem_type")
@@ -197,7 +199,6 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         raise UserError(f"{directory / CONFIG_FILE}: id2label is {labelled!r}; expected a label for each output")
     if outputs and set(labelled) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, but the classifier {outputs}")
-    task = values.get(TASK_FIELD)
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
     kept = {}
     if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):

@@ -29,7 +29,8 @@ TASK_TYPES = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering",
-    "FEATURE_EXTRACTION": "Model",
+    "CAUSAL_LM": "LMHeadModel",
+    "FEATURE_EXTRACTION": "Model",  # last, because other classes may end so, too
 }
 # Fields of adapter_config.json that this reader supports with these values only.
 _FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -60,6 +61,7 @@ def is_adapter_folder(path: Path) -> bool:
 def read(directory: Path) -> LoadedModel:
     """Reads adapters and the model that they adapt, merged.
 
+    The base model's heads that the adapters' class lacks are left out, as transformers does, and reported.
     Raises UserError, naming the field or the tensor, for another kind of adapter, for a tensor that does not belong to
     the base model, and where adapter_config.json names no folder with that model.
     """
@@ -74,7 +76,9 @@ def read(directory: Path) -> LoadedModel:
     architecture = _architecture(where, family, architecture, values.get("task_type"))
     model = {**model, "architectures": [architecture], **_task(directory)}
     tensors = read_tensors(directory / WEIGHTS_FILE)
-    weights = AdaptedFolder(base, family, directory, tensors, values)
+    weights = AdaptedFolder(base, family, architecture, directory, tensors, values)
+    if weights.left_out:
+        huggingface.report(f"{base}: not used by {architecture}, left out: {', '.join(weights.left_out)}")
     labels, outputs = model.get("id2label"), huggingface.outputs_of(family, architecture, weights)
     if labels and any(
         count != len(labels) for count in outputs.values()
@@ -84,17 +88,25 @@ def read(directory: Path) -> LoadedModel:
 
 
 class AdaptedFolder(SafetensorsFolder):
-    """The tensors of a base model with adapters merged and whole modules replaced."""
+    """The tensors of a base model with adapters merged and whole modules replaced.
+
+    left_out   the base model's tensors that belong to heads of other architectures alone, which this folder lacks
+    """
 
     def __init__(
         self,
         base: Path,
         family: Family,
+        architecture: str,
         directory: Path,
         tensors: Mapping[str, np.ndarray],
         values: Mapping[str, Any],
     ) -> None:
         super().__init__(base, family.prefix)
+        own, known = family.head_tensors(architecture), family.head_tensors(*family.architectures)
+        self.left_out = sorted((known - own) & self._names.keys())
+        for bare in self.left_out:
+            del self._names[bare]
         where = directory / WEIGHTS_FILE
         self._where, self._transposed = where, bool(values.get("fan_in_fan_out"))
         self._stabilized, self._alpha = bool(values.get("use_rslora")), float(values.get("lora_alpha", 8))
@@ -174,11 +186,11 @@ def _architecture(where: Path, family: Family, architecture: str, task_type: obj
     """Returns the class that the adapters' task type stands for; without one, that of the base model."""
     if task_type is None:
         return architecture
-    end = TASK_TYPES.get(str(task_type), "")
-    found = family.base_class.removesuffix("Model") + end
-    if not end or found not in family.architectures:
-        raise UserError(f"{where}: task_type is {task_type!r}; choose from {', '.join(TASK_TYPES)}")
-    return found
+    start = family.base_class.removesuffix("Model")
+    known = {kind: start + end for kind, end in TASK_TYPES.items() if start + end in family.architectures}
+    if str(task_type) not in known:
+        raise UserError(f"{where}: task_type is {task_type!r}; of {family.title}, choose from {', '.join(known)}")
+    return known[str(task_type)]
 
 
 def _task(directory: Path) -> dict[str, Any]:
