@@ -1,7 +1,7 @@
 """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from bert_jax.storage.local import refuse_existing
 from bert_jax.tasks.reading import numbered_lines
 from bert_jax.tokenizer import Tokenizer
 
-LINES_AT_ONCE = 10_000
+TEXTS_AT_ONCE = 10_000
 
 DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use.
 
@@ -34,9 +34,9 @@ the other commands take as a checkpoint and as --tokenizer, and which transforme
               if the vocabulary is). Each word becomes one token, whose rows in the token table and in the output are
               the means of those of the tokens that it had before. All other rows stay. In byte-level BPE a word has two
               tokens, with and without the space before it. For WordPiece, byte-level BPE and SentencePiece Unigram.
---trim        the text whose tokens to keep: files in any format of build_examples. Each line of it keeps its tokens,
-              under new ids. Special and added tokens, bytes and single characters always stay, so other text can be
-              encoded, too, though perhaps in more tokens.
+--trim        the text whose tokens to keep: files in any format of build_examples. Its lines keep their tokens, under
+              new ids, also in shards and after the prompts of a model of vectors. Special and added tokens, prompts,
+              bytes and single characters always stay, so other text can be encoded, too, though perhaps in more tokens.
 
 After words were added, train the model further: docs/continued_pretraining.md. Shards belong to one vocabulary, so
 build them again with --tokenizer OUTPUT."""
@@ -65,9 +65,9 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
     file = Path(words)
     found = [word for _, line in numbered_lines(file) if (word := line.strip(" "))]
 
-    def change(tokenizer: Tokenizer) -> VocabularyChange:
+    def change(loaded: LoadedModel) -> VocabularyChange:
         try:
-            return grow(tokenizer, found)
+            return grow(Tokenizer(loaded.vocabulary.spec), found)
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
 
@@ -77,21 +77,26 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
 def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "", quiet: bool = False) -> Resized:
     """Drops the tokens that a text does not use, and writes the model as a Hugging Face folder.
 
-    text is a pattern of files, as --input of build_examples; each line is one text. average is as in open_checkpoint.
-    The output appears complete or not at all. Raises UserError for files without text, for an output that exists, and
-    whenever open_checkpoint and export do.
+    text is a pattern of files, as --input of build_examples. Its lines keep their tokens, alone, after each prompt of
+    the model's task, and in the shards that build_examples makes of them. average is as in open_checkpoint. The output
+    appears complete or not at all. Raises UserError for files without text, for an output that exists, and whenever
+    open_checkpoint and export do.
     """
     from data_prep.readers import Corpus, find_sources, of_flag
 
-    def change(tokenizer: Tokenizer) -> VocabularyChange:
+    def change(loaded: LoadedModel) -> VocabularyChange:
+        tokenizer = Tokenizer(loaded.vocabulary.spec)
+        prompts = sentence_transformers.prompts_of(loaded.task or {})
         usage = Usage(tokenizer)
         try:
             corpus = Corpus(find_sources(text))
             with Reporter("reading text", corpus.total_bytes, ("MB",), quiet) as progress:
-                lines = (line for document in corpus.documents() for line in document.split("\n"))
-                while block := list(itertools.islice(lines, LINES_AT_ONCE)):
+                forms = (_forms(one, prompts, tokenizer.spec.keeps_newlines) for one in corpus.documents())
+                texts = itertools.chain.from_iterable(forms)
+                while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
                     usage.add(block)
                     progress.update(corpus.bytes_read, corpus.bytes_read / 1e6)
+            usage.add(prompts)
         except UserError as error:
             raise of_flag(error, "--trim") from None
         return usage.trim()
@@ -99,18 +104,26 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
     return _resize(checkpoint, output, average, change)
 
 
+def _forms(document: str, prompts: Sequence[str], whole: bool) -> Iterator[str]:
+    """Yields the texts that commands encode of a document: lines, also after prompts, and the whole with its breaks."""
+    lines = document.split("\n")
+    for prompt in ("", *prompts):
+        yield from (prompt + line for line in lines)
+    if whole:
+        yield document
+
+
 def _resize(
-    checkpoint: str | Path, output: str | Path, average: str, change: Callable[[Tokenizer], VocabularyChange]
+    checkpoint: str | Path, output: str | Path, average: str, change: Callable[[LoadedModel], VocabularyChange]
 ) -> Resized:
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
     if loaded.heads.generator:
         loaded = part_of(loaded, "discriminator")
-    tokenizer = Tokenizer(loaded.vocabulary.spec)
-    resized = with_vocabulary(loaded, change(tokenizer))
+    resized = with_vocabulary(loaded, change(loaded))
     embeds = (loaded.task or {}).get("kind") == sentence_transformers.KIND
     export.export_loaded(resized, output, "sentence_transformers" if embeds else "hf")
-    return Resized(resized, tokenizer.vocab_size, _weight_bytes(checkpoint) or None, _weight_bytes(output))
+    return Resized(resized, loaded.vocabulary.vocab_size, _weight_bytes(checkpoint) or None, _weight_bytes(output))
 
 
 def _weight_bytes(folder: str | Path) -> int:

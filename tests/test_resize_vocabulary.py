@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from families import FAMILIES
 from random_checkpoints import PRETRAINING, SPECIAL, WORDS, assert_same_tensors, odd_config, random_checkpoint
+from tokenizer_kinds import byte_pairs
 
 from bert_jax import evaluate, pretrain, resize_vocabulary, tokenizer
 from bert_jax.command import UserError
@@ -25,7 +26,9 @@ from bert_jax.tasks.example import TaskBatch
 from data_prep import readers
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
+from data_prep.encoding import encode
 from data_prep.train_tokenizer import TokenizerOptions, train
+from data_prep.units import Unit
 
 ROOT = Path(__file__).parent.parent
 NEW = ["doghouse", "unwants", "riverà"]  # the last one as an uncased vocabulary never sees it
@@ -137,6 +140,39 @@ def test_a_trimmed_model_has_the_same_outputs_under_new_ids_and_a_smaller_file(t
     np.testing.assert_allclose(hidden, wanted_hidden, atol=1e-6)
     places = [words.id_of(token) for token in small.spec.all_tokens()]
     np.testing.assert_allclose(logits, wanted[:, places], atol=1e-6)
+
+
+def test_a_trimmed_model_has_the_same_tokens_in_shards_that_keep_line_breaks(tmp_path):
+    folder = byte_pairs(tmp_path / "words", ["Ċ Ċ", "a b", "t h", "Ġ th"])
+    values = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(values | {"Ċ": len(values)}))
+    words = tokenizer.load(folder)
+    model = odd_config(vocab_size=words.vocab_size, segment_types=1, position_offset=2)
+    loaded = dataclasses.replace(random_checkpoint(tmp_path / "unused", model, Heads(mlm=True)), vocabulary=words)
+    huggingface_export.write(loaded, tmp_path / "old")
+    document = "that.\n\n\nthe."
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": document}) + "\n")
+    resize_vocabulary.trim(tmp_path / "old", str(tmp_path / "text.jsonl"), tmp_path / "new", quiet=True)
+    small = tokenizer.load(tmp_path / "new")
+    assert small.vocab_size < words.vocab_size
+    unit = Unit("train", 0, (document.encode(),), "")
+    for newlines in ("join", "keep"):
+        old, new = (one.tokens(encode(one, unit, newlines=newlines).ids) for one in (words, small))
+        assert old == new and ("ĊĊ" in old) == (newlines == "keep"), newlines
+
+
+def test_a_trimmed_model_of_vectors_keeps_the_tokens_of_its_prompts(tmp_path):
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 24, "pooling": "mean", "normalize": True}
+    task |= {"prompt": "river word27: ", "query_prompt": "un", "prompts": [["other", "dog word42"]]}
+    loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(), task=task)
+    huggingface_export.write_sentence_transformer(loaded, tmp_path / "old")
+    (tmp_path / "text.txt").write_text("wants a cat\n")
+    resize_vocabulary.trim(tmp_path / "old", str(tmp_path / "text.txt"), tmp_path / "new", quiet=True)
+    words, small = tokenizer.load(tmp_path / "old"), tokenizer.load(tmp_path / "new")
+    assert small.id_of("word30") is None and small.id_of("sat") is None
+    for text in ("river word27: wants a cat", "unwants a cat", "dog word42", "un"):
+        assert small.tokens(small.encode(text)) == words.tokens(words.encode(text)), text
+    assert "##want" in small.tokens(small.encode("unwants"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

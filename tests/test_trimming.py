@@ -1,5 +1,7 @@
 """A trimmed vocabulary gives the text that it was trimmed for the same tokens, and any other text some tokens."""
 
+import random
+
 import pytest
 import tokenizers
 from tokenizer_kinds import make, random_texts
@@ -8,6 +10,8 @@ from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.resizing.trimming import Usage
 from bert_jax.tokenizer import Tokenizer
+from data_prep.encoding import encode
+from data_prep.units import Unit
 
 KINDS = ("wordpiece_uncased", "bpe", "bpe_nfc", "unigram_bytes", "unigram_albert", "sentencepiece_bpe")
 
@@ -43,6 +47,21 @@ def test_every_text_has_the_same_tokens_as_before(kind, sample_text, tmp_path):
             assert theirs.encode(text, add_special_tokens=False).ids == new.encode(text).tolist()
     for text in lines[200:260]:
         assert new.unk_id not in new.encode(text) or old.unk_id in old.encode(text)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bpe_prefix_space", "unigram", "sentencepiece_bpe"])
+def test_the_lines_of_a_document_have_the_same_tokens_in_shards(kind, sample_text, tmp_path):
+    """There a line follows another after a space or, in scripts without spaces, directly."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("bdgklmnprstvz", k=4)) for _ in range(20)]
+    unspaced = [form for word in words for form in (f"{word} {word}今天。", f"今天{word}。")]
+    lines = sample_text.read_text(encoding="utf-8").split("\n")[:400]
+    make(kind, lines + 10 * unspaced, tmp_path)
+    old = tokenizer.load(tmp_path)
+    document = lines[40:80] + unspaced[::2]
+    unit = Unit("train", 0, ("\n".join(document).encode(),), "")
+    new = trimmed(old, document)
+    assert new.tokens(encode(new, unit).ids) == old.tokens(encode(old, unit).ids)
 
 
 def test_an_unknown_word_does_not_become_known_by_a_shorter_match(tmp_path):

@@ -103,6 +103,13 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     write_json(directory / PROMPTS_FILE, values)
 
 
+def prompts_of(task: Mapping[str, Any]) -> list[str]:
+    """Returns the texts of all prompts of a task of this kind, which has the keys of read_task."""
+    named = [text for _, text in task.get("prompts") or ()]
+    texts = [task.get(key) for key in ("prompt", "query_prompt", "document_prompt")]
+    return list(dict.fromkeys(text for text in (*texts, *named) if text))
+
+
 def _read_modules(path: Path) -> list[Mapping[str, Any]]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Drops the tokens of a vocabulary that given texts do not use.
 
-The texts keep their tokens exactly. Special and added tokens, bytes and single characters always stay, so any other
-text has tokens too, though possibly more and shorter ones.
+The texts keep their tokens exactly, alone and within a document. Special and added tokens, bytes and single characters
+always stay, so any other text has tokens too, though possibly more and shorter ones.
 """
 
 import dataclasses
@@ -31,8 +31,13 @@ class Usage:
         self._library = wordpiece_engine.library_tokenizer(spec) if isinstance(spec, WordPieceSpec) else None
 
     def add(self, texts: Sequence[str]) -> None:
+        """Counts the tokens of texts that stand alone, and of those that continue a document (data_prep.encoding)."""
         ids, offsets = self._tokenizer.encode_many(texts)
         self._used[ids] = True
+        if self._tokenizer.kind == "bpe":
+            self._used[self._tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
+        if self._tokenizer.within_text is not self._tokenizer:
+            self._used[self._tokenizer.within_text.encode_many(texts)[0]] = True
         self._texts += len(ids) > 0
         if self._library:
             # The words among which are unknown ones.
