@@ -33,6 +33,7 @@ TEACHER = dataclasses.replace(STUDENT, layers=4, width=48, feed_forward=64, voca
 WORDS = 61
 BASE = MaskedLMObjective()
 KEY = jax.random.key(3)
+HIDDEN = {"teacher": "T", "soft_weight": 0.0, "hidden_weight": 1.0}
 SETTINGS = {"teacher": "T", "temperature": 3.0, "soft_weight": 5.0, "hard_weight": 2.0, "hidden_weight": 0.5}
 
 
@@ -87,7 +88,7 @@ CASES = {
     "all tokens, cosine": {"positions": "all"},
     "uniform layers, projected": {"layers": "uniform", "hidden_loss": "mse"},
     "some layers": {"layers": "1:4,2:1", "hidden_loss": "mse", "teacher": dataclasses.replace(TEACHER, width=32)},
-    "hidden states alone": {"soft_weight": 0.0, "layers": "2:3"},
+    "hidden states alone": {"soft_weight": 0.0, "temperature": 2.0, "layers": "2:3"},
 }
 
 
@@ -293,6 +294,13 @@ def test_the_soft_term_of_a_task_is_the_divergence_of_its_outputs(kind):
         ({"hidden_loss": "kl"}, "unknown distill.hidden_loss 'kl'; choose from cosine, mse"),
         ({"positions": "some"}, "unknown distill.positions 'some'; choose from masked, all"),
         ({"teacher": "T", "soft_weight": 0.0}, "are both 0, so nothing is learned from distill.teacher"),
+        ({"teacher": "T", "layers": "no such"}, "layers is no such, which has no effect with distill.hidden_weight=0"),
+        (
+            {"teacher": "T", "hidden_loss": "mse"},
+            "distill.hidden_loss is mse, .* or leave distill.hidden_loss at cosine",
+        ),
+        (HIDDEN | {"temperature": 3.0}, "distill.temperature is 3.0, which has no effect with distill.soft_weight=0"),
+        (HIDDEN | {"positions": "all"}, "distill.positions is all, .* or leave distill.positions at masked"),
     ],
 )
 def test_values_that_teach_nothing_are_refused(values, message):

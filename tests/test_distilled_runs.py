@@ -23,6 +23,8 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.tasks.distillation import distilled_task
+from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.train import metrics
 from bert_jax.train.workdir import read_config, read_params
@@ -201,6 +203,26 @@ def test_teachers_that_cannot_teach_a_task_are_refused(reviews, vocab_dir, teach
     with pytest.raises(UserError, match="cannot be trained together: runs with a teacher"):
         finetune(together, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_teacher_with_a_crf_has_hidden_states_alone(vocab_dir, tmp_path):
+    """The softmax of its emissions is not its prediction."""
+    labels = ("B-X", "I-X", "O")
+    task = {"name": "own", "kind": "tagging", "labels": list(labels)}
+    heads, words = Heads(tags=3, crf=True), tokenizer.load(vocab_dir)
+    path = checkpoint(tmp_path / "crf", vocab_dir, heads, task)
+    student = open_checkpoint(path).model
+
+    def taught(**changes: Any) -> Any:
+        config = FinetuneConfig(distill=DistillConfig(teacher=path, **changes))
+        return distilled_task(config, student, TaggingTask("own", labels, max_length=32), words)
+
+    with pytest.raises(
+        UserError, match=r"has a CRF, .* or learn from its hidden states alone: .*soft_weight=0"
+    ) as caught:
+        taught()
+    assert "\n" not in str(caught.value)
+    assert taught(soft_weight=0.0, hidden_weight=1.0) is not None
 
 
 def test_labels_of_a_teacher_are_brought_into_the_order_of_the_task(reviews, vocab_dir, tmp_path):

@@ -120,6 +120,22 @@ def test_invalid_value_is_rejected_by_its_key(key, value):
         optim.build(dataclasses.replace(CONFIG, **{key: value}), {})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "of"),
+    [("momentum", 0.9, "name=muon"), ("muon_dtype", "bfloat16", "name=muon"), ("decay_share", 0.2, "schedule=wsd")],
+)
+def test_a_key_without_effect_is_refused(key, value, of, monkeypatch):
+    config = dataclasses.replace(CONFIG, **{key: value})
+    with pytest.raises(UserError, match=rf"optimizer\.{key} is .* optimizer\.{of}") as caught:
+        optim.build(config, {})
+    assert "\n" not in str(caught.value)
+    name, wanted = of.split("=")
+    optim.build(dataclasses.replace(config, **{name: wanted}), {})
+    if name == "name":  # an optimizer of an extension may read the key
+        monkeypatch.setitem(optim.OPTIMIZERS, "mine", optim.OPTIMIZERS["adamw"])
+        optim.build(dataclasses.replace(config, name="mine"), {})
+
+
 SCHEDULES = {
     "linear": lambda x: 1 - x,
     "cosine": lambda x: (1 + np.cos(np.pi * x)) / 2,

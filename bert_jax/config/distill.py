@@ -8,6 +8,8 @@ from bert_jax.command import UserError
 HIDDEN_LOSSES = ("cosine", "mse")
 POSITIONS = ("masked", "all")
 LAST, UNIFORM = "last", "uniform"
+# The keys of each term, which have no effect where its weight is 0.
+_OF_TERMS = {"soft_weight": ("temperature", "positions"), "hidden_weight": ("hidden_loss", "layers")}
 
 Pairs = tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher); 0: the embeddings
 
@@ -18,7 +20,7 @@ class DistillConfig:
 
     The loss is hard_weight times the loss without a teacher, plus soft_weight times the soft term, plus hidden_weight
     times the hidden term (bert_jax/train/objectives/distilled.py defines both). Raises UserError for values out of
-    range.
+    range, and for those of a term that the loss lacks.
     """
 
     teacher: str = ""  # any checkpoint; empty: no distillation
@@ -46,6 +48,15 @@ class DistillConfig:
                 "distill.soft_weight and distill.hidden_weight are both 0, so nothing is learned from distill.teacher. "
                 "Set one of them, or omit distill.teacher"
             )
+        defaults = {one.name: one.default for one in fields(self)}
+        for weight, names in _OF_TERMS.items():
+            changed = [name for name in names if getattr(self, name) != defaults[name]]
+            if self.teacher and changed and not getattr(self, weight):
+                name = changed[0]
+                raise UserError(
+                    f"distill.{name} is {getattr(self, name)}, which has no effect with distill.{weight}=0. Set the "
+                    f"weight, or leave distill.{name} at {defaults[name]}"
+                )
 
     def check_unused(self) -> None:
         """Raises UserError where another key is set, but no teacher."""

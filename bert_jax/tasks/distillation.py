@@ -86,6 +86,11 @@ def _of_the_task(loaded: LoadedModel, task: Task, base: TaskObjective, path: str
             f"distill.teacher={path} is {what}, but the task is of kind {task.kind}. Use a teacher that was fine-tuned "
             f"for it, or {advice}"
         )
+    if loaded.heads.crf:
+        raise UserError(
+            f"distill.teacher={path} has a CRF, which predicts tags jointly, so it has no soft targets for each word. "
+            f"Use a teacher without one, or {advice}"
+        )
     loaded = kept_head.with_labels_of(loaded, task)
     theirs, ours = (tuple(labels or ()) for labels in ((loaded.task or {}).get("labels"), getattr(task, "labels", ())))
     if theirs != ours or any(getattr(loaded.heads, name) != getattr(base.heads, name) for name in OUTPUTS):

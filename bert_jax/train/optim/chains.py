@@ -36,7 +36,7 @@ def build(
     The resulting updates are the direction to subtract, including decoupled weight decay; the
     caller multiplies them by the learning rate. params are those of the model, and may be abstract;
     trained is the part of them that is updated (None: all). Raises UserError for an unknown optimizer
-    or schedule, for a value outside its range, and for decays that no parameter matches.
+    or schedule, for a value outside its range or without effect, and for decays that no parameter matches.
     """
     _check(config)
     check_decay(config.ema_decay)
@@ -102,6 +102,8 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
 
 # Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
+_OF_MUON = ("momentum", "muon_dtype")
+_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read these keys, too
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -144,3 +146,9 @@ def _check(config: OptimizerConfig) -> None:
     for name, fits, wanted in ranges:
         if not fits:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
+    changed = [key for key in _OF_MUON if getattr(config, key) != getattr(OptimizerConfig, key)]
+    if changed and config.name in _NO_MUON:
+        raise UserError(
+            f"optimizer.{changed[0]} is {getattr(config, changed[0])}, which is for optimizer.name=muon, but the name "
+            f"is {config.name}. Omit it"
+        )

@@ -71,7 +71,7 @@ SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
 
 
 def check_schedule(config: OptimizerConfig) -> None:
-    """Raises UserError for an unknown schedule, a value outside its range, or conflicting warmup settings."""
+    """Raises UserError for an unknown schedule, a value outside its range or without effect, or conflicting warmups."""
     if config.schedule not in SHAPES:
         raise UserError(f"unknown optimizer.schedule {config.schedule!r}; choose from {', '.join(SHAPES)}")
     ranges = (
@@ -84,6 +84,11 @@ def check_schedule(config: OptimizerConfig) -> None:
     for name, fits, wanted in ranges:
         if not fits:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
+    if config.decay_share != OptimizerConfig.decay_share and config.schedule != "wsd":
+        raise UserError(
+            f"optimizer.decay_share is {config.decay_share}, which is for optimizer.schedule=wsd, but the schedule is "
+            f"{config.schedule}. Omit it"
+        )
     if config.schedule == INVERSE_SQRT and config.warmup_share <= 0 and config.warmup_steps <= 0:
         raise UserError(
             "optimizer.schedule=inverse_sqrt decays relative to the length of the warmup, but no warmup is configured; "
