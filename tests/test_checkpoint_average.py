@@ -7,7 +7,8 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.interop import bert_jax_export, checkpoint_average
+from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export
+from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
@@ -90,3 +91,19 @@ def test_an_average_of_a_parameter_without_axes_is_an_array(tmp_path):
             checkpoints.save(step, {"scale": np.asarray(value, np.float32)}, None, {})
     found = checkpoint_average.read_params(tmp_path, 2, "last:2")
     assert isinstance(found["scale"], np.ndarray) and found["scale"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "named, average, message",
+    [
+        ("run", "last:4", r"^init_average is last:4, but .* has 3 checkpoints"),
+        ("run", "mean", "^unknown init_average 'mean'; use ema, or last:K"),
+        ("run/checkpoints/5", "ema", "no moving average .* Use no average, or last:K"),
+        ("out", "ema", r"a single set of weights, not a workdir\. Omit init_average$"),
+    ],
+)
+def test_the_start_of_a_run_names_its_own_key(loaded, workdir, tmp_path, named, average, message):
+    huggingface_export.write(loaded, tmp_path / "out")
+    start = (tmp_path if named == "out" else workdir.parent) / named
+    with pytest.raises(UserError, match=message):
+        open_initial(TrainConfig(init_from=str(start), init_average=average))

@@ -1,9 +1,13 @@
 """Fine-tuning end to end on real sentences, and what it refuses."""
 
 import dataclasses
+import gc
 import json
+import re
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +175,29 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(
     assert (workdir / "seed-1" / "result.json").exists()
 
 
+def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
+    start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Params(dict):  # which, unlike a dict, may have weak references
+        pass
+
+    finished: list[weakref.ref[Params]] = []
+
+    def fit(run: trainer.Run) -> trainer.Result:
+        gc.collect()
+        assert not any(params() for params in finished)
+        params = Params(kernel=np.ones(3))
+        finished.append(weakref.ref(params))
+        return trainer.Result(step=1, seconds=0.0, tokens=0, evaluation={}, params=params, kept=1)
+
+    monkeypatch.setattr(trainer, "fit", fit)
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    config = config_of(start, task, steps=1, seeds=(3,), run_together="no")
+    _, data, runs = prepared_runs.prepare(config, tmp_path / "run")
+    training.train(config, data.task, data.rows, runs)
+    assert len(finished) == 3
+
+
 @pytest.mark.slow
 def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
     files = {split: reviews[split] for split in ("train", "dev")}
@@ -219,6 +246,29 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
         names.append(set(read_meta(folder / "checkpoints" / str(step))["tensors"]["optimizer"]))
     assert [max(int(name.split("/")[0]) for name in of_step) for of_step in names] == [0, 1, 3]
     assert not any("embeddings" in name for name in names[1]) and any("embeddings" in name for name in names[2])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "changes", "message"),
+    [
+        ("gradual", {"epochs": 1.0}, r"leaves 2 of 2 layers and the embeddings .*=gradual:0\.16 trains all"),
+        ("gradual", {"epochs": 3.0}, r"leaves the embeddings as they are in 18 steps; .*=gradual:0\.83 trains all"),
+        ("gradual:0.16", {"epochs": 1.0}, ""),
+        ("gradual:0.83", {"epochs": 3.0}, ""),
+        ("gradual", {"steps": 3}, "leaves 2 of 2 layers and the embeddings .*; use more steps"),
+        ("gradual", {"epochs": 1.0, "budget_minutes": 1.0}, ""),
+        ("all", {"epochs": 1.0}, ""),
+    ],
+)
+def test_a_run_too_short_for_gradual_unfreezing_says_what_never_trains(
+    start: Path, reviews: dict[str, str], tmp_path: Path, capsys: Any, epochs: str, changes: Any, message: str
+) -> None:
+    """An epoch has 6 steps."""
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    config = config_of(start, task, train_layers=epochs, **changes)
+    prepared_runs.prepare(config, tmp_path / "run")
+    found = capsys.readouterr().err
+    assert re.search(message, found) if message else "the embeddings as they are" not in found
 
 
 def test_gradual_unfreezing_of_several_seeds_in_one_program_is_refused(

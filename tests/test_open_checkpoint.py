@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES
+from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import WITHOUT_ATTENTION
 from bert_jax.interop import bert_jax_export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
@@ -57,6 +60,19 @@ def test_a_workdir_opens_at_its_last_step_and_with_early_stop_at_its_best(tmp_pa
         assert opened.step == step
         bias = loaded.params["pooler/dense/bias"]
         np.testing.assert_array_equal(opened.params["pooler/dense/bias"], bias + step)
+
+
+def test_adapters_stay_unmerged_in_a_store_as_on_disk(tmp_path, loaded, monkeypatch):
+    lora = LoraConfig(rank=2)
+    adapted = random_checkpoint(tmp_path / "vocabulary", dataclasses.replace(loaded.model, lora=lora))
+    bert_jax_export.write(adapted, tmp_path / "workdir")
+    monkeypatch.setattr("bert_jax.interop.open_checkpoint.location", epath.Path)  # of a store by its interface
+    assert not isinstance(epath.Path(tmp_path), Path)
+    for path in (tmp_path / "workdir", tmp_path / "workdir" / "checkpoints" / "0"):
+        for merged in (True, False):
+            opened = open_checkpoint(path, merged=merged)
+            assert opened.model.lora == (None if merged else lora)
+    assert_same_tensors(opened.params, adapted.params)
 
 
 def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):

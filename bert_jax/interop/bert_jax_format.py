@@ -21,19 +21,24 @@ from bert_jax.train.workdir import read_config
 from bert_jax.vocabulary import TOKENIZER
 
 
-def read(workdir: Location, step: int | None = None, average: str = "", merged: bool = True) -> LoadedModel:
+def read(
+    workdir: Location,
+    step: int | None = None,
+    average: str = "",
+    merged: bool = True,
+    average_key: str = checkpoint_average.FLAG,
+) -> LoadedModel:
     """Reads the model of a workdir at a step, or an average of its parameters (checkpoint_average.read_params).
 
     Without a step it reads the newest checkpoint, or the best one of a run that stopped early. LoRA's adapters are
     merged into the matrices that they adapt, unless `merged` is false; a projection to a teacher's width is left out.
-    Raises
-    UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
+    Raises UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
     """
     config = read_config(workdir)
     selected = selected_step(workdir)
     if step is None and (step := selected) is None:
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
-    params = checkpoint_average.read_params(workdir, step, average)
+    params = checkpoint_average.read_params(workdir, step, average, average_key)
     _check_params(params, config.model, config.heads, workdir)
     words = load_vocabulary(local_folder(workdir / TOKENIZER), config.model)
     heads = dataclasses.replace(config.heads, hidden_projection=0)  # only training has a teacher

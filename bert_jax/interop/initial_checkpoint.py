@@ -25,7 +25,7 @@ def open_initial(config: TrainConfig) -> LoadedModel | None:
                 "layers with --config.init_from=CHECKPOINT, or omit init_layers"
             )
         return None
-    loaded = open_checkpoint(config.init_from, config.init_average)
+    loaded = open_checkpoint(config.init_from, config.init_average, average_key="init_average")
     return with_layers(loaded, config.init_layers) if config.init_layers else loaded
 
 

@@ -14,7 +14,7 @@ from bert_jax.data.batch_schedule import check_batch_size
 from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import sizes
+from bert_jax.model import bert, sizes
 from bert_jax.model.heads import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.location import Location
@@ -35,7 +35,7 @@ from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, trainer
+from bert_jax.train import distributed, rules, trainer
 
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
@@ -207,6 +207,10 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
     }
     seeds = sweep.seeds_of(config)
     steps = next(iter(every.values())).steps
+    if rules.gradual_epochs(config.train_layers) is not None:
+        layers = max(rules.stacks(bert.abstract_params(start.model, objective.heads)).values(), default=0)
+        if line := sweep.never_unfrozen(config, rows.count, steps, layers):
+            note(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
     # Runs of one program have batches of one length at each step; others are padded for their own seed alone.
     together = training.in_one_program(config, len(every), start.model, objective.heads)

@@ -162,6 +162,24 @@ def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
     return 0 if epochs is None else max(1, round(epochs * rows / config.batch_size))
 
 
+def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -> str:
+    """A line about what train_layers=gradual never trains in a run of at most so many steps, with a value that fits.
+
+    It is empty if everything trains, and if the number of steps is not known (0).
+    """
+    every = unfreeze_every(config, rows)
+    stages = (steps - 1) // every if every and steps else layers + 1  # a stage for each layer, and for the embeddings
+    if stages > layers:
+        return ""
+    left = f"{layers - stages} of {layers} layers and " if stages < layers else ""
+    line = f"train_layers={config.train_layers} leaves {left}the embeddings as they are in {steps} steps"
+    if not (fitting := (steps - 1) // (layers + 1)):
+        return f"{line}; use more steps"
+    epochs = fitting * config.batch_size / rows
+    unit = 10.0 ** (math.floor(math.log10(epochs)) - 1)  # two digits, rounded down
+    return f"{line}; --config.train_layers=gradual:{math.floor(epochs / unit) * unit:.2g} trains all"
+
+
 def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
     """Whether this many trials of a model with this many parameters run as one program (config.run_together).
 

@@ -155,7 +155,7 @@ def read_params(workdir: str | PurePath, step: int | None = None, item: str = PA
     if named is None:
         raise UserError(
             f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or its run "
-            "had no --config.optimizer.ema_decay. Omit --average, or average several checkpoints with --average last:K"
+            "had no --config.optimizer.ema_decay. Use no average, or last:K, which is the mean of several checkpoints"
         )
     nested = unflatten(dict.fromkeys(named, ocp.RestoreArgs(restore_type=np.ndarray)))
     return read_item(directory / str(step), item, named, ocp.args.PyTreeRestore(restore_args=nested))
