@@ -127,7 +127,7 @@ def prepare(
     if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
         report(UNTRAINED_CLS)
     data = _encode(task, splits, start, report)
-    return start, data, _runs(config, workdir, start, data)
+    return start, data, _runs(config, workdir, start, data, report)
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
@@ -187,7 +187,9 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Calla
     return Data(task, dict(splits), rows, counts)
 
 
-def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -> dict[Trial, trainer.Run]:
+def _runs(
+    config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Callable[[str], None]
+) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows = data.rows["train"]
     distilled = distillation.distilled_task(config, start.model, data.task, start.tokenizer)
@@ -210,7 +212,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data) -
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(start.model, objective.heads)).values(), default=0)
         if line := sweep.never_unfrozen(config, rows.count, steps, layers):
-            note(line)
+            report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
     # Runs of one program have batches of one length at each step; others are padded for their own seed alone.
     together = training.in_one_program(config, len(every), start.model, objective.heads)
