@@ -69,11 +69,19 @@ def parser(module: str, description: str) -> command.Parser:
 
 
 def update(tables: Sequence[PlanTable], flags: argparse.Namespace, shards: Path | None = None) -> None:
-    """Makes the plans that the folder lacks, and writes the tables into the page, or prints them with all commands."""
-    flags.plans.mkdir(parents=True, exist_ok=True)
+    """Makes the plans that the folder lacks, and writes the tables into the page, or prints them with all commands.
+
+    Raises UserError where no plan has a name as --only says.
+    """
     plans = [plan for table in tables for plan in table.plans]
-    for plan in plans:
-        if plan.name.startswith(flags.only) and not plan.file(flags.plans).exists():
+    chosen = [plan for plan in plans if plan.name.startswith(flags.only)]
+    if not chosen:
+        raise UserError(
+            f"--only is {flags.only}, with which no plan begins; choose from {', '.join(one.name for one in plans)}"
+        )
+    flags.plans.mkdir(parents=True, exist_ok=True)
+    for plan in chosen:
+        if not plan.file(flags.plans).exists():
             make(plan, flags.plans, shards)
     if flags.page:
         write(tables, flags.plans, flags.page)

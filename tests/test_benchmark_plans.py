@@ -125,6 +125,10 @@ def test_plans_without_a_file_are_made_with_their_commands(commands, tmp_path, c
     flags = plan_tables.parser("benchmarks.plans", "").parse_args([f"--plans={folder}", "--only=a"])
     with pytest.raises(UserError, match="a_shards reads shards; name their folder with --shards"):
         plan_tables.update([table], flags)
+    flags.only = "c,a"
+    with pytest.raises(UserError, match="--only is c,a, with which no plan begins; choose from a_kept, a_shards"):
+        plan_tables.update([table], flags, shards)
+    flags.only = "a"
     plan_tables.update([table], flags, shards)
     command = ["-m", "bert_jax.plan"]
     assert commands == [
