@@ -23,6 +23,7 @@ SLURM = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
 }
+TWO_TASKS = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
 OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
     "OMPI_COMM_WORLD_SIZE": "3",
@@ -66,6 +67,12 @@ def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environm
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_LOCAL_DEVICE_IDS": "2,3"}, None),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "a100:2", "CUDA_VISIBLE_DEVICES": "0,1"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),  # --gpu-bind=none
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1"}, None),
     ],
 )
 def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):

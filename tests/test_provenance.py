@@ -81,7 +81,42 @@ def test_settings_that_change_no_number_are_free(make, free):
 
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
     rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
-    assert "mesh.reduce_dtype: auto -> bfloat16" in refusal(provenance(make()), rounded)
+    assert "mesh.reduce_dtype: auto -> bfloat16. " in refusal(provenance(make()), rounded)
+    exact = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="float32")))
+    assert told(provenance(make()), exact) == told(provenance(exact), make()) == []  # what auto is here
+    allowed = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16"), allow_changes="mesh.reduce_dtype"))
+    assert told(provenance(make()), allowed) == ["changed from here on: mesh.reduce_dtype: auto -> bfloat16"]
+    dropped = make(PretrainConfig(mesh=MeshConfig(fsdp=2)))
+    assert "mesh.reduce_dtype: bfloat16 -> auto. " in refusal(provenance(rounded), dropped)
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=1, fsdp=8), MeshConfig(shard_optimizer=True)])
+def test_a_mesh_that_sums_gradients_in_another_precision_is_reported(make, mesh):
+    before, after = (PretrainConfig(compute_dtype="bfloat16", mesh=each) for each in (MeshConfig(), mesh))
+    said = "changed from here on: mesh.reduce_dtype.effective: bfloat16 -> float32"
+    assert told(provenance(make(before)), make(after)) == [said]
+    given = dataclasses.replace(after, mesh=dataclasses.replace(mesh, reduce_dtype="float32"))
+    assert "mesh.reduce_dtype: auto -> float32. " in refusal(provenance(make(before)), make(given))
+    several = [dataclasses.replace(each, microbatches=2) for each in (before, after)]
+    assert told(provenance(make(several[0])), make(several[1])) == []  # float32 on both
+
+
+def test_a_checkpoint_that_does_not_record_the_precision_of_sums_may_have_had_any(make):
+    there = provenance(make(PretrainConfig(compute_dtype="bfloat16")))
+    del there["configuration"]["mesh.reduce_dtype.effective"]
+    given = MeshConfig(data=1, fsdp=8, reduce_dtype="float32")
+    now = make(PretrainConfig(compute_dtype="bfloat16", mesh=given))
+    assert told(there, now) == []
+    del there["configuration"]["mesh.reduce_dtype"]
+    assert told(there, now) == []
+    there["configuration"]["mesh.reduce_dtype"] = "bfloat16"
+    assert "mesh.reduce_dtype: bfloat16 -> float32. " in refusal(there, now)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_one_device_sums_gradients_with_no_other(make):
+    there = provenance(make())
+    assert told(there, make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))) == []
 
 
 def test_the_rows_of_an_evaluation_are_compared_where_it_selects_a_checkpoint(make):
@@ -90,6 +125,14 @@ def test_the_rows_of_an_evaluation_are_compared_where_it_selects_a_checkpoint(ma
         return make(PretrainConfig(checkpoint=best, eval=EvalConfig(every_steps=5, max_rows=max_rows)))
 
     assert "eval.max_rows: 8 -> 16" in refusal(provenance(measured(8)), measured(16))
+
+
+def test_a_branch_chooses_the_rows_that_choose_its_checkpoint(make):
+    trunk = make(PretrainConfig(eval=EvalConfig(every_steps=5)))
+    best = CheckpointConfig(best="eval_loss")
+    tail = make(PretrainConfig(checkpoint=best, eval=EvalConfig(every_steps=5, max_rows=64)))
+    lines = check_provenance(tail, provenance(tail), provenance(trunk), "step 5 of trunk", branch.MAY_CHANGE)
+    assert lines == ["changed from here on: eval.max_rows: 0 -> 64"]
 
 
 def test_processes_are_compared_by_how_they_compute_the_model_too(make):

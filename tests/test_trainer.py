@@ -208,6 +208,31 @@ def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
+def test_the_first_command_ends_the_log_of_a_run_whose_extension_was_killed(run, together):
+    short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig())
+    names = ("first", "second") if together else ("first",)
+
+    def train(config: TrainConfig, step: int = -1) -> None:
+        runs = [run(name, config) for name in names]
+        runs = [dataclasses.replace(each, source=Interrupted(each.source, step, kill)) for each in runs]
+        multi_seed.fit(runs) if together else trainer.fit(runs[0])
+
+    def fractions() -> list[dict[int, float]]:
+        logs = [metrics.read_metrics(run(name).workdir) for name in names]
+        return [{line["step"]: line["budget_fraction"] for line in log} for log in logs]
+
+    train(short)
+    ended, last = fractions(), latest_step(run("first").workdir)
+    assert all(found[last] == 1.0 for found in ended)
+    with pytest.raises(Killed):
+        train(dataclasses.replace(short, budget_minutes=99.0), last + 1)
+    assert all(found[last] < 1.0 for found in fractions())
+    train(short)
+    assert fractions() == ended
+
+
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run):
     first = trainer.fit(run("done"))
     again = trainer.fit(run("done"))

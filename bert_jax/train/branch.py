@@ -27,7 +27,7 @@ COUNTED_BY = ("batch_size", "batch_schedule", "data.train", "data.mixture", "dat
 # Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no
 # parameter depends on the length and the bases, which change for longer rows (Warner et al. 2024, section 3.2).
 MAY_CHANGE = (
-    *("data", "batch_size", "batch_schedule", "objective"),
+    *("data", "batch_size", "batch_schedule", "objective", "eval.max_rows"),
     *("model.rotary_base", "model.rotary_base_local", "model.max_positions"),
     *(f"optimizer.{key}" for key in ("learning_rate", "schedule", "final_share", "decay_share", "decay_tokens")),
     *(f"optimizer.{key}" for key in ("warmup_steps", "warmup_share", "warmup_tokens")),

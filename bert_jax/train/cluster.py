@@ -65,8 +65,8 @@ def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     """Returns what flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID give, or None for one process.
 
     What they leave open, jax.distributed.initialize asks the scheduler for. Where they give everything, a task that
-    shares its machine with others takes the GPU with its number there, as jax would choose. Raises UserError for
-    impossible values.
+    shares its machine with others takes the GPU with its number there, as jax would choose, unless it has GPUs of its
+    own. Raises UserError for impossible values.
     """
     for name in ("startup_timeout", "heartbeat_timeout"):
         if not getattr(flags, name) > 0:
@@ -105,7 +105,7 @@ def describe_failure(cluster: Cluster, error: Exception) -> str:
 
 
 def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of a task that shares its machine with other tasks of the scheduler; None: all that it sees."""
+    """Returns the GPU of a task that sees those of all tasks on its machine, one for each; None: all that it sees."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         number, tasks = environment["OMPI_COMM_WORLD_LOCAL_RANK"], int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     else:
@@ -113,9 +113,11 @@ def _local_device_ids(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     if tasks < 2 or environment.get("JAX_LOCAL_DEVICE_IDS"):  # which jax reads
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible and len(visible.split(",")) < tasks:  # the scheduler has given each task GPUs of its own
-        return None
-    return (int(number),)
+    own = environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]  # the number in TYPE:NUMBER
+    if not visible:
+        return None if own else (int(number),)
+    # --gpu-bind=none shows a task of one GPU those of the others, too.
+    return (int(number),) if own in ("", "1") and len(visible.split(",")) == tasks else None
 
 
 def _slurm_tasks(environment: Mapping[str, str]) -> int:

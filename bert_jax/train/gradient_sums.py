@@ -60,6 +60,13 @@ def sums_once(mesh: Any) -> bool:
     return not mesh.empty and mesh.shape[DATA] * mesh.shape[FSDP] > 1
 
 
+def sum_dtype(mesh: Any, microbatches: int, reduction: Reduction, compute_dtype: str) -> str:
+    """The dtype in which devices sum gradients; empty where one device has all rows, and nothing is summed."""
+    if not sums_once(mesh):
+        return ""
+    return compute_dtype if _by_compiler(mesh, microbatches, reduction) else reduction.dtype
+
+
 def over_devices(
     sums: Sums,
     runtime: Runtime,
@@ -78,8 +85,8 @@ def over_devices(
     in its backward pass, in the compute dtype, so most of the communication overlaps with computation.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    by_compiler = microbatches == 1 and reduction == Reduction() and not mesh.empty and mesh.shape[FSDP] == 1
-    if not isinstance(runtime.placement, OnMesh) or not sums_once(mesh) or by_compiler:
+    by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, reduction)
+    if by_compiler or not isinstance(runtime.placement, OnMesh):
         whole = functools.partial(sums, runtime)
         return _with_sharded_update(whole) if reduction.shard_optimizer else whole
 
@@ -116,6 +123,10 @@ def over_devices(
         )(params, batch, *others)
 
     return sharded
+
+
+def _by_compiler(mesh: Any, microbatches: int, reduction: Reduction) -> bool:
+    return microbatches == 1 and reduction == Reduction() and mesh.shape[FSDP] == 1
 
 
 def _with_sharded_update(whole: Callable[..., Any]) -> Callable[..., Any]:

@@ -112,6 +112,9 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             profiler.end_step(step + 1, group.paused, progress.report)
 
         batches.close()
+        if step == first:
+            for seed in seeds:
+                seed.recorder.logger.correct_fraction()
         results = group.finish(step, state, step > first, interruption)
     # SIGTERM may also have arrived while the last save ended.
     return [dataclasses.replace(result, stop_requested=interruption.requested) for result in results]

@@ -108,6 +108,7 @@ class Logger:
         self._every, self._epochs_before = max(run.config.log_every, 1), run.epochs_before
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
         self.pending, self._first = bool(meta.get("unlogged", False)), meta.get("step", 0)
+        self._ended = meta.get("budget_fraction", 0.0) >= 1.0
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
         self._writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else self._first - self.pending)
 
@@ -138,8 +139,13 @@ class Logger:
         return shown
 
     def correct_fraction(self) -> None:
-        """Writes the fraction that the clock has read again into the line of the step at which the run had ended."""
-        if self._budgeted and self._clock.refreshed:
+        """Writes the fraction that the clock has read again into the line of the step at which the run had ended.
+
+        Call it where the run continues, and where it does not: an extension that was killed before its first checkpoint
+        has left another fraction there.
+        """
+        if self._ended and self._budgeted and self._clock.refreshed:
+            self._opened.check_held()
             self._writer.correct(self._first, {"budget_fraction": self._clock.fraction})
 
     def flush(self) -> None:

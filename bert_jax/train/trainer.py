@@ -93,6 +93,8 @@ def fit(run: Run) -> Result:
             profiler.end_step(step + 1, recorder.accumulator.paused, progress.report)
 
         batches.close()
+        if step == first:
+            logger.correct_fraction()
         if evaluation.stops_early and not ended:
             progress.report(f"{run.workdir}: stopped early at step {step}; {evaluation.describe_best()}")
         if not evaluation.is_measured(step) and not (ended and evaluation.has_best):

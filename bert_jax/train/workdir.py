@@ -37,7 +37,9 @@ from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import absolute, is_stored, location, read_json, store_errors, write_json
 from bert_jax.train import integrity
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.gradient_sums import Reduction, sum_dtype
 from bert_jax.train.integrity import PARAMS, read_item, read_meta
+from bert_jax.train.partitioning import make_mesh
 from bert_jax.train.run import Run, runtime_of
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
@@ -46,12 +48,15 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
 # Keys (or their prefixes) that change no number of the run. Those of eval change only how much of it is measured, and
-# those of mesh only the order of sums; mesh.reduce_dtype rounds gradients, so it is compared.
+# those of mesh only the order of sums; the dtype of these sums, which may depend on them, is compared by itself.
 FREE = (
     *("log_every", "profile", "checkpoint", "eval.every_steps", "eval.batch_size", "data.prefetch", "data.cache_dir"),
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.overlap", "mesh.shard_optimizer", "seeds", "learning_rates"),
     *("run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
 )
+# The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is
+# reported, and one of mesh.reduce_dtype that has this effect is refused.
+SUM_DTYPE = "mesh.reduce_dtype.effective"
 # They change held-out metrics only, so they are free unless checkpoint.best, which early_stop needs, compares them.
 MEASURED_AT = ("eval.max_rows", "task.null_threshold")
 # Keys that name files; the fingerprints of what was read replace them, and the shares of the sources of mixtures.
@@ -178,9 +183,11 @@ def write_params(
 
 def provenance(run: Run) -> dict[str, Any]:
     """Returns what a checkpoint records of its run, as JSON values: `configuration` by key, and `versions`."""
+    dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
     kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, (*PATHS, "model"))}
     kept |= {
-        "compute_dtype": runtime_of(run.config).compute_dtype,  # not auto, whose meaning depends on the device
+        "compute_dtype": dtype,  # not auto, whose meaning depends on the device
+        SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, Reduction.of(mesh), dtype),
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
         **({"distill.teacher": _fingerprint(run.constants)} if run.constants else {}),
@@ -224,7 +231,7 @@ def check_provenance(
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
     ends = (*ENDS, "optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ENDS
-    open_keys = (*ends, *may_change, *allowed)
+    open_keys = (*ends, SUM_DTYPE, *may_change, *allowed)
     refused = [key for key in changed if not _within(key, open_keys) and ALL not in allowed]
     if refused:
         raise UserError(
@@ -257,7 +264,17 @@ def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[
         *(("batch_size",) if scheduled else ()),
         *(() if chosen else MEASURED_AT),
         *(() if generator else ("generator_size", "replaced_weight")),
+        *_sums_without_effect(before, now),
     )
+
+
+def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """mesh.reduce_dtype where gradients are summed as before; where it differs, it stands for the effective dtype."""
+    given = "mesh.reduce_dtype"
+    there, here = (values.get(SUM_DTYPE, values[given]) for values in (before, now))
+    if there == here or not {"", "auto"}.isdisjoint((there, here)):  # auto: of a version that recorded no effect
+        return (given,)
+    return (SUM_DTYPE,) if before[given] != now[given] else ()
 
 
 def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:
