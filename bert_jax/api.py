@@ -178,7 +178,7 @@ def load(source: str | Path, *, average: str = "") -> Model:
     """
     enable_compilation_cache()
     address = str(model_address(source))
-    loaded = open_checkpoint(address, average)
+    loaded = open_checkpoint(address, average, average_key="average")
     # An origin means the same in any folder that the program changes to, and a path is never that of a Hub's model.
     origin = address if address.startswith(PREFIX) else str(absolute(location(loaded.origin)))
     return Model(dataclasses.replace(loaded, origin=origin))
@@ -190,7 +190,7 @@ def finetune(
     dev: in_memory.Table | None = None,
     *,
     text: str = "",
-    label: str | Sequence[str] = "",
+    label: str | Iterable[str] = "",
     text_pair: str = "",
     kind: str = "",
     workdir: str | Path | None = None,
@@ -220,7 +220,7 @@ def finetune(
             f"task.{name}": in_memory.data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
         }
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
-        keys |= {f"task.{name}": value for name, value in columns.items() if value}
+        keys |= {f"task.{name}": value for name, value in columns.items() if not isinstance(value, str | None) or value}
         keys["init_from"] = _path_of(model, scratch / "start")
         config = config_lib.load(FinetuneConfig, config_lib.read_values("own", keys, overrides or {}))
         result = run_finetuning(config, folder)

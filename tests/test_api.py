@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import datetime
 import errno
+import fnmatch
 import importlib
 import inspect
 import json
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hub_server import HubHandler, serving
+from huggingface_hub.errors import OfflineModeIsEnabled
 from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
@@ -458,9 +460,39 @@ def test_overrides_are_values_of_python(configured):
     assert configured(kind="question").task.text == ""
 
 
+def test_mappings_have_the_signs_of_their_keys(configured, tmp_path, monkeypatch):
+    swept = {"optimizer.learning_rate": [1e-5, 3e-5], "batch_size": np.array([16, 32]), "task.crf": [True, False]}
+    found = configured(text="review", overrides={"sweep": swept, "optimizer.decays": {"layers/0/": 0.1, "head": 0}})
+    assert found.sweep == "optimizer.learning_rate=1e-05,3e-05;batch_size=16,32;task.crf=True,False"
+    assert found.optimizer.decays == "layers/0/=0.1;head=0"
+    started: list[Any] = []
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir: started.append(config) or {})
+    mixture = {"wiki": "shards/wiki:0.7", "books": "shards/books:0.3"}
+    bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": mixture, "batch_schedule": {0: 256, 100: 512}})
+    [mixed] = started
+    assert (mixed.data.mixture, mixed.batch_schedule) == (
+        "wiki=shards/wiki:0.7,books=shards/books:0.3",
+        "0:256,100:512",
+    )
+
+
+def test_arrays_and_ranges_are_lists(configured):
+    overrides = {"task.labels": np.array(["one", "five"]), "seeds": range(3), "epochs": np.float32(0.5)}
+    overrides |= {"task.label_map": {np.int64(1): np.str_("one")}, "learning_rates": (rate for rate in (1e-5, 3e-5))}
+    found = configured(text="review", label=np.array(["good", "long"]), kind="multilabel", overrides=overrides)
+    assert (found.task.label, found.task.labels, found.task.label_map) == ("good,long", "one,five", "1:one")
+    assert (found.seeds, found.epochs, found.learning_rates) == ((0, 1, 2), 0.5, "1e-05,3e-05")
+    for seeds in (np.arange(3), jnp.arange(3), [np.int64(0), np.int64(1), np.int64(2)]):
+        assert configured(text="review", overrides={"seeds": seeds}).seeds == (0, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"task.labels": {"one"}}, r"config\.task\.labels is {'one'}, a set, which has no order\. Give a list"),
+        ({"seeds": frozenset([1])}, r"config\.seeds is frozenset\(\{1\}\), a set"),
+        ({"sweep": {"task.metrics": ["f1,accuracy", "f1"]}}, r"config\.sweep has 'f1,accuracy', but ',' separates"),
+        ({"task.class_weights": {"one": [1, 2]}}, r"config\.task\.class_weights has 'one=1,2', but ',' separates"),
         ({"epochs": None}, r"config\.epochs is None\. Give a value of type float"),
         ({"epohcs": None}, r"unknown key config\.epohcs; did you mean config\.epochs"),
         ({"task": {"lable": "stars"}}, r"unknown key config\.task\.lable; did you mean config\.task\.label"),
@@ -487,6 +519,40 @@ def test_a_model_of_the_hub_with_a_pickle_only_is_refused_by_its_name(tmp_path, 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: files)
     with pytest.raises(UserError, match=r"^hf:org/old holds pytorch_model\.bin, a pickle: .*any code.*save_pretrained"):
         bert_jax.load("org/old")
+
+
+class ConnectError(Exception):
+    """That of httpx, with which the Hub's library connects from its version 1 on: none of the Hub's, and no OSError."""
+
+
+@pytest.mark.parametrize("raised", [ConnectError("no route"), OfflineModeIsEnabled("off")])
+def test_a_model_of_which_only_the_tokenizer_is_in_the_cache_is_explained_without_a_network(
+    tmp_path, monkeypatch, raised
+):
+    def unreachable(*_: Any, **__: Any) -> list[str]:
+        raise raised
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", unreachable)
+    said = r"^the cache has the tokenizer of org/tiny but no weights, and the Hugging Face Hub cannot be reached "
+    with pytest.raises(UserError, match=said + r"\((no route|off)\)\. Download .*hf download org/tiny --local-dir DIR"):
+        bert_jax.load("org/tiny")
+
+
+def test_the_files_of_a_checkpoint_are_all_that_its_formats_have(tmp_path, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns))
+    with pytest.raises(TypeError):  # it returns no folder
+        bert_jax.load("org/tiny")
+    adapter = ("adapter_config.json", "adapter_model.safetensors", "task.json")
+    for name in (*adapter, "config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in asked), name
+
+
+def test_an_average_that_a_checkpoint_lacks_is_named_as_python_has_it(folder):
+    with pytest.raises(UserError, match=r"holds a single set of weights, not a workdir\. Omit average$"):
+        bert_jax.load(folder, average="ema")
 
 
 class Hub(HubHandler):

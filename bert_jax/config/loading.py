@@ -21,7 +21,13 @@ from bert_jax.config.shipped import recipe_module
 Config = TypeVar("Config")
 Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 # Of keys whose text is a mapping with other signs than a:1,b:2.
-MAPPING_SIGNS = {"task.class_weights": ("=", ","), "optimizer.rates": ("=", ";")}
+MAPPING_SIGNS = {
+    "task.class_weights": ("=", ","),
+    "optimizer.rates": ("=", ";"),
+    "optimizer.decays": ("=", ";"),
+    "data.mixture": ("=", ","),
+    "sweep": ("=", ";"),
+}
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
@@ -99,11 +105,12 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     """The configuration of a recipe with overrides as Python has them; of a key in several of them, the last counts.
 
     {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. A key whose value is text also takes a list,
-    as a,b, and a mapping, as a:1,b:2 or with the signs of MAPPING_SIGNS. Raises UserError as read_flags does, and for a
-    value with the sign that separates it from others.
+    as a,b, and a mapping, as a:1,b:2 or with the signs of MAPPING_SIGNS; a value of it may be a list, a,b. Arrays of
+    NumPy and all that can be iterated over count as lists. Raises UserError as read_flags does, for a value with the
+    sign that separates it from others, and for a set.
     """
     tree = _run_recipe(recipe_name)
-    values = {key: value for each in overrides for key, value in _flattened(tree, each)}
+    values = {key: _plain(key, value) for each in overrides for key, value in _flattened(tree, each)}
     given = {key: value for key, value in values.items() if value is not None}
     unset = values.keys() - given.keys()  # load refuses None where a key must have a value
     for key in unset:
@@ -135,16 +142,33 @@ def _value_at(tree: ml_collections.ConfigDict, key: str) -> Any:
 
 def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
     """A value as the command line has it."""
-    default = _value_at(tree, key)
-    if isinstance(value, list):
-        value = tuple(value)
-    if not isinstance(default, str) or not isinstance(value, tuple | Mapping):
+    if not isinstance(_value_at(tree, key), str) or not isinstance(value, tuple | Mapping):
         return str(value)
     between, after = MAPPING_SIGNS.get(key, (":", ","))
-    parts = [f"{old}{between}{new}" for old, new in value.items()] if isinstance(value, Mapping) else [*map(str, value)]
-    if wrong := next((part for part in parts if after in part), ""):
-        raise UserError(f"config.{key} has {wrong!r}, but {after!r} separates its values. Use values without it")
-    return after.join(parts)
+    if isinstance(value, Mapping):
+        texts = {old: _joined(key, new, ",") if isinstance(new, tuple) else new for old, new in value.items()}
+        value = [f"{old}{between}{new}" for old, new in texts.items()]
+    return _joined(key, value, after)
+
+
+def _joined(key: str, values: Iterable[Any], sign: str) -> str:
+    parts = [*map(str, values)]
+    if wrong := next((part for part in parts if sign in part), ""):
+        raise UserError(f"config.{key} has {wrong!r}, but {sign!r} separates its values. Use values without it")
+    return sign.join(parts)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value without types of NumPy, with tuples for all that has an order. Raises UserError for a set."""
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy, jax and torch, columns of pandas
+        value = value.tolist()
+    if isinstance(value, set | frozenset):
+        raise UserError(f"config.{key} is {value!r}, a set, which has no order. Give a list")
+    if isinstance(value, Mapping):
+        return {_plain(key, old): _plain(key, new) for old, new in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | ml_collections.ConfigDict):
+        return tuple(_plain(key, each) for each in value)
+    return value
 
 
 def _split_off_none(tree: ml_collections.ConfigDict, overrides: Sequence[str]) -> tuple[list[str], list[str]]:

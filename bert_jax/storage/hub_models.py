@@ -16,8 +16,9 @@ _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "
 _FILES = {
     "tokenizer": _TOKENIZER,
     "checkpoint": (
-        *("config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_*", "modules.json"),
-        *("sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/*", "2_Normalize/*"),
+        *("config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
+        *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+        *("1_Pooling/*", "2_Normalize/*"),
         *_TOKENIZER,
     ),
 }
@@ -48,12 +49,12 @@ def named_folder(address: str | PurePath, what: Literal["checkpoint", "tokenizer
     name = name.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
         raise UserError(f"{address} is not the name of a model on the Hugging Face Hub. Use hf:NAME or hf:ORG/NAME")
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_FILES[what])))
         if what == "checkpoint" and not any(folder.glob("*.safetensors")):
-            pickles = filter(is_pickle, HfApi().list_repo_files(name))
+            pickles = filter(is_pickle, _listed(name))
             if found := min(pickles, key=lambda file: ("model" not in file, file), default=""):
                 raise pickle_error(address, found)
         return folder
@@ -68,7 +69,26 @@ def named_folder(address: str | PurePath, what: Literal["checkpoint", "tokenizer
                 f"cannot download {name} to the cache of the Hugging Face Hub: {error.strerror or error}. Free some "
                 "space, correct its mode, or set HF_HOME to another folder"
             ) from None
-        raise UserError(
-            f"no {what} at {name}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download "
-            f"the model where there is a network (hf download {name} --local-dir DIR) and give DIR"
-        ) from None
+        raise _unreachable(f"no {what} at {name}", name, error) from None
+
+
+def _listed(name: str) -> list[str]:
+    """The files of a model on the Hub whose weights are not in the cache.
+
+    Raises the Hub's own errors, and UserError for those of the library that connects to it.
+    """
+    from huggingface_hub import HfApi, errors
+
+    try:
+        return HfApi().list_repo_files(name)
+    except errors.HfHubHTTPError:
+        raise
+    except Exception as error:
+        raise _unreachable(f"the cache has the tokenizer of {name} but no weights", name, error) from None
+
+
+def _unreachable(found: str, name: str, error: Exception) -> UserError:
+    return UserError(
+        f"{found}, and the Hugging Face Hub cannot be reached ({first_line(error)}). Download the model where there is "
+        f"a network (hf download {name} --local-dir DIR) and give DIR"
+    )
