@@ -22,6 +22,7 @@ from bert_jax.reporting.sources import source_section
 from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.storage.location import Location, absolute, location, write_file
 from bert_jax.tasks.measurement import metric_prefix
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import duration
 
@@ -108,6 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--examples", type=int, metavar="N", help=what)
     parser.add_argument("--output", metavar="FILE", help="the page that compares several runs, e.g. compared.html")
     options = parser.parse_args(list(arguments))
+    enable_compilation_cache()
     if options.examples is not None and options.examples < 1:
         raise UserError(f"--examples is {options.examples}; it must be at least 1")
     if len(options.workdir) > 1:

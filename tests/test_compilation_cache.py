@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 import bert_jax
-from bert_jax import embed, evaluate, features, fill_mask, predict
+from bert_jax import embed, evaluate, features, fill_mask, predict, report
 from bert_jax.command import UserError
 from bert_jax.train import compilation_cache
 
@@ -76,6 +76,7 @@ STARTS: dict[str, Callable[[], object]] = {
     "embed": lambda: embed.main([*CHECKPOINT, "--input", "/none.txt", "--output", "/none.npz"]),
     "evaluate": lambda: evaluate.main([*CHECKPOINT, "--data", "/none"]),
     "fill_mask": lambda: fill_mask.main([*CHECKPOINT, "a [MASK]"]),
+    "report": lambda: report.main(["/none"]),
     "features": lambda: features.main([*CHECKPOINT, "--config", "tagging:task=conll2003"]),
     "bert_jax.load": lambda: bert_jax.load(Path("/none")),
     "bert_jax.finetune": lambda: bert_jax.finetune(Path("/none"), "/none.tsv", text="text", label="label"),
