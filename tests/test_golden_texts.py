@@ -12,7 +12,7 @@ import safetensors.numpy
 import tokenizers
 from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
-from tokenizer_kinds import make
+from tokenizer_kinds import make, random_texts
 
 from bert_jax import tokenizer, vocabulary
 from bert_jax.command import UserError
@@ -29,9 +29,11 @@ from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.kinds.question_windows import encode_questions
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.word_rows import encode_words
+from bert_jax.tokenization.byte_bpe_engine import ByteBPEEngine
 from bert_jax.tokenization.engine import template
 from bert_jax.tokenization.tokenizer_spec import BERT_ROLES, MPNET_ROLES
 from bert_jax.tokenization.wordpiece import WordPieceSpec
+from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 from bert_jax.tokenizer import Tokenizer
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
@@ -281,6 +283,56 @@ def test_special_tokens_without_a_role_are_matched_in_texts_of_tasks(tmp_path, k
     role = words.roles.mask_token
     assert words.mask_id not in words.of_tasks.encode(f"the {role} [E1]") and marked not in words.encode("[E1]")
     assert tokenizer.load(tmp_path / "plain").of_tasks.spec == tokenizer.load(tmp_path / "plain").spec
+
+
+def marked_and_library(folder, kind, *, normalized):
+    """A tokenizer of tasks with special tokens without a role, and the library that matches only these."""
+    lines = ["The old man and the new sea.", "He was an old man who fished alone.", "unk E1 <unk>"]
+    make(kind, lines * 9, folder)
+    tokenizer.load(folder).save(folder / "plain")
+    contents = ("[E1]", "<Unk>") if kind.startswith("bpe") else ("[E1]", "<Unk>", "New Sea", "Åe", "\u4e00x")
+    library = tokenizers.Tokenizer.from_file(str(folder / "plain" / "tokenizer.json"))
+    library.add_special_tokens([tokenizers.AddedToken(content, normalized=normalized) for content in contents])
+    shutil.copytree(folder / "plain", folder / "marked")
+    library.save(str(folder / "marked" / "tokenizer.json"))
+    alone = tokenizers.Tokenizer.from_file(str(folder / "plain" / "tokenizer.json"))
+    alone.add_tokens([tokenizers.AddedToken(content, normalized=normalized) for content in contents])
+    alone.encode_special_tokens = True
+    return tokenizer.load(folder / "marked").of_tasks, alone
+
+
+MARKED = [
+    "the [E1] old man",
+    "≮UNK> <\x00unk> x",
+    "new\u3000sea, new  sea",
+    "the<Unk>sea",
+    "NEW SEÅ A\u030ae ae",
+    "一x 一 x",
+]
+UNMARKED = ["the old man, E1", "< unk >", "a ≮ b", "news ea", "≮ unk>", "Größe – “x” 一", ""]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("kind", ["wordpiece_uncased", "wordpiece_cased", "bpe", "bpe_nfc"])
+def test_texts_with_tokens_without_a_role_have_the_ids_of_the_library(tmp_path, kind, normalized):
+    words, library = marked_and_library(tmp_path, kind, normalized=normalized)
+    parts = [*MARKED, *UNMARKED, *(f"{a[:30]}{b}{a[30:]}" for a in random_texts(3, 80) for b in ("<Unk>", "≮unk>"))]
+    texts = parts + random_texts(4, 200)
+    ids, offsets = words.encode_many(texts)
+    for text, found in zip(texts, np.split(ids, offsets[1:-1]), strict=True):
+        assert found.tolist() == library.encode(text, add_special_tokens=False).ids, text
+
+
+def test_other_texts_are_encoded_word_by_word(tmp_path):
+    """Which the cache of words makes many times faster; only the library finds tokens in normalized text."""
+    words, _ = marked_and_library(tmp_path / "wordpiece", "wordpiece_uncased", normalized=True)
+    engine = WordPieceEngine(words.spec)
+    assert list(engine.split(MARKED).exceptions) == list(range(len(MARKED)))
+    assert not engine.split(UNMARKED).exceptions
+    for normalized in (False, True):
+        words, _ = marked_and_library(tmp_path / f"bpe-{normalized}", "bpe_nfc", normalized=normalized)
+        chunked = ByteBPEEngine(words.spec).split(["the [E1] old man", "the old man"])
+        assert chunked is None if normalized else chunked.exceptions == {0: None}
 
 
 def test_the_mask_of_mpnet_is_filled_as_by_transformers(folder):

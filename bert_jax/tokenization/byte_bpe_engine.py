@@ -40,7 +40,9 @@ class ByteBPEEngine(LibraryEngine):
         self._chunk_library.encode_special_tokens = True
         self._add_prefix_space = spec.add_prefix_space
         self._text_tokens = text_tokens(spec.added)
-        self._whole = bool(self._text_tokens and spec.normalizers)
+        # Those that are matched in normalized text may occur where the text itself lacks them.
+        matched = any(token.normalized for token in spec.added if not token.special)
+        self._whole = matched and bool(spec.normalizers)
         # Other normalizers may change where text splits, so only ASCII text, which they leave alone, is split here.
         self._only_ascii = not set(spec.normalizers) <= set(CHUNKABLE_NORMALIZERS)
         self._splits_ascii = "Lowercase" not in spec.normalizers and not spec.ignore_merges

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,8 @@ from bert_jax.tokenization.tokenizer_spec import AddedToken
 
 # Chunks passed to the library in one call.
 LIBRARY_CHUNKS = 20_000
+# Frequent characters of English text, roughly from rare to frequent. All others are rarer.
+_FREQUENT = "zqjxkv'bpgywmfucldrhsinoate-.,# "
 
 
 @runtime_checkable
@@ -96,6 +98,37 @@ def text_tokens(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
     """Matches the added tokens that are matched in running text; None if there are none."""
     contents = [re.escape(token.content) for token in added if not token.special]
     return re.compile("|".join(contents)) if contents else None
+
+
+class NormalizedTokens:
+    """Finds the texts in whose normalized form tokens occur. The normalizer maps each character independently.
+
+    To normalize a text takes about as long as to encode it. So of each token the rarest character is taken, and only
+    texts with a character that normalizes to it are normalized.
+    """
+
+    def __init__(self, contents: Iterable[str], normalize: Callable[[str], str]) -> None:
+        self._normalize = normalize
+        self._tokens = [normalize(content) for content in contents]  # as the library looks them up
+        self._rare = {min(token, key=_FREQUENT.find, default="") for token in self._tokens}
+        self._seen: set[str] = set()  # characters of texts
+        self._sources: list[str] = []  # those that normalize to a rare one
+        self._see(map(chr, range(128)))
+
+    def occur(self, text: str) -> bool:
+        """Whether one of the tokens occurs in the normalized text."""
+        if not text.isascii():
+            self._see(set(text) - self._seen)
+        if not any(source in text for source in self._sources):
+            return False
+        normal = self._normalize(text)
+        return any(token in normal for token in self._tokens)
+
+    def _see(self, characters: Iterable[str]) -> None:
+        for one in characters:
+            self._seen.add(one)
+            if any(rare in self._normalize(one) for rare in self._rare):
+                self._sources.append(one)
 
 
 def template(

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
-from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template, text_tokens
+from bert_jax.tokenization.engine import LibraryEngine, NormalizedTokens, add_tokens, template, text_tokens
 from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.tokenizer_spec import id_dtype
 from bert_jax.tokenization.wordpiece import WordPieceSpec
@@ -37,18 +37,22 @@ class WordPieceEngine(LibraryEngine):
         super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
         self._spec = spec
         self._text_tokens = text_tokens(spec.added)
-        self._whole = any(token.normalized for token in spec.added if not token.special)
+        normalized = [token.content for token in spec.added if token.normalized and not token.special]
+        self._normalized = NormalizedTokens(normalized, self._library.normalizer.normalize_str) if normalized else None
 
-    def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
+    def split(self, texts: Sequence[str]) -> ChunkedTexts:
         # Added tokens that are matched in running text may span white space.
-        if self._whole:
-            return None
         exceptions: dict[int, list[str] | None] = {}
         if self._text_tokens is not None:
-            exceptions = {index: None for index, text in enumerate(texts) if self._text_tokens.search(text)}
+            exceptions = {index: None for index, text in enumerate(texts) if self._has_tokens(text)}
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
         return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
+
+    def _has_tokens(self, text: str) -> bool:
+        if self._text_tokens and self._text_tokens.search(text):
+            return True
+        return self._normalized is not None and self._normalized.occur(text)
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         found = self._longest_match.encode(keys)
