@@ -91,7 +91,7 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
         try:
             corpus = Corpus(find_sources(text))
             with Reporter("reading text", corpus.total_bytes, ("MB",), quiet) as progress:
-                forms = (_forms(one, prompts, tokenizer.spec.keeps_newlines) for one in corpus.documents())
+                forms = (texts_of(one, prompts, tokenizer.spec.keeps_newlines) for one in corpus.documents())
                 texts = itertools.chain.from_iterable(forms)
                 while block := list(itertools.islice(texts, TEXTS_AT_ONCE)):
                     usage.add(block)
@@ -104,11 +104,17 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
     return _resize(checkpoint, output, average, change)
 
 
-def _forms(document: str, prompts: Sequence[str], whole: bool) -> Iterator[str]:
-    """Yields the texts that commands encode of a document: lines, also after prompts, and the whole with its breaks."""
+def texts_of(document: str, prompts: Sequence[str] = (), whole: bool = False) -> Iterator[str]:
+    """Yields the texts that commands encode of a document: lines, also after prompts, and the sentences of shards.
+
+    whole   whether shards may keep line breaks, and so have the tokens of the whole document
+    """
+    from data_prep.line_breaks import joined_sentences
+
     lines = document.split("\n")
     for prompt in ("", *prompts):
         yield from (prompt + line for line in lines)
+    yield from set(joined_sentences(document).sentences).difference(lines)
     if whole:
         yield document
 

@@ -8,6 +8,7 @@ from tokenizer_kinds import make, random_texts
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
+from bert_jax.resize_vocabulary import texts_of
 from bert_jax.resizing.trimming import Usage
 from bert_jax.tokenizer import Tokenizer
 from data_prep.encoding import encode
@@ -62,6 +63,41 @@ def test_the_lines_of_a_document_have_the_same_tokens_in_shards(kind, sample_tex
     unit = Unit("train", 0, ("\n".join(document).encode(),), "")
     new = trimmed(old, document)
     assert new.tokens(encode(new, unit).ids) == old.tokens(encode(old, unit).ids)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bpe_nfc", "unigram", "sentencepiece_bpe"])
+def test_the_sentences_of_a_line_have_the_same_tokens_in_shards(kind, sample_text, tmp_path):
+    """Shards encode them one by one: a line has the token 」「, and its first sentence the token 。」."""
+    pairs = ["今天」「明天", "今天”“明天", "」「”“"]
+    ends = ["今天。」", "今天。”"]
+    lines = sample_text.read_text(encoding="utf-8").split("\n")[:300]
+    make(kind, lines + 90 * pairs + 40 * ends, tmp_path)
+    old = tokenizer.load(tmp_path)
+    document = [
+        "「今天。」「明天",
+        "“今天。”“明天。”“今天",
+        "「今天。」「明天。」「今天。」「明天",
+        "He left. “It rained.” It did.",
+    ]
+    unit = Unit("train", 0, ("\n".join(document).encode(),), "")
+    new = trimmed(old, list(texts_of("\n".join(document))))
+    assert new.tokens(encode(new, unit).ids) == old.tokens(encode(old, unit).ids)
+
+
+def test_texts_of_tasks_with_markers_have_the_same_tokens(tmp_path):
+    text = ["The old man and the sea.", "He was an old man who fished alone.", "seaward"]
+    make("wordpiece_uncased", text * 9, tmp_path / "plain")
+    tokenizer.load(tmp_path / "plain").save(tmp_path / "marked")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "marked" / "tokenizer.json"))
+    library.add_special_tokens(["ENT", "[E2]"])
+    library.save(str(tmp_path / "marked" / "tokenizer.json"))
+    old = tokenizer.load(tmp_path / "marked")
+    marked = ["theENTold man", "[E2]fished[E2] alone", "qqENTseaENT😀"]
+    new = trimmed(old, marked)
+    assert new.vocab_size < old.vocab_size
+    for text in marked:
+        for one, other in ((old, new), (old.of_tasks, new.of_tasks)):
+            assert other.tokens(other.encode(text)) == one.tokens(one.encode(text)), text
 
 
 def test_an_unknown_word_does_not_become_known_by_a_shorter_match(tmp_path):

@@ -26,25 +26,31 @@ class Usage:
         self._tokenizer = tokenizer
         self._used = np.zeros(tokenizer.vocab_size, bool)
         self._texts = 0
-        self._with_unknown: set[str] = set()
+        self._unknown: set[str] = set()  # words
         spec = tokenizer.spec
         self._library = wordpiece_engine.library_tokenizer(spec) if isinstance(spec, WordPieceSpec) else None
 
     def add(self, texts: Sequence[str]) -> None:
-        """Counts the tokens of texts that stand alone, and of those that continue a document (data_prep.encoding)."""
-        ids, offsets = self._tokenizer.encode_many(texts)
-        self._used[ids] = True
-        if self._tokenizer.kind == "bpe":
-            self._used[self._tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
+        """Counts the tokens of texts alone, of those that continue a document (data_prep.encoding), and of tasks."""
+        self._add(self._tokenizer, texts)
         if self._tokenizer.within_text is not self._tokenizer:
             self._used[self._tokenizer.within_text.encode_many(texts)[0]] = True
+        if self._tokenizer.of_tasks is not self._tokenizer:
+            self._add(self._tokenizer.of_tasks, texts)
+
+    def _add(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        ids, offsets = tokenizer.encode_many(texts)
+        self._used[ids] = True
+        if tokenizer.kind == "bpe":
+            self._used[tokenizer.encode_many([f" {text}" for text in texts if text])[0]] = True
         self._texts += len(ids) > 0
         if self._library:
-            # The words among which are unknown ones.
-            unknown = np.flatnonzero(ids == self._tokenizer.unk_id)
+            unknown = np.flatnonzero(ids == tokenizer.unk_id)
             for index in np.unique(np.searchsorted(offsets, unknown, side="right") - 1):
-                normal = self._library.normalizer.normalize_str(texts[index])
-                self._with_unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
+                found, spans = tokenizer.encode_offsets(texts[index])
+                for begin, end in spans[found == tokenizer.unk_id].tolist():
+                    normal = self._library.normalizer.normalize_str(texts[index][begin:end])
+                    self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
 
     def trim(self) -> VocabularyChange:
         """Returns the vocabulary without unused tokens; the others keep their order.
@@ -59,7 +65,7 @@ class Usage:
         kept |= {tokens[index] for index in spec.special_ids()}
         trimmed: TokenizerSpec
         if isinstance(spec, WordPieceSpec):
-            trimmed = _trim_wordpiece(spec, kept, self._with_unknown)
+            trimmed = _trim_wordpiece(spec, kept, self._unknown)
         elif isinstance(spec, ByteBPESpec):
             trimmed = _trim_byte_bpe(spec, kept)
         else:
@@ -68,13 +74,13 @@ class Usage:
         return VocabularyChange.of(spec, trimmed)
 
 
-def _trim_wordpiece(spec: WordPieceSpec, kept: set[str], with_unknown: Iterable[str]) -> WordPieceSpec:
+def _trim_wordpiece(spec: WordPieceSpec, kept: set[str], unknown: Iterable[str]) -> WordPieceSpec:
     """Without the tokens that were not taken, the longest match still takes those that it took.
 
     An unknown word could become known where a match becomes shorter, so all tokens that occur in it stay.
     """
     kept = kept | {token.content for token in spec.added} | {one for one in spec.tokens if len(spec.surface(one)) == 1}
-    for word in with_unknown:
+    for word in unknown:
         kept.update(_occurring(spec, word))
     return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in kept))
 
