@@ -305,7 +305,7 @@ def test_the_soft_term_of_a_task_is_the_divergence_of_its_outputs(kind):
 )
 def test_values_that_teach_nothing_are_refused(values, message):
     with pytest.raises(UserError, match=message) as caught:
-        DistillConfig(**values)
+        DistillConfig(**values).check_unused()
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,7 @@ import test_finetune
 
 from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
-from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
+from bert_jax.config import CheckpointConfig, DistillConfig, FinetuneConfig, TaskConfig
 from bert_jax.finetune import finetune
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -57,6 +57,24 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
 def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         key_sweep.settings_of(FinetuneConfig(sweep=given))
+
+
+@pytest.mark.parametrize(
+    ("base", "given"),
+    [
+        ({"layers": "uniform", "hidden_loss": "mse"}, "distill.hidden_weight=1,2"),
+        ({"soft_weight": 0.0}, "distill.hidden_weight=1,2"),
+        ({"hidden_weight": 1.0, "soft_weight": 0.0, "temperature": 3.0}, "distill.soft_weight=0.5,1"),
+    ],
+)
+def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base: dict[str, Any], given: str) -> None:
+    config = FinetuneConfig(distill=DistillConfig(teacher="T", **base), sweep=given)
+    found = key_sweep.settings_of(config)
+    assert len(found) == 2
+    for setting in found:
+        setting.config.distill.check_unused()
+    with pytest.raises(UserError, match=r"no effect|nothing is learned"):
+        config.distill.check_unused()
 
 
 def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(tmp_path: Path) -> None:

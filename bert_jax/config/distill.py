@@ -20,7 +20,7 @@ class DistillConfig:
 
     The loss is hard_weight times the loss without a teacher, plus soft_weight times the soft term, plus hidden_weight
     times the hidden term (bert_jax/train/objectives/distilled.py defines both). Raises UserError for values out of
-    range, and for those of a term that the loss lacks.
+    range.
     """
 
     teacher: str = ""  # any checkpoint; empty: no distillation
@@ -43,29 +43,34 @@ class DistillConfig:
         for name, known in (("hidden_loss", HIDDEN_LOSSES), ("positions", POSITIONS)):
             if getattr(self, name) not in known:
                 raise UserError(f"unknown distill.{name} {getattr(self, name)!r}; choose from {', '.join(known)}")
-        if self.teacher and not self.soft_weight and not self.hidden_weight:
+
+    def check_unused(self) -> None:
+        """Raises UserError for keys that have no effect, and for a teacher from which nothing is learned.
+
+        This is a check of the configuration that is trained: a sweep may set the weight that a key needs.
+        """
+        defaults = {one.name: one.default for one in fields(self)}
+        changed = [name for name, default in defaults.items() if getattr(self, name) != default]
+        if not self.teacher:
+            if changed:
+                raise UserError(
+                    f"distill.{changed[0]} is {getattr(self, changed[0])}, but distill.teacher is not set. Name the "
+                    "checkpoint of the teacher with --config.distill.teacher=CHECKPOINT"
+                )
+            return
+        if not self.soft_weight and not self.hidden_weight:
             raise UserError(
                 "distill.soft_weight and distill.hidden_weight are both 0, so nothing is learned from distill.teacher. "
                 "Set one of them, or omit distill.teacher"
             )
-        defaults = {one.name: one.default for one in fields(self)}
         for weight, names in _OF_TERMS.items():
-            changed = [name for name in names if getattr(self, name) != defaults[name]]
-            if self.teacher and changed and not getattr(self, weight):
-                name = changed[0]
+            unused = [name for name in names if name in changed]
+            if unused and not getattr(self, weight):
+                name = unused[0]
                 raise UserError(
                     f"distill.{name} is {getattr(self, name)}, which has no effect with distill.{weight}=0. Set the "
                     f"weight, or leave distill.{name} at {defaults[name]}"
                 )
-
-    def check_unused(self) -> None:
-        """Raises UserError where another key is set, but no teacher."""
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        if changed and not self.teacher:
-            raise UserError(
-                f"distill.{changed[0]} is {getattr(self, changed[0])}, but distill.teacher is not set. Name the "
-                "checkpoint of the teacher with --config.distill.teacher=CHECKPOINT"
-            )
 
     def pairs(self, student: int, teacher: int) -> Pairs:
         """The hidden states to compare, for a student and a teacher with so many layers; none without hidden_weight.

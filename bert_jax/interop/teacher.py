@@ -89,8 +89,8 @@ def distilled_pretraining(
     and for keys that have no effect.
     """
     settings = config.distill
+    settings.check_unused()
     if not settings.teacher:
-        settings.check_unused()
         return None
     if not isinstance(objective, MaskedLMObjective):
         raise UserError(

@@ -50,8 +50,8 @@ def distilled_task(
     soft targets, and for keys that have no effect.
     """
     settings, base = config.distill, task.objective()
+    settings.check_unused()
     if not settings.teacher:
-        settings.check_unused()
         return None
     if settings.positions != "masked":
         raise UserError(
