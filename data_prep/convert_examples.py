@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax import command
 from bert_jax.command import Parser, UserError
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, is_output, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder, refuse_inside
@@ -51,7 +51,7 @@ def convert(
         refuse_inside(output, Path(os.path.abspath(input)))
         return _convert_output(Path(os.path.abspath(input)), output, format, quiet)
     folder_of_part = Path(input) if Path(input).is_dir() else Path(input).parent
-    if folder_of_part.name in PARTS and (folder_of_part.parent / MANIFEST).exists():
+    if folder_of_part.name in PARTS and is_output(folder_of_part.parent):
         whole = folder_of_part.parent
         raise UserError(f"{input} is a part of {whole}, an output of build_examples; give --input {whole}")
     if Path(input).is_dir():

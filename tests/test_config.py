@@ -34,6 +34,10 @@ def test_none_unsets_a_number_that_may_be_none():
     assert read("--config.data.mask_rate=none").data.mask_rate is None
     assert read("--config.data.mask_rate=0.2", "--config.data.mask_rate=None").data.mask_rate is None
     assert read("--config.data.mask_rate=none", "--config.data.mask_rate=0.2").data.mask_rate == 0.2
+    assert read("--config.data.mask_rate", "none").data.mask_rate is None
+    assert read("--config.data.mask_rate", "none", "--config.data.mask_rate", "0.2").data.mask_rate == 0.2
+    apart = read("--config.model.positions", "none", "--config.model.dropout", "none")
+    assert (apart.model.positions, apart.model.dropout) == ("none", None)
     built = read("--config.model.positions=none", "--config.model.dropout=none", "--config.model.bias=none")
     assert (built.model.positions, built.model.dropout, built.model.bias) == ("none", None, None)
     with pytest.raises(UserError, match=r"config\.steps is None\. Give a value of type int"):

@@ -274,6 +274,16 @@ def test_a_part_of_an_output_is_refused_with_the_whole(outputs: dict[str, Path],
         convert(f"{outputs['tfrecord']}/{input}", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
 
 
+@pytest.mark.parametrize("content", ['{"files": ["train/a.tfrecord"]}', "no JSON"])
+def test_files_below_the_manifest_of_another_program_are_imported(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    (tmp_path / "train").mkdir()
+    shutil.copy(ORIGINAL / "rows.tfrecord", tmp_path / "train" / "a.tfrecord")
+    given = {"tokenizer": ORIGINAL / "vocab.txt"}
+    found = convert(tmp_path / "train" / "*.tfrecord", tmp_path / "out", **given)
+    assert found["counts"] == convert(ORIGINAL / "rows.tfrecord", tmp_path / "same", **given)["counts"]
+
+
 def test_dynamic_rows_cannot_be_converted_to_tfrecord(shards_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --masking static"):
         convert(shards_dir, tmp_path / "out", format="tfrecord")

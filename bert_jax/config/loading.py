@@ -174,15 +174,20 @@ def _plain(key: str, value: Any) -> Any:
 def _split_off_none(tree: ml_collections.ConfigDict, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The overrides without `--config.KEY=none` of numbers, which no parser of numbers accepts, and these keys.
 
-    The last override of a key applies. The value of a text may be "none".
+    A space may stand for the equals sign. The last override of a key applies. The value of a text may be "none".
     """
     rest: list[str] = []
     unset: dict[str, None] = {}
-    for override in overrides:
-        flag, _, value = override.lstrip("-").partition("=")
+    waiting = list(overrides)
+    while waiting:
+        override = waiting.pop(0)
+        flag, equals, value = override.lstrip("-").partition("=")
+        value = value if equals else next(iter(waiting), "")
         section, _, key = flag.partition(".")
         if section == "config" and value.lower() == "none" and config_path.get_type(key, tree) in (bool, int, float):
             unset[key] = None
+            if not equals:
+                waiting.pop(0)
         else:
             unset.pop(key, None)
             rest.append(override)

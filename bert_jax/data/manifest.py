@@ -112,6 +112,14 @@ def treats_scripts(manifest: Mapping[str, Any]) -> bool:
     return "words" in manifest["masking"] or "one_sentence" in manifest["counts"]
 
 
+def is_output(directory: Path) -> bool:
+    """Whether a folder is an output of build_examples, of any version: other programs write a manifest.json, too."""
+    try:
+        return {"schema_version", "unigram_counts"} <= read_json(directory / MANIFEST).keys()
+    except (OSError, UserError):
+        return False
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a finished build_examples output. Raises UserError if there is no valid one."""
     path = directory / MANIFEST
