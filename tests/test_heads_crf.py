@@ -99,6 +99,8 @@ SCHEMES = {
     ("O", "B-X", "I-X", "B-Y", "I-Y"): r"(O |B-X (I-X )*|B-Y (I-Y )*)*",
     ("I-X", "E-X", "O", "S-X", "B-X", "B-Y", "I-Y", "E-Y", "S-Y"): r"(O |S-X |S-Y |B-X (I-X )*E-X |B-Y (I-Y )*E-Y )*",
     ("O", "B", "I"): r"(O |B (I )*)*",
+    ("O", "I-X", "I-Y"): r"(O |I-X |I-Y )*",  # IOB1, here and below
+    ("O", "B-X", "I-X", "I-Y"): r"(O |I-Y |I-X ((B-X |I-X )*))*",
 }
 
 

@@ -500,6 +500,16 @@ def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
     right = [compared_words(texts[f"q{n}"]) == expected for n, expected in enumerate(words)]
     found = measurement.evaluate(asked, file).metrics
     assert found["exact"] == np.mean(right) and found["NoAns_exact"] == np.mean(right[1::2])
+    assert set(measurement.evaluate(asked, file, metrics="NoAns_f1,exact").metrics) == {
+        "NoAns_f1",
+        "exact",
+        "task_loss",
+    }
+    for given in ("exact_match", "f1,exact_match"):
+        with pytest.raises(
+            UserError, match=r"\(in evaluate: --metrics\) has 'exact_match', but .*dev.json has questions"
+        ):
+            measurement.evaluate(dataclasses.replace(asked, task=QUESTION), file, metrics=given)
     with pytest.raises(UserError, match="2 questions have only 1 different ids"):
         write_squad([{"id": "a", "answer": ""}] * 2, tmp_path)
 

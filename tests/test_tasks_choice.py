@@ -19,7 +19,7 @@ from bert_jax.finetune import finetune
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import registry
+from bert_jax.tasks import registry, task_json
 from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask
@@ -234,7 +234,8 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
         "It rained. What happened as a RESULT?",
         "I fell. What was the CAUSE of this?",
     ]
-    assert split.items[1] == task.parse(Path("in"), [InputRecord(2, COPA[1])]).items[0]._replace(label="1")
+    parsed = task.parse(Path("in"), [InputRecord(2, COPA[1])]).items[0]
+    assert split.items[1] == parsed._replace(label="1", numbered=True)
     assert not registry.read(task, files["test"], label_required=False).labelled
     with pytest.raises(UserError, match=r"bad.jsonl line 1: question is 'why'; expected cause or effect"):
         registry.read(task, json_lines(tmp_path / "bad.jsonl", [COPA[0] | {"question": "why"}]))
@@ -287,9 +288,50 @@ def test_a_label_that_two_readings_give_different_choices_is_refused(letters: To
         TASK.encode(split, letters)
 
 
-def test_accuracy_is_the_only_metric() -> None:
+def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
+    choices = ["1", "2", "3", "4"]
+    return own(
+        json_lines(path, [{"context": "a", "options": choices, "right": one} for one in labels]), choices="options"
+    )
+
+
+def test_numbers_are_indices_whatever_the_choices(tmp_path: Path, letters: Tokenizer) -> None:
+    """All of 1, 2 and 3 are the text of a choice, too; 0 and 1.0 are none."""
+    for labels in ((1, 2, 3), (0, 1.0, 3)):
+        split = numbers_of(tmp_path / "own.jsonl", *labels)
+        assert TASK.encode(split, letters).labels.tolist() == [*labels]
+    with pytest.raises(UserError, match=r"line 3: label '4' is not one of its 4 choices; .* \(numbers are indices"):
+        TASK.encode(numbers_of(tmp_path / "own.jsonl", 1, 2, 4), letters)
+
+
+def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path, letters: Tokenizer) -> None:
+    train, dev = (numbers_of(tmp_path / name, *labels) for name, labels in (("a.jsonl", "013"), ("b.jsonl", "123")))
+    for first, second, expected in ((train, dev, [1, 2, 3]), (dev, train, None)):
+        task = TASK.complete(first)
+        assert task_json.from_json(task_json.to_json(task)) == task
+        if expected:
+            assert task.encode(second, letters).labels.tolist() == expected
+            continue
+        with pytest.raises(
+            UserError, match=r"b?a.jsonl line 2: label '1' is the text of choice 0 \(from 0\), and as an"
+        ):
+            task.encode(second, letters)  # texts, of which 0 is none
+    mixed = numbers_of(tmp_path / "own.jsonl", "4", 1)
+    assert TASK.complete(dev).encode(mixed, letters).labels.tolist() == [3, 1]
+
+
+def test_a_label_that_is_no_choice_is_reported_before_those_that_could_be_two(letters: Tokenizer) -> None:
+    split = split_of([("a", "", ("1", "0", "2"), "0"), ("a", "", ("b", "c"), "1"), ("a", "", ("b", "c"), "7")])
+    with pytest.raises(UserError, match=r"line 3: label '7' is not one of its 2 choices"):
+        TASK.encode(split, letters)
+
+
+def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_still_open(letters: Tokenizer) -> None:
+    recorded = replace(TASK, metrics=("accuracy", "macro_f1"))
+    rows = recorded.encode(split_of(ITEMS), letters)
+    assert recorded.measure(rows, [np.eye(3)[label] for label in rows.labels]) == {"accuracy": 1.0, "macro_f1": 1.0}
     with pytest.raises(UserError, match="unknown metric 'macro_f1' for this kind of task; choose from: accuracy"):
-        registry.resolve(TaskConfig(train="a.jsonl", kind="choice", metrics="macro_f1"))
+        recorded.complete(split_of(ITEMS))
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,21 @@ def test_broken_lines_are_reported_with_their_numbers(tmp_path):
     "context, answer, expected",
     [
         ("The man said that he left.", Answer("he", None), 18),
-        ("In 1812 and 12 years later.", Answer("12", 0), 12),
+        ("In 1812 and 12 years later.", Answer("12", None), 12),
+        ("In 1812 and 12 years later.", Answer("12", 0), 5),
+        ("In 1990 it was 5 km; 5 years.", Answer("5", 14), 15),
+        ("a1 1", Answer("1", 2), 3),  # both are one character away
         ("In 1812.", Answer("12", None), 5),
         ("他在北京出生。", Answer("北京", None), 2),
+        ("они北京市，北京。北京", Answer("北京", 4), 3),
+        ("该公司总部在北京市。北京，是首都。", Answer("北京", 5), 6),
+        ("यह कि क", Answer("क", None), 6),
+        ("กา ก", Answer("ก", None), 0),  # this vowel is a letter
+        ("กี ก", Answer("ก", None), 3),  # and this one a mark
         ("they, he and he", Answer("he", 14), 13),
     ],
 )
-def test_an_answer_is_located_as_whole_words_if_possible(context, answer, expected):
+def test_an_answer_is_the_nearest_occurrence_or_without_a_start_one_of_whole_words(context, answer, expected):
     assert locate(context, answer) == (expected, expected + len(answer.text))
 
 
@@ -245,8 +253,11 @@ def test_an_answer_is_located_where_it_is_or_nearest(context, text, start):
         assert not same
     else:
         assert found in same
-        if context.startswith(text, max(start, 0)) and start >= 0:
-            assert found[0] == start + len(text) - len(text.lstrip())
+        wanted = start + len(text) - len(text.lstrip())
+        padded = f" {context} "
+        cut = [any(padded[end : end + 2].isalnum() for end in span) for span in same]
+        assert found == min(zip(same, cut, strict=True), key=lambda one: (abs(one[0][0] - wanted), one[1]))[0]
+        assert locate(context, Answer(text, None)) == min(zip(cut, same, strict=True))[1]
 
 
 def test_a_table_without_a_header_loses_no_question_where_answers_are_not_asked_for(tmp_path):

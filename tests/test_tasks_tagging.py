@@ -24,7 +24,7 @@ from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
-from bert_jax.tasks.kinds.tagging_objective import TagAnswer
+from bert_jax.tasks.kinds.tagging_objective import TagAnswer, TagObjective
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
@@ -122,6 +122,16 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(
         )
 
 
+@pytest.mark.parametrize("labels", [("O", "I-PER", "I-LOC"), ("O", "B-LOC", "I-LOC", "I-PER")])
+def test_a_crf_allows_the_tags_of_files_whose_labels_lack_beginnings(labels: tuple[str, ...]) -> None:
+    task = TaggingTask("own", labels, max_length=16, metrics=("f1",), crf=True)
+    objective = task.objective()
+    assert isinstance(objective, TagObjective) and objective.scheme is not None
+    ids = task.label_ids(split_of(list(zip("abcdef", ["B-PER", "O", "I-PER", "B-LOC", "B-LOC", "I-LOC"], strict=True))))
+    assert objective.scheme.first[ids[0]] and objective.scheme.last[ids[-1]]
+    assert all(objective.scheme.pairs[last][tag] for last, tag in itertools.pairwise(ids))
+
+
 @pytest.mark.parametrize("decode", ["first", "mean"])
 def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters: Tokenizer, decode: str) -> None:
     task = replace(TASK, label_subwords="all", decode=decode)
@@ -159,9 +169,16 @@ def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> N
         assert score == pytest.approx(through / total, rel=1e-4)
 
 
-@pytest.mark.parametrize("labels", [("O", "B-X", "I-X", "B-Y", "I-Y"), ("O", "B-X", "I-X", "E-X", "S-X")])
+@pytest.mark.parametrize(
+    ("labels", "grammar"),
+    [
+        (("O", "B-X", "I-X", "B-Y", "I-Y"), r"(O |B-X (I-X )*|B-Y (I-Y )*)*"),
+        (("O", "B-X", "I-X", "E-X", "S-X"), r"(O |S-X |B-X (I-X )*E-X )*"),
+        (("O", "B-X", "I-X", "I-Y", "I-Z"), r"(O |I-Y |I-Z |I-X (B-X |I-X )*)*"),
+    ],
+)
 def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
-    letters: Tokenizer, labels: tuple[str, ...]
+    letters: Tokenizer, labels: tuple[str, ...], grammar: str
 ) -> None:
     task = TaggingTask("own", labels, max_length=5, metrics=("f1",), crf=True)
     split = replace(split_of(*([("ab", "O"), ("c", "O"), ("de", "O"), ("f", "O")] for _ in range(20))), labelled=False)
@@ -175,7 +192,6 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
     answers = answers_of(task, rows, draw.normal(0, 3, (rows.count, 5, 5)), crf)
     before = rows.by_sentence([labels[tag] for tag in rows.at_words([answer.tags for answer in answers])])
     after = [one["tags"] for one in task.predictions(rows, answers)]
-    grammar = r"(O |S-X |B-X (I-X )*E-X )*" if "E-X" in labels else r"(O |B-X (I-X )*|B-Y (I-Y )*)*"
     assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in tags)) for tags in after)
     assert any(list(tags) != list(raw) for tags, raw in zip(after, before, strict=True))
     assert [tagging_schemes.entities(tags) for tags in after] == [tagging_schemes.entities(tags) for tags in before]

@@ -154,6 +154,8 @@ def evaluate(
     sizes: dict[str, dict[str, int]] = {}
     messages: list[str] = []
     for name, split in labelled.items():
+        if metrics:
+            task.check_metrics(split)
         rows = task.encode(split, tokenizer)
         sizes[name] = counts(rows, task, tokenizer)
         split_task = task if metrics else registry.metrics_of(task, _split_of(task, name, split.path))

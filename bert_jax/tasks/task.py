@@ -149,6 +149,9 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """Warnings about a split, one line each, beginning with the name of its file."""
         return []
 
+    def check_metrics(self, split: Split[Item]) -> None:
+        """Raises UserError for a metric of the task that a labelled split cannot have."""
+
     def metric_names(self, dev: Split[Item]) -> tuple[str, ...]:
         """The names of the metrics on dev during training, of a task whose metrics are known."""
         return (*self.metrics, "task_loss")

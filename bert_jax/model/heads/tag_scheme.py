@@ -1,4 +1,4 @@
-"""Which tags of entities may follow which: IOB2 (O, B-X, I-X) and IOBES (O, B-X, I-X, E-X, S-X).
+"""Which tags of entities may follow which: IOB1 and IOB2 (O, B-X, I-X), and IOBES (O, B-X, I-X, E-X, S-X).
 
 Files with a single type of entity may omit the type (B, I, O).
 """
@@ -35,6 +35,16 @@ def marks_ends(tags: Collection[str]) -> bool:
     return any(tag[:1] in ("E", "S") for tag in tags)
 
 
+def lacks_beginnings(tags: Collection[str]) -> bool:
+    """Whether tags without ends (not IOBES) have an I-X without its B-X."""
+    return not marks_ends(tags) and any(tag[0] == "I" and "B" + tag[1:] not in tags for tag in tags)
+
+
+def breaks_iob1(last: str, tag: str) -> bool:
+    """Whether a tag cannot follow another one in IOB1, where B-X only separates two X. O is also before the first."""
+    return tag[0] == "B" and (last == "O" or last[2:] != tag[2:])
+
+
 def breaks_iob2(last: str, tag: str) -> bool:
     """Whether a tag cannot follow another one in IOB2. O is also what comes before the first tag."""
     return tag[0] == "I" and (last == "O" or last[2:] != tag[2:])
@@ -47,11 +57,12 @@ def breaks_iobes(last: str, tag: str) -> bool:
 
 
 def scheme_of(labels: Sequence[str]) -> Scheme | None:
-    """The scheme of tags by id: IOBES if a tag marks an end, else IOB2; None if they do not mark entities."""
+    """The scheme of tags by id: IOBES if a tag marks an end, IOB1 if an I-X has no B-X, else IOB2; None if they do not
+    mark entities."""
     if not marks_entities(labels):
         return None
     ends = marks_ends(labels)
-    breaks = breaks_iobes if ends else breaks_iob2
+    breaks = breaks_iobes if ends else breaks_iob1 if lacks_beginnings(labels) else breaks_iob2
     return Scheme(
         tuple(tuple(not breaks(last, tag) for tag in labels) for last in labels),
         tuple(not breaks("O", tag) for tag in labels),

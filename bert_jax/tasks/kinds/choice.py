@@ -21,23 +21,24 @@ from bert_jax.tasks.kinds.choice_items import (
     choice_columns,
     correct_choices,
     item_of,
+    labels_are,
     read_choices,
 )
 from bert_jax.tasks.kinds.labels import check_smoothing
-from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, compute_metrics
+from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, check_metric_names, compute_metrics
 from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.side_by_side import SideBySideRows, separated
-from bert_jax.tasks.task import PooledTask
+from bert_jax.tasks.task import PooledTask, Task
 from bert_jax.tasks.task_losses import IMPOSSIBLE, choice_sums
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
 from bert_jax.train.soft_losses import soft_class_sum
 
-# Those of single classes would be of the indices of choices, which mean nothing.
-METRICS = {"accuracy": CLASSIFICATION_METRICS["accuracy"]}
+# Other metrics of classes would be of the indices of choices, which mean nothing; earlier runs may record some.
+METRICS = ("accuracy",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     |---|---|
     | choices | the columns of the choices, separated by commas, or one column that holds a list |
     | label_smoothing | the share of the uniform distribution in the target |
+    | choice_labels | what labels are that the training file does not give as numbers (choice_items.labels_are) |
     """
 
     kind = "choice"
@@ -60,6 +62,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     choices: str = TaskConfig.choices
     label_smoothing: float = TaskConfig.label_smoothing
+    choice_labels: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +74,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     @property
     def known_metrics(self) -> Collection[str]:
-        return METRICS
+        return CLASSIFICATION_METRICS
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         return read_choices(path, columns, self.choices, label_required)
@@ -85,8 +88,13 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         """The item of one record."""
         return item_of(self.columns, choice_columns(self.choices), source, record)
 
+    def complete(self, train: Split[MultipleChoice]) -> Task:
+        """The task with what its training file decides about labels. Raises UserError for a metric not of METRICS."""
+        check_metric_names(self.metrics, METRICS)
+        return replace(self, choice_labels=labels_are(train.items)).with_metrics()
+
     def default_metrics(self) -> tuple[str, ...]:
-        return tuple(METRICS)
+        return METRICS
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
         """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
@@ -109,7 +117,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         lengths[where], first_lengths[where] = np.diff(encoded.offsets), encoded.first_lengths
         labels = np.zeros(len(split.items), np.int32)
         if split.labelled:
-            labels[:] = correct_choices(split.path, split.items)
+            labels[:] = correct_choices(split.path, split.items, self.choice_labels)
         return ChoiceRows(
             input_ids=encoded.input_ids,
             offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
@@ -137,7 +145,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
         """The metrics, from the scores of each item's choices."""
-        return compute_metrics(METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+        return compute_metrics(CLASSIFICATION_METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
         """`label`, the index of the choice from 0; `choice`, its text; `score`, its probability; `scores` by index."""

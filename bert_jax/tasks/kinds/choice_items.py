@@ -1,7 +1,7 @@
 """Reads the items of multiple choice from tables and from the inputs of predictions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from bert_jax.tasks.reading import Column, Columns, is_stored
 from bert_jax.tasks.reading.labelled_texts import is_missing, read_labelled, text_of
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
+TEXTS, PLACES = "texts", "places"  # what labels are, of a file that does not give them as numbers
 
 
 class MultipleChoice(NamedTuple):
@@ -22,6 +23,7 @@ class MultipleChoice(NamedTuple):
     choices: tuple[str, ...]
     label: str | None  # as the file writes it: an index from 0, a letter from A, or the text of the correct choice
     line: int  # in the file, from 1
+    numbered: bool = False  # whether the file's label is a number, which always is an index
 
 
 def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
@@ -49,6 +51,7 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
                 choices=checked_choices(path, line, texts),
                 label=None if unknown else _label(path, line, label),
                 line=line,
+                numbered=not unknown and not isinstance(label, str),
             )
         )
     return Split(path, tuple(items), labelled)
@@ -92,39 +95,55 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
     return choices
 
 
-def correct_choices(source: Path, items: Sequence[MultipleChoice]) -> list[int]:
+def labels_are(items: Sequence[MultipleChoice]) -> str:
+    """What the labels of a file are that it does not give as numbers: TEXTS if each is the text of one of its item's
+    choices, else PLACES if each is an index or a letter; empty if it has none, or both."""
+    written = [item for item in items if not item.numbered]
+    for kind, place_of in _READINGS.items():
+        if written and all(place_of(item) is not None for item in written):
+            return kind
+    return ""
+
+
+def correct_choices(source: Path, items: Sequence[MultipleChoice], are: str = "") -> list[int]:
     """The index of the correct choice of each item of a file.
 
-    If every label is the text of one of its item's choices, labels are texts; else, if every one is an index or a
-    letter, they are these. In a file with both, each item decides. Raises UserError, with file and line, for a label
-    that is not a choice, and in a file with both for one that is the index of one choice and the text of another.
+    Numbers are indices. Other labels are what `are` says (labels_are of the training file; empty: of this file), if all
+    can be that; else each item decides. Raises UserError, with file and line, for a label that is not a choice, and,
+    where items decide, for one that is the index of one choice and the text of another.
     """
-    by_text, by_place = [_by_text(item) for item in items], [_by_place(item) for item in items]
-    for found in (by_text, by_place):
+    kind = are or labels_are(items)
+    if kind:
+        found = [_READINGS[kind](item) for item in items]
         if None not in found:
             return [place for place in found if place is not None]
+    by_text, by_place = [_by_text(item) for item in items], [_by_place(item) for item in items]
+    for item, *read in zip(items, by_text, by_place, strict=True):
+        if read == [None, None]:
+            raise UserError(
+                f"{source} line {item.line}: label {item.label!r} is not one of its {sum(map(bool, item.choices))} "
+                "choices; expected an index from 0, a letter from A, or a choice's text (numbers are indices, unless "
+                "in quotes). Correct the line or the column (task.label)"
+            )
     return [_correct(source, *found) for found in zip(items, by_text, by_place, strict=True)]
 
 
 def _correct(source: Path, item: MultipleChoice, by_text: int | None, by_place: int | None) -> int:
-    where = f"{source} line {item.line}: label {item.label!r}"
     if by_text is not None and by_place is not None and by_text != by_place:
         raise UserError(
-            f"{where} is the text of choice {by_text} (from 0), and as an index or letter it names choice {by_place}; "
-            "other labels of the file are of either kind. Give all labels as texts, or all as indices"
+            f"{source} line {item.line}: label {item.label!r} is the text of choice {by_text} (from 0), and as an "
+            f"index or letter it names choice {by_place}; other labels of the task are of either kind. Give all labels "
+            "as texts, or all as indices"
         )
     place = by_text if by_place is None else by_place
-    if place is None:
-        raise UserError(
-            f"{where} is not one of its {sum(map(bool, item.choices))} choices; expected an index from 0, a letter "
-            "from A, or a choice's text. Correct the line or the column (task.label)"
-        )
+    assert place is not None
     return place
 
 
 def _by_text(item: MultipleChoice) -> int | None:
-    """The choice whose text is the label; None for none or several."""
-    return item.choices.index(item.label) if item.label and item.choices.count(item.label) == 1 else None
+    """The choice whose text is the label; None for none or several, and for a number."""
+    known = item.label and not item.numbered and item.choices.count(item.label) == 1
+    return item.choices.index(item.label) if known else None
 
 
 def _by_place(item: MultipleChoice) -> int | None:
@@ -135,6 +154,12 @@ def _by_place(item: MultipleChoice) -> int | None:
     elif re.fullmatch("[A-Z]", label):
         place = ord(label) - ord("A")
     return place if 0 <= place < len(item.choices) and item.choices[place] else None
+
+
+_READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
+    TEXTS: lambda item: _by_place(item) if item.numbered else _by_text(item),
+    PLACES: _by_place,
+}
 
 
 def _text(source: Path, line: int, value: Any) -> str:

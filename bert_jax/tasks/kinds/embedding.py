@@ -144,14 +144,18 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def default_metrics(self) -> tuple[str, ...]:
         return SCORED if self.columns.label else RANKED
 
-    def metric_names(self, dev: Split[TextGroup]) -> tuple[str, ...]:
-        """Raises UserError where dev has no score and the metrics need one, or the other way round."""
-        expected = SCORED if dev.items[0].score is not None else RANKED
+    def check_metrics(self, split: Split[TextGroup]) -> None:
+        """Raises UserError where the split has no score and the metrics need one, or the other way round."""
+        expected = SCORED if split.items[0].score is not None else RANKED
         if not set(self.metrics) <= {*expected, *(REGRESSION_METRICS if expected is SCORED else ())}:
             raise UserError(
-                f"{dev.path} has {'' if expected is SCORED else 'no '}scores (task.label), so it cannot be measured by "
-                f"{', '.join(self.metrics)}. Use another dev file, or set task.label to its column of scores"
+                f"{split.path} has {'' if expected is SCORED else 'no '}scores (task.label), so it cannot be measured "
+                f"by {', '.join(self.metrics)}. Use another file, or set task.label to its column of scores"
             )
+
+    def metric_names(self, dev: Split[TextGroup]) -> tuple[str, ...]:
+        """Raises UserError as check_metrics does."""
+        self.check_metrics(dev)
         return super().metric_names(dev)
 
     def encode(self, split: Split[TextGroup], tokenizer: Tokenizer) -> EmbeddingRows:

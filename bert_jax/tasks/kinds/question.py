@@ -162,17 +162,25 @@ class QuestionTask(Task[Question, QuestionRows]):
         threshold = self.null_threshold if self.unanswerable else NULL_THRESHOLD
         return squad2_metrics(names, references, predicted, [one.no_answer for one in decoded], threshold)
 
+    def check_metrics(self, split: Split[Question]) -> None:
+        """Raises UserError for a metric of SQuAD 1.1 on questions that may have no answer, or the other way round."""
+        known = self._metrics_of(split)
+        if unknown := [name for name in self.metrics if name not in known]:
+            some = "has questions without an answer" if known == SQUAD2_METRICS else "has no question without an answer"
+            raise UserError(
+                f"task.metrics (in evaluate: --metrics) has {unknown[0]!r}, but {split.path} {some}; choose from: "
+                f"{', '.join(known)}"
+            )
+
     def metric_names(self, dev: Split[Question]) -> tuple[str, ...]:
         """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none.
 
         Raises UserError for a metric that the task names and dev does not have.
         """
+        if self.metrics != self.default_metrics():
+            self.check_metrics(dev)
         known = self._metrics_of(dev)
-        unknown = [name for name in self.metrics if name not in known]
-        if unknown and self.metrics != self.default_metrics():
-            some = "has questions without an answer" if known == SQUAD2_METRICS else "has no question without an answer"
-            raise UserError(f"task.metrics has {unknown[0]!r}, but {dev.path} {some}; choose from: {', '.join(known)}")
-        return (*(known if unknown else self.metrics), "task_loss")
+        return (*(self.metrics if set(self.metrics) <= set(known) else known), "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
         """The task with the null_threshold of the best F1 on dev, NULL_THRESHOLD without a dev file, unless it has one

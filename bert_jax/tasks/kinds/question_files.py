@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ from bert_jax.tasks.input_records import InputRecord, checked_text, is_unicode, 
 from bert_jax.tasks.reading import Column, Columns, numbered_lines, read_records
 from bert_jax.tasks.reading.columns import is_number
 from bert_jax.tasks.reading.labelled_texts import yes_or_no
+from bert_jax.tokenization.scripts import is_unspaced
 
 Part = TypeVar("Part")
 QUESTION_COLUMNS = ("question", "context", "answers")
@@ -89,24 +91,36 @@ def question_of(source: Path, record: InputRecord, columns: Columns) -> Question
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
     """The characters [start, end) of an answer in its context, without surrounding white space.
 
-    Where the answer is not at its start, the nearest occurrence is used (the first one, without a start), if possible
-    of whole words: no letter or digit continues the first or the last word. White space within the answer matches any
+    Where the answer is not at its start, the nearest occurrence is used, of two equally near the one of whole words.
+    Without a start, it is the first one of whole words, or else the first. White space within the answer matches any
     white space. None where the answer does not occur.
     """
     text = answer.text.strip()
     if not text:
         return None
-    if answer.start is not None:
-        start = answer.start + len(answer.text) - len(answer.text.lstrip())
-        if start >= 0 and context.startswith(text, start):
-            return start, start + len(text)
-    found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, text.split())), context)]
-    return min(found, key=lambda span: (_cuts_words(context, span), abs(span[0] - (answer.start or 0))), default=None)
+    start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return start, start + len(text)
+    pattern = r"\s+".join(map(re.escape, text.split()))
+    found = [match.span(1) for match in re.finditer(f"(?=({pattern}))", context)]  # they may overlap
+    if start is None:
+        return min(found, key=lambda span: (_cuts_words(context, span), span[0]), default=None)
+    return min(found, key=lambda span: (abs(span[0] - start), _cuts_words(context, span)), default=None)
 
 
 def _cuts_words(context: str, span: tuple[int, int]) -> bool:
-    """Whether a letter or digit on either side of an end of a span is of the same word."""
-    return any(context[end - 1 : end + 1].isalnum() for end in span if 0 < end < len(context))
+    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it. In scripts
+    without spaces between words, only a mark continues what is before it."""
+    return any(_continues(context[end - 1], context[end]) for end in span if 0 < end < len(context))
+
+
+def _continues(last: str, character: str) -> bool:
+    parts = _is_mark(last) or last.isalnum(), _is_mark(character) or character.isalnum()
+    return all(parts) and (_is_mark(character) or not (is_unspaced(last) or is_unspaced(character)))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
 
 
 def _question(

@@ -220,12 +220,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         tags = self._tags(_predicted_ids(rows, answers))
         if not self.crf or not tagging_schemes.marks_entities(self.labels) or rows.whole.all():
             return tags
-        ends = tagging_schemes.marks_ends(self.labels)
-        return [
-            tag
-            for of_sentence in rows.by_sentence(tags)
-            for tag in tagging_schemes.tags_of(tagging_schemes.entities(of_sentence), len(of_sentence), ends)
-        ]
+        return [tag for of_sentence in rows.by_sentence(tags) for tag in self._in_scheme(of_sentence)]
 
     def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
         return [self.labels[number] for number in ids]

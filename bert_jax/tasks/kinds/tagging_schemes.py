@@ -12,7 +12,15 @@ from itertools import pairwise
 
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_jax.model.heads.tag_scheme import ENTITY_TAG, breaks_iobes, marks_ends, marks_entities
+from bert_jax.model.heads.tag_scheme import (
+    ENTITY_TAG,
+    breaks_iob1,
+    breaks_iob2,
+    breaks_iobes,
+    lacks_beginnings,
+    marks_ends,
+    marks_entities,
+)
 from bert_jax.tasks.example import Sentence, Span, Split
 
 __all__ = [
@@ -74,14 +82,7 @@ def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
 def iob1(tags: Sequence[str]) -> tuple[str, ...]:
     """IOB1 tags of IOB2 tags: B-X only marks the beginning of an entity that follows another X at once."""
     pairs = pairwise(("O", *tags))
-    return tuple(
-        "I" + tag[1:] if tag[0] == "B" and (last == "O" or last[2:] != tag[2:]) else tag for last, tag in pairs
-    )
-
-
-def lacks_beginnings(labels: Collection[str]) -> bool:
-    """Whether labels without ends (not IOBES) have an I-X without its B-X."""
-    return not marks_ends(labels) and any(tag[0] == "I" and "B" + tag[1:] not in labels for tag in labels)
+    return tuple("I" + tag[1:] if breaks_iob1(last, tag) else tag for last, tag in pairs)
 
 
 def closed_set(tags: Collection[str]) -> set[str]:
@@ -99,8 +100,7 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     if marks_ends({tag for tags in sentences for tag in tags}):
         return sum(breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
-    breaks = [tag for last, tag in pairs if last == "O" or last[2:] != tag[2:]]
-    return min(sum(tag[0] == mark for tag in breaks) for mark in "IB")
+    return min(sum(breaks(*pair) for pair in pairs) for breaks in (breaks_iob1, breaks_iob2))
 
 
 def _tag(mark: str, label: str) -> str:
