@@ -220,6 +220,8 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
         ({"layers": "6"}, "unknown --layers '6'; choose from"),
         ({"pool": "sum"}, f"unknown --pool 'sum'; choose from {', '.join(POOLS)}"),
         ({"max_length": 25}, "--max_length is 25; use 5 to 24"),
+        ({"truncate_dim": 21}, r"--truncate_dim is 21; use 1 to 20 \(the width of --layers last\)"),
+        ({"truncate_dim": 81, "layers": "concat_last_4"}, r"use 1 to 80 \(the width of --layers concat_last_4\)"),
         ({"batch_size": 0}, "--batch_size is 0"),
         ({"compute_dtype": "float16"}, "float16"),
     ],
@@ -227,6 +229,12 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
 def test_an_option_out_of_range_is_refused(loaded, options, message):
     with pytest.raises(UserError, match=message):
         embed(loaded, ["the cat"], **options)
+
+
+def test_vectors_of_several_layers_are_cut_at_any_of_their_dimensions(loaded):
+    whole = embed(loaded, TEXTS[:2], layers="concat_last_4", pool="mean")["embeddings"]
+    cut = embed(loaded, TEXTS[:2], layers="concat_last_4", pool="mean", truncate_dim=28)["embeddings"]
+    np.testing.assert_allclose(cut, whole[:, :28], atol=1e-6)
 
 
 def test_four_layers_are_not_taken_of_a_model_that_has_fewer(tmp_path):

@@ -361,6 +361,25 @@ def test_a_pipe_is_answered_line_by_line(
     assert same([json.loads(line) for line in written], predict(workdir, TEXTS))
 
 
+def test_blank_lines_do_not_decide_the_form_of_standard_input(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines").write_text("\n" * 70 + " \n" + "".join(json.dumps({"text": one}) + "\n" for one in TEXTS[:2]))
+    monkeypatch.setattr("bert_jax.tasks.predictor.WINDOW", 2)
+    with (tmp_path / "lines").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        run("--checkpoint", workdir, "--input", "-")
+    assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], predict(workdir, TEXTS[:2]))
+
+
+def test_options_without_effect_on_inputs_of_python_are_refused(classifier: LoadedModel) -> None:
+    with pytest.raises(UserError, match="words is for plain texts, but none of the inputs is one; omit it"):
+        predict(classifier, [{"text": TEXTS[0]}], words=True)
+    with pytest.raises(UserError, match="columns names the fields of objects, but all inputs are plain texts; omit it"):
+        predict(classifier, TEXTS, columns=Columns("review"))
+    assert len(predict(classifier, [TEXTS[0], {"review": TEXTS[1]}], columns=Columns("review"))) == 2
+
+
 def test_windows_of_a_stream_have_a_maximum_of_lines(tmp_path: Path) -> None:
     lines = [(number, str(number)) for number in range(1, 11)]
     assert [len(window) for window in input_lines.windows(lines, 4)] == [4, 4, 2]

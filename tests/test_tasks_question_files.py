@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,8 @@ def test_is_impossible_of_a_table_may_be_written_in_each_usual_way(tmp_path, wri
 def test_another_is_impossible_is_refused(tmp_path):
     record = {"question": "When?", "context": CONTEXT, "answers": ["1905"], "is_impossible": 1}
     assert read(json_lines(tmp_path / "train.jsonl", record)).items[0].answers == ()
+    missing = read(json_lines(tmp_path / "train.jsonl", record | {"is_impossible": math.nan}))
+    assert missing.items[0].answers == (Answer("1905", None),)
     with pytest.raises(UserError, match=r"train\.jsonl line 1: is_impossible is 'maybe'; expected true or false"):
         read(json_lines(tmp_path / "train.jsonl", record | {"is_impossible": "maybe"}))
     with pytest.raises(UserError, match=r"a\.json question 1: is_impossible is 2; expected true or false"):

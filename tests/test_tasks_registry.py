@@ -13,6 +13,8 @@ from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
 from bert_jax.tasks.kinds import tagging_schemes
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import from_json, to_json
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
@@ -215,6 +217,25 @@ def test_tagging_tasks_are_read_from_their_hugging_face_data_sets(
         (sentence,) = registry.read(task, files[split]).items
         assert sentence.tags == tags and sentence.words == tuple(words[len(words) - len(tags) :])
         assert len(sentence.lines) == len(tags) and set(tags) <= set(task.labels)
+
+
+def test_numbers_of_ewt_are_those_of_its_data_set_only_in_its_own_column(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"tokens": ["a", "b"], "upos": [7, 15], "labels": [7, 15]}) + "\n")
+    task, given = registry.TASKS["ewt"].task, registry.TASKS["ewt"].task.labels[::-1]
+
+    def tags(task: Task) -> tuple[str, ...]:
+        return registry.read(task, path).items[0].tags
+
+    assert tags(task) == ("PART", "INTJ")
+    own = dataclasses.replace(task, columns=Columns("tokens", "", "labels"))
+    assert tags(own) == (task.labels[7], task.labels[15]) == ("NOUN", "VERB")
+    assert (
+        tags(dataclasses.replace(own, labels=given))
+        == tags(dataclasses.replace(task, labels=given))
+        == (given[7], given[15])
+    )
+    assert tags(dataclasses.replace(task, label_map="7:X,15:NOUN")) == ("X", "NOUN")
 
 
 MISTAKES = {

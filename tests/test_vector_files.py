@@ -1,6 +1,7 @@
 """embed over files of any length: every form of input, shards, what is resumed, and what is refused."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,18 @@ def test_a_value_that_is_too_large_for_the_dtype_is_refused(tmp_path, value):
     assert np.isnan(vector_files.converted(with_missing, "float16", "--dtype")[1]).all()
     with pytest.raises(UserError, match="too large"):
         vector_files.converted(with_missing * value, "float16", "--dtype")
+
+
+def test_a_conversion_needs_no_memory_but_that_of_its_result():
+    vectors = np.ones((60_000, 16), np.float32)
+    assert vector_files.converted(vectors, "float32", "--dtype") is vectors
+    tracemalloc.start()
+    found = vector_files.converted(vectors, "float16", "--dtype")
+    assert tracemalloc.get_traced_memory()[1] < 1.2 * found.nbytes
+    tracemalloc.stop()
+    vectors[-1, -1] = 1e6
+    with pytest.raises(UserError, match="too large"):
+        vector_files.converted(vectors, "float16", "--dtype")
 
 
 @pytest.mark.parametrize("format", ["npy", "parquet"])

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.sentence_transformers import KIND
-from bert_jax.model.layer_selection import MIX
+from bert_jax.model.layer_selection import MIX, LayerSelection
 from bert_jax.progress import Reporter, is_watched, print_note
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import spans
@@ -62,8 +62,9 @@ def settings_of(
     they are cut, as sentence-transformers does it. Raises UserError for a choice that is unknown or does not fit the
     model.
     """
-    if not 0 <= truncate_dim <= loaded.model.width:
-        raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {loaded.model.width} (the model's width)")
+    width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
+    if not 0 <= truncate_dim <= width:
+        raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})")
     own = _own_task(loaded, pool)
     if prompt is not None and prompt_name:
         raise UserError("--prompt and --prompt_name are both given; use one of them")

@@ -81,17 +81,32 @@ class InputPredictor:
                 "--form is task, but standard input is read line by line; use text or jsonl, or give a file"
             )
         form = self._form
+        blank: list[input_lines.Line] = []  # before the first line that shows the form
         for window in input_lines.stream_windows(stream, self._window):
-            form = input_lines.form_of_line(window[0][1]) if form == "auto" else form
+            if form == "auto":
+                first = next((text for _, text in window if text.strip()), None)
+                if first is None:
+                    blank += window
+                    continue
+                form = input_lines.form_of_line(first)
             self._check_options(input_lines.STDIN, form)
-            if inputs := list(input_lines.inputs_of(window, form)):
+            if inputs := list(input_lines.inputs_of([*blank, *window], form)):
                 yield self._lines(input_lines.STDIN, inputs, form)
+            blank = []
+        if blank:
+            yield self._lines(input_lines.STDIN, blank, "text")
 
     def objects(self, inputs: Sequence[Any], quiet: bool = True) -> Iterator[Predictions]:
         """The predictions for texts and objects of the caller, window by window.
 
-        Unless quiet, the progress of several windows is shown on stderr.
+        Unless quiet, the progress of several windows is shown on stderr. Raises UserError for words without a text,
+        and for columns of texts alone.
         """
+        texts = [isinstance(one, str) for one in inputs]
+        if texts and self._words and not any(texts):
+            raise UserError("words is for plain texts, but none of the inputs is one; omit it")
+        if texts and self._model.names_columns and all(texts):
+            raise UserError("columns names the fields of objects, but all inputs are plain texts; omit it")
         with Reporter("predicting", len(inputs), ["inputs"], quiet or len(inputs) <= self._window) as progress:
             for window in input_lines.windows(enumerate(inputs, 1), self._window):
                 predictions = self._lines(Path("inputs"), window, input_lines.PYTHON)

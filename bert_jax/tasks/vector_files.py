@@ -27,17 +27,29 @@ TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of l
 
 
 def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
-    """The vectors in the dtype that the flag sets. Raises UserError for a finite value that becomes infinite."""
+    """The vectors in the dtype that the flag sets; the same array if it has that dtype already.
+
+    Raises UserError for a finite value that becomes infinite.
+    """
+    if vectors.dtype == dtype:
+        return vectors
     with np.errstate(over="ignore"):
         found = vectors.astype(dtype)
-    check_range(found[np.isfinite(vectors)], flag)
+    for first in range(0, len(found), TEXTS_AT_ONCE):
+        part = slice(first, first + TEXTS_AT_ONCE)
+        if (np.isinf(found[part]) & np.isfinite(vectors[part])).any():
+            raise _too_large(found.dtype, flag)
     return found
 
 
 def check_range(vectors: np.ndarray, flag: str, where: str = "") -> None:
     """Raises UserError for values that are not finite, since their dtype, which the flag sets, does not hold them."""
     if not np.isfinite(vectors).all():
-        raise UserError(f"{where}a value is too large for {vectors.dtype}. Use {flag} float32")
+        raise _too_large(vectors.dtype, flag, where)
+
+
+def _too_large(dtype: np.dtype, flag: str, where: str = "") -> UserError:
+    return UserError(f"{where}a value is too large for {dtype}. Use {flag} float32")
 
 
 def write_vectors(

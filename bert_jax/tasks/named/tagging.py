@@ -7,7 +7,7 @@ from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.words import SentenceReader
 from bert_jax.tasks.named.layout import SPLITS, STORED_SPLITS, NamedTask
-from bert_jax.tasks.reading import Columns, is_stored, read_conllu
+from bert_jax.tasks.reading import Columns, is_stored, read_conllu, read_word_lists
 
 # https://universaldependencies.org/u/pos
 UNIVERSAL_TAGS = (
@@ -16,7 +16,8 @@ UNIVERSAL_TAGS = (
 )
 
 
-# The classes of `upos` by number in the Hugging Face data set `universal_dependencies`.
+# The classes of STORED_LABEL by number in the Hugging Face data set `universal_dependencies`.
+STORED_LABEL = "upos"
 NO_WORD = "_"  # a multiword token, whose words follow it, or an empty node
 STORED_TAGS = (
     *("NOUN", "PUNCT", "ADP", "NUM", "SYM", "SCONJ", "ADJ", "PART", "DET"),
@@ -28,12 +29,13 @@ STORED_TAGS = (
 class EwtTask(TaggingTask):
     """UD English EWT, whose text files are CoNLL-U regardless of the endings of their names."""
 
-    @property
-    def numbered_labels(self) -> tuple[str, ...]:
-        return () if self.label_map else STORED_TAGS
-
     def reader_of(self, path: Path) -> SentenceReader:
-        return super().reader_of(path) if is_stored(path) else read_conllu
+        return self._read_lists if is_stored(path) else read_conllu
+
+    def _read_lists(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """Reads lists, where numbers are STORED_TAGS in the data set's own column, unless other labels are given."""
+        own = columns.label == STORED_LABEL and self.labels == UNIVERSAL_TAGS and not self.label_map
+        return read_word_lists(path, columns, label_required, STORED_TAGS if own else self.numbered_labels)
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Also leaves out what is no word (NO_WORD) in the lists of the Hugging Face data set, as read_conllu does."""
@@ -60,7 +62,7 @@ TAGGING = (
         ("ud_english_ewt", "universal_dependencies/en_ewt", "en_ewt"),
         {split: (f"en_ewt-ud-{split}.conllu",) for split in SPLITS},
         stored_splits=STORED_SPLITS,
-        stored_columns=Columns("tokens", "", "upos"),
+        stored_columns=Columns("tokens", "", STORED_LABEL),
     ),
     # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
     NamedTask(

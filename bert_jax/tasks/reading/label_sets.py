@@ -15,6 +15,8 @@ from bert_jax.tasks.reading.tables import read_records
 
 # Texts without a comma between them, as numpy writes a list: Python would join them to one text.
 _NO_COMMA = re.compile(r"""['"]\s+['"]""")
+# What only a list has: quotes, or several parts in one pair of brackets. A label may itself be in brackets.
+_OF_LISTS = re.compile(r"""['"]|\[[^][]*,[^][]*\]""")
 
 
 def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[LabelSet]:
@@ -64,7 +66,7 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     if value is None:
         return ()
     value = _opened(value)
-    if isinstance(value, str) and not _in_brackets(value):
+    if isinstance(value, str) and not (_in_brackets(value) and _OF_LISTS.search(value)):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
         raise UserError(
@@ -93,7 +95,8 @@ def _opened(value: Any) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
+        found = value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
+        return found if isinstance(found, list) else value
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return value
 

@@ -106,8 +106,8 @@ def is_missing(label: Any) -> bool:
 
 
 def yes_or_no(value: Any) -> bool | None:
-    """Whether a value of any table is 1 (or true or yes), or 0 (or false, no, empty or null); None for others."""
-    written = "" if value is None else str(value).strip().lower()
+    """Whether a value of any table is 1 (or true or yes), or 0 (or false, no, or missing); None for others."""
+    written = "" if is_missing(value) else str(value).strip().lower()
     return written in YES if written in (*YES, *NO) else None
 
 
