@@ -16,7 +16,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.interop.sentence_transformers import COSINE, DOT
+from bert_jax.interop.sentence_transformers import COSINE, DOT, unused_document_prompt
 from bert_jax.progress import print_note
 from bert_jax.tasks import beir, measurement
 from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
@@ -38,8 +38,8 @@ of the task that the checkpoint was fine-tuned for.
 
 A folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) measures retrieval by cosines, or by dot
 products where a sentence-transformers folder says so: ndcg@10, mrr@10 and recall@k. --data scifact/qrels/dev.tsv
-measures another split. Vectors are made as by python -m bert_jax.embed without --pool, with the checkpoint's prompts of
-queries and documents. Queries that are in the corpus under their own _id find themselves, as in sentence-transformers;
+measures another split. Vectors are made as by python -m bert_jax.embed without --pool, with the checkpoint's prompts
+`query` and `document`. Queries that are in the corpus under their own _id find themselves, as in sentence-transformers;
 --skip_self leaves them out of their hits, as BEIR does. Pairs with scores (STS) are a task file of a checkpoint that
 was trained for vectors, or of a sentence-transformers folder:
 --data dev.tsv --text sentence1 --text_pair sentence2 --label score prints spearman and pearson.
@@ -157,6 +157,11 @@ def _retrieval(
         settings = dataclasses.replace(settings, normalize=True, cut_first=True)
         if similarity != COSINE:
             print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
+    if name := unused_document_prompt(loaded.task or {}):
+        print_note(
+            f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
+            "called 'document'"
+        )
     model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
     metrics, counts = beir.measure(
         data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self

@@ -186,10 +186,12 @@ def test_metrics_are_of_vectors_that_are_cut(folder, search):
     [
         ({"query": "query: ", "document": "", "passage": "passage: "}, ""),
         ({"query": "query: ", "document": None, "passage": "passage: "}, ""),
-        ({"corpus": "the ", "passage": "passage: "}, "passage: "),
+        ({"corpus": "the ", "passage": "passage: "}, ""),
+        ({"document": "the ", "passage": "passage: "}, "the "),
     ],
 )
-def test_an_empty_prompt_of_documents_stays_empty(folder, tmp_path, prompts, document):
+def test_only_the_prompt_called_document_is_that_of_documents(folder, tmp_path, prompts, document):
+    """encode_document of sentence-transformers 6.2 does the same: a model always has this prompt, empty by default."""
     path = changed(folder("cls"), prompts=prompts)
     export(path, tmp_path / "again", "sentence_transformers")
     for read in (path, tmp_path / "again"):
@@ -197,7 +199,13 @@ def test_an_empty_prompt_of_documents_stays_empty(folder, tmp_path, prompts, doc
         assert task["document_prompt"] == document
         assert dict(task["prompts"]).items() >= {name: text or "" for name, text in prompts.items()}.items()
     written = json.loads((tmp_path / "again" / "config_sentence_transformers.json").read_text())["prompts"]
-    assert written.get("document") == document
+    assert written.get("document", "") == document
+
+
+def test_retrieval_reports_a_prompt_of_documents_that_is_not_used(folder, search, capsys):
+    for prompts, reported in (({"corpus": "the "}, True), ({"document": "the ", "corpus": "the "}, False)):
+        evaluate(changed(folder("mean"), prompts=prompts), search)
+        assert ("the checkpoint's prompt 'corpus'" in capsys.readouterr().err) == reported
 
 
 def test_predict_uses_the_default_prompt_of_a_folder_without_prompts_of_roles(folder, arrays):

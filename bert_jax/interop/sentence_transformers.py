@@ -36,7 +36,9 @@ MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first of them that a folder has is that of documents
+# Names of prompts that the library's encode_document knows but never uses: each model has a prompt `document`, which
+# may be empty.
+UNUSED_PROMPTS = ("passage", "corpus")
 
 
 def is_folder(directory: Path) -> bool:
@@ -110,6 +112,12 @@ def prompts_of(task: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(text for text in (*texts, *named) if text))
 
 
+def unused_document_prompt(task: Mapping[str, Any]) -> str:
+    """Returns the name of a prompt that may be meant for documents, of a task whose documents have none; else ''."""
+    prompts = {} if task.get("document_prompt") else dict(task.get("prompts") or ())
+    return next((name for name in UNUSED_PROMPTS if prompts.get(name)), "")
+
+
 def _read_modules(path: Path) -> list[Mapping[str, Any]]:
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
@@ -136,14 +144,13 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UserError(f"{path}: prompts is {prompts!r:.60}; expected a text for each name")
     prompts = {name: text or "" for name, text in prompts.items()}
-    document = next((name for name in DOCUMENT_PROMPTS if name in prompts), "")
     size = values.get("truncate_dim") or 0
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise UserError(f"{path}: truncate_dim is {size!r:.60}; expected a number of dimensions, or null for all")
     return {
         "prompt": prompts.get(values.get("default_prompt_name") or "", ""),
         "query_prompt": prompts.get("query", ""),
-        "document_prompt": prompts.get(document, ""),
+        "document_prompt": prompts.get("document", ""),
         "prompts": [list(item) for item in prompts.items()],
         "similarity": str(values.get("similarity_fn_name") or COSINE),
         "truncate_dim": size,
