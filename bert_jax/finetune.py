@@ -119,11 +119,12 @@ def finetune(
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = key_sweep.settings_of(config)
-    key_sweep.check(config, settings, workdir, tokenizer)  # before anything is trained
+    kept = prepared_runs.Kept()
+    key_sweep.check(config, settings, workdir, tokenizer, kept)  # before anything is trained
     by_folder: dict[Location, dict[str, Split]] = {}
 
     def run(setting: FinetuneConfig, folder: Location) -> tuple[dict[str, Any], str, bool]:
-        tuned = _finetune(setting, folder, tokenizer, verbose)
+        tuned = _finetune(setting, folder, tokenizer, verbose, kept)
         if config.task.submission:
             by_folder[folder] = tuned.splits
         return tuned.result, tuned.chosen_by, tuned.stop
@@ -144,8 +145,14 @@ class _Tuned(NamedTuple):
     splits: dict[str, Split]
 
 
-def _finetune(config: FinetuneConfig, workdir: Location, tokenizer: Tokenizer | None, verbose: bool) -> _Tuned:
-    start, data, runs = prepared_runs.prepare(config, workdir, tokenizer)
+def _finetune(
+    config: FinetuneConfig,
+    workdir: Location,
+    tokenizer: Tokenizer | None,
+    verbose: bool,
+    kept: prepared_runs.Kept | None = None,
+) -> _Tuned:
+    start, data, runs = prepared_runs.prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = training.train(config, data.task, data.rows, runs)

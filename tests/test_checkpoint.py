@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.command import UserError
+from bert_jax.config import CheckpointConfig
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.integrity import fingerprint, read_or_explain
 from bert_jax.train.workdir import latest_step
@@ -397,15 +398,10 @@ def test_a_restart_knows_the_best_step_that_was_evaluated_after_it_was_saved(tmp
         assert checkpoints.best.values == {}
 
 
-@pytest.mark.parametrize(
-    ("keeping", "message"),
-    [
-        ({"keep": -1}, "checkpoint.keep is -1"),
-        ({"keep": 1, "keep_every": -5}, "keep_every is -5"),
-        ({"keep": 1, "best": "loss"}, "checkpoint.best is 'loss'; expected a held-out metric"),
-    ],
-)
-def test_invalid_options_for_keeping_are_refused_before_a_folder_is_made(tmp_path, keeping, message):
-    with pytest.raises(UserError, match=message):
-        Checkpoints(tmp_path / "checkpoints", **keeping)
+def test_invalid_options_for_keeping_are_refused_before_a_folder_is_made(tmp_path):
+    for keeping in ({"keep": -1}, {"keep_every": -5}):
+        with pytest.raises(UserError, match=r"config\.checkpoint\.keep\w* is -\d\. Use a number of at least 0"):
+            CheckpointConfig(**keeping)
+    with pytest.raises(UserError, match=r"checkpoint\.best is 'loss'; expected a held-out metric"):
+        Checkpoints(tmp_path / "checkpoints", keep=1, best="loss")
     assert not (tmp_path / "checkpoints").exists()

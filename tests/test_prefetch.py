@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.config.training import DataConfig, PretrainDataConfig
 from bert_jax.data.prefetch import Prefetched
 
 
@@ -96,5 +97,6 @@ def test_waiting_is_measured():
 
 
 def test_nothing_ahead_is_refused():
-    with pytest.raises(UserError, match=r"data\.prefetch is 0\. Use at least 1"):
-        Prefetched(lambda step: step, 0, depth=0)
+    for config in (DataConfig, PretrainDataConfig):
+        with pytest.raises(UserError, match=r"config\.data\.prefetch is 0\. Use a number of at least 1"):
+            config(prefetch=0)

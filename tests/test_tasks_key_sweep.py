@@ -1,7 +1,9 @@
 """Sweeps over any keys: their settings, what is refused, and their result."""
 
 import dataclasses
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from bert_jax.finetune import finetune
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
-from bert_jax.tasks import key_sweep, measurement, results, sweep, training
+from bert_jax.tasks import key_sweep, measurement, prepared_runs, registry, results, sweep, training
+from bert_jax.tasks.example import Split
 from bert_jax.tasks.prepared_runs import prepare
+from bert_jax.tasks.task import Task
 from bert_jax.train import trainer
 from bert_jax.train.workdir import read_params
 
@@ -99,6 +103,9 @@ def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(t
         ("init_from={start},missing", "no checkpoint at missing"),
         ("train_layers=all,lst:2", "train_layers is 'lst:2'"),
         ("optimizer.name=adamw,adamx", "adamx"),
+        ("run_together=yes;train_layers=all,gradual", "cannot be trained together: with gradual unfreezing"),
+        ("checkpoint.keep=2,-1", "checkpoint.keep is -1"),
+        ("data.prefetch=4,-1", "data.prefetch is -1"),
     ],
 )
 def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
@@ -107,10 +114,57 @@ def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
     monkeypatch.setattr(training, "train", lambda *arguments: pytest.fail("a setting was trained"))
     columns = {"text": "review", "text_pair": "pair", "label": "stars", "max_length": 32}
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
-    config = test_finetune.config_of(start, task, sweep=given.format(start=start))
+    config = test_finetune.config_of(start, task, seeds=(2,), sweep=given.format(start=start))
     with pytest.raises(UserError, match=said):
         finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "reads", "opens"),
+    [
+        ("optimizer.learning_rate=1e-5,2e-5,3e-5", 2, 1),
+        ("task.max_length=16,32", 8, 1),
+        ("init_average=last:2,ema", 2, 4),
+    ],
+)
+def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory(
+    start: Path,
+    reviews: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: str,
+    reads: int,
+    opens: int,
+) -> None:
+    read, open_initial = registry.read, prepared_runs.open_initial
+    splits: list[weakref.ref[Split]] = []
+    opened: list[str] = []
+
+    def read_alone(task: Task, path: Path, label_required: bool = True) -> Split:
+        gc.collect()
+        assert path.name != Path(reviews["train"]).name or not any(split() for split in splits)
+        found = read(task, path, label_required)
+        splits.append(weakref.ref(found))
+        return found
+
+    def open_counted(config: FinetuneConfig) -> LoadedModel | None:
+        opened.append(config.init_from)
+        return open_initial(dataclasses.replace(config, init_average=""))
+
+    def train(config: FinetuneConfig, task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
+        return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), False
+
+    monkeypatch.setattr(registry, "read", read_alone)
+    monkeypatch.setattr(prepared_runs, "open_initial", open_counted)
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(results, "keep_best", lambda *arguments, **options: None)
+    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    config = test_finetune.config_of(start, task, sweep=given)
+    settings = len(finetune(config, tmp_path / "sweep")["sweep"])
+    assert (len(splits), len(opened)) == (reads, opens)
+    assert capsys.readouterr().err.count("initialized randomly") == settings  # each reports it as it trains
 
 
 def test_several_settings_need_a_dev_file(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ class DataConfig:
     eval: str = ""  # the output of data_prep.build_examples, or its eval/; empty: the same output as train
     prefetch: int = 4  # batches prepared ahead in a thread
 
+    def __post_init__(self) -> None:
+        _check_numbers("data", least=1, prefetch=self.prefetch)
+
 
 @dataclass(frozen=True)
 class PretrainDataConfig(DataConfig):
@@ -43,6 +46,7 @@ class PretrainDataConfig(DataConfig):
     mask_shape: str = "steps"  # of mask_schedule: steps (constant between its points) or linear (interpolated)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.cache_bytes < math.inf:
             raise UserError(
                 f"config.data.cache_bytes is {self.cache_bytes}. Use a number of bytes, such as 8e9, or 0 for a full "
@@ -101,6 +105,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _check_numbers("checkpoint", every_steps=self.every_steps, every_minutes=self.every_minutes)
+        _check_numbers("checkpoint", keep=self.keep, keep_every=self.keep_every)
 
 
 @dataclass(frozen=True)

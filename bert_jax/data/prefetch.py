@@ -7,22 +7,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from bert_jax.command import UserError
-
 Element = TypeVar("Element")
 
 
 class Prefetched(Iterator[Element]):
-    """An iterator over make(start), make(start + 1) and so on, of which a thread makes `depth` ahead.
+    """An iterator over make(start), make(start + 1) and so on, of which a thread makes `depth`, at least 1, ahead.
 
     next() raises what `make` raises, after the elements before it, and then StopIteration. The thread ends after its
     current element when this is closed or its context is left, and after the elements that were requested when the last
-    reference is dropped or the interpreter exits. Raises UserError for a depth below 1.
+    reference is dropped or the interpreter exits.
     """
 
     def __init__(self, make: Callable[[int], Element], start: int, depth: int) -> None:
-        if depth < 1:
-            raise UserError(f"data.prefetch is {depth}. Use at least 1, for example --config.data.prefetch=4")
         self.waited_seconds = 0.0  # the total over all calls of next()
         self._make, self._numbers = make, itertools.count(start)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")

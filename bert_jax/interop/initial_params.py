@@ -1,6 +1,6 @@
 """Selects the parameters of a checkpoint from which a new run starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,24 @@ _LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier
 _LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 
+def print_once(line: str) -> None:
+    """Prints a line on stderr, on the primary process alone."""
+    Console(stderr=True, quiet=not distributed.is_primary()).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def initial_params(
-    loaded: LoadedModel, model: ModelConfig, heads: Heads, vocabulary: Vocabulary, task: Mapping[str, Any] | None = None
+    loaded: LoadedModel,
+    model: ModelConfig,
+    heads: Heads,
+    vocabulary: Vocabulary,
+    task: Mapping[str, Any] | None = None,
+    report: Callable[[str], None] = print_once,
 ) -> dict[str, np.ndarray]:
     """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
 
     A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as are all heads
     with labels if `task` differs in its `kind` or `labels` from the task that the checkpoint was fine-tuned for, and
-    the head of relations if only `relation_labels` differ. One line on stderr reports this. Raises UserError for
+    the head of relations if only `relation_labels` differ. This is reported in one line. Raises UserError for
     another architecture or another tokenizer.
     """
     origin = loaded.origin or "the checkpoint"
@@ -56,12 +66,7 @@ def initial_params(
         reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     if fresh := [path for path in wanted if path not in found]:
-        Console(stderr=True, quiet=not distributed.is_primary()).print(
-            f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")
     return found
 
 

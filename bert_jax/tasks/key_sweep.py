@@ -17,11 +17,11 @@ from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.storage.location import Location, write_json
-from bert_jax.tasks import results, sweep
-from bert_jax.tasks.prepared_runs import prepare
+from bert_jax.tasks import results, sweep, training
+from bert_jax.tasks.prepared_runs import Kept, prepare
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, setup
+from bert_jax.train import distributed
 from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.run import RESULT_FILE
 
@@ -84,18 +84,30 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
 
 
 def check(
-    config: FinetuneConfig, settings: Sequence[Setting], workdir: Location, tokenizer: Tokenizer | None = None
+    config: FinetuneConfig,
+    settings: Sequence[Setting],
+    workdir: Location,
+    tokenizer: Tokenizer | None = None,
+    kept: Kept | None = None,
 ) -> None:
     """Raises UserError for a setting that cannot be trained, and for several settings without a dev file.
 
-    Each setting is prepared as it will be again, since what is wrong may depend on its files and its checkpoint.
+    Each setting is prepared as it will be again, since what is wrong may depend on its files and its checkpoint; what
+    settings share is `kept`.
     """
     sweep.check(config, workdir)
+    kept = kept or Kept()
     for setting in settings:
-        _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, report=lambda line: None)
+        measured = _check(setting, workdir, tokenizer, kept)
         if len(settings) > 1:
-            sweep.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
-        setup.check(next(iter(runs.values())))
+            sweep.check_measured("sweep", repr(config.sweep), measured)
+
+
+def _check(setting: Setting, workdir: Location, tokenizer: Tokenizer | None, kept: Kept) -> bool:
+    """Prepares and checks one setting, and returns whether it has a dev file."""
+    _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
+    training.check(setting.config, runs)
+    return "dev" in data.rows
 
 
 def run(

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.data.batch_schedule import check_batch_size
 from bert_jax.interop.initial_checkpoint import open_initial
 from bert_jax.interop.initial_params import initial_params
@@ -46,6 +46,10 @@ UNTRAINED_CLS = (
 )
 
 
+Report = Callable[[str], None]
+Value = TypeVar("Value")
+
+
 @dataclass(frozen=True)
 class Start:
     """The model, tokenizer and checkpoint from which fine-tuning starts."""
@@ -61,12 +65,12 @@ class Start:
             return False
         return self.loaded.heads.mlm and not self.loaded.heads.next_sentence
 
-    def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
+    def initial_params(self, heads: Heads, task: Task, report: Report) -> dict[str, np.ndarray]:
         """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
         if self.loaded is None:
             return {}
         loaded = kept_head.with_labels_of(self.loaded, task)
-        return initial_params(loaded, self.model, heads, self.tokenizer, task_json.to_json(task))
+        return initial_params(loaded, self.model, heads, self.tokenizer, task_json.to_json(task), report)
 
     def summary(self) -> dict[str, Any] | None:
         """Returns `start` in result.json: the path, and the task of a fine-tuned checkpoint; None: from scratch."""
@@ -85,6 +89,48 @@ class Data:
     counts: dict[str, dict[str, int]]
 
 
+class Latest(Generic[Value]):
+    """A value, the key that decides it, and the lines that were reported when it was made."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._made: tuple[Value, list[str]] | None = None
+
+    def keep_if(self, key: object) -> None:
+        """Drops the value unless it was made for this key."""
+        if key != self._key:
+            self._key, self._made = key, None
+
+    def get(self, make: Callable[[Report], Value], report: Report) -> Value:
+        """Returns the value, which is made if there is none, and reports its lines in either case."""
+        if self._made is None:
+            lines: list[str] = []
+            self._made = make(lines.append), lines
+        value, lines = self._made
+        for line in lines:
+            report(line)
+        return value
+
+
+class Kept:
+    """What the settings of a sweep may share: the files of a task, an opened checkpoint, and the encoded data.
+
+    Only those of the last setting are kept, so that they do not add up in memory.
+    """
+
+    def __init__(self) -> None:
+        self.files: Latest[tuple[Task, dict[str, Split]]] = Latest()
+        self.loaded: Latest[LoadedModel | None] = Latest()
+        self.data: Latest[Data] = Latest()
+
+    def keep_for(self, config: FinetuneConfig) -> None:
+        """Drops what this configuration does not share."""
+        start = config.init_from, config.init_layers, config.init_average
+        self.files.keep_if(config.task)
+        self.loaded.keep_if(start)
+        self.data.keep_if((config.task, start))
+
+
 def note(line: str) -> None:
     """Prints a line, on the primary process alone."""
     print_note(line, quiet=not distributed.is_primary())
@@ -94,24 +140,18 @@ def prepare(
     config: FinetuneConfig,
     workdir: Location,
     tokenizer: Tokenizer | None = None,
-    report: Callable[[str], None] = note,
+    report: Report = note,
+    kept: Kept | None = None,
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
-    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported."""
+    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported.
+
+    What `kept` has of the configuration before, and this one shares, is neither read nor encoded again.
+    """
     _check(config, workdir)
-    task, files = registry.resolve(config.task)
-    for path in files.values():
-        for line in measurement.file_remarks(path):
-            report(line)
-    if config.task.submission:
-        submission.check(task.name, files)
-    train = registry.read(task, files["train"])
-    task = task.complete(train)  # with the labels of train, by which those of the other files are matched
-    others = {name: path for name, path in files.items() if name != "train"}
-    splits = {"train": train} | {
-        name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
-        for name, path in others.items()
-    }
-    start = open_start(config, tokenizer, report)
+    kept = kept or Kept()
+    kept.keep_for(config)
+    task, splits = kept.files.get(lambda report: _read(config.task, report), report)
+    start = open_start(config, tokenizer, report, kept.loaded)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
@@ -126,8 +166,25 @@ def prepare(
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
         report(UNTRAINED_CLS)
-    data = _encode(task, splits, start, report)
+    data = kept.data.get(lambda report: _encode(task, splits, start, report), report)
     return start, data, _runs(config, workdir, start, data, report)
+
+
+def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
+    """Reads all files of a task, which its training file completes."""
+    task, files = registry.resolve(config)
+    for path in files.values():
+        for line in measurement.file_remarks(path):
+            report(line)
+    if config.submission:
+        submission.check(task.name, files)
+    train = registry.read(task, files["train"])
+    task = task.complete(train)  # with the labels of train, by which those of the other files are matched
+    others = {name: path for name, path in files.items() if name != "train"}
+    return task, {"train": train} | {
+        name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
+        for name, path in others.items()
+    }
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
@@ -148,9 +205,15 @@ def _check(config: FinetuneConfig, workdir: Location) -> None:
     sweep.check(config, workdir)
 
 
-def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None, report: Callable[[str], None] = note) -> Start:
-    """Opens config.init_from; without it, the start is config.model with random parameters and needs a tokenizer."""
-    loaded = open_initial(config)
+def open_start(
+    config: FinetuneConfig,
+    tokenizer: Tokenizer | None,
+    report: Report = note,
+    opened: Latest[LoadedModel | None] | None = None,
+) -> Start:
+    """Opens config.init_from, unless `opened` has it; without init_from, the start is config.model with random
+    parameters and needs a tokenizer."""
+    loaded = (opened or Latest()).get(lambda _: open_initial(config), report)
     if loaded is not None:
         given = sizes.given_fields(config.model)
         for name, value in given.items():
@@ -174,7 +237,7 @@ def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None, report: Call
     return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
 
 
-def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Callable[[str], None]) -> Data:
+def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Report) -> Data:
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
@@ -188,14 +251,14 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Calla
 
 
 def _runs(
-    config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Callable[[str], None]
+    config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report
 ) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows = data.rows["train"]
     distilled = distillation.distilled_task(config, start.model, data.task, start.tokenizer)
     objective = data.task.objective() if distilled is None else distilled.objective
     reinitialized.check(config, start.model)
-    initial = start.initial_params(objective.heads, data.task)
+    initial = start.initial_params(objective.heads, data.task, report)
     evaluators = []
     measured: tuple[str, ...] = ()
     if "dev" in data.rows:

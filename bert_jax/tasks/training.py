@@ -14,8 +14,16 @@ from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import to_json
-from bert_jax.train import distributed, multi_seed, trainer
+from bert_jax.train import distributed, multi_seed, setup, trainer
 from bert_jax.train.workdir import read_config, write_config
+
+
+def check(config: FinetuneConfig, runs: Mapping[Trial, trainer.Run]) -> None:
+    """Raises UserError for what `train` refuses before it opens a workdir."""
+    run = next(iter(runs.values()))
+    if in_one_program(config, len(runs), run.model, run.objective.heads):
+        multi_seed.stacked_source(list(runs.values()))
+    setup.check(run)
 
 
 def train(

@@ -331,10 +331,6 @@ def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:
 
     Raises UserError for a negative number.
     """
-    if keep < 0:
-        raise UserError(f"checkpoint.keep is {keep}; expected 1 or more, or 0 to keep all")
-    if keep_every < 0:
-        raise UserError(f"checkpoint.keep_every is {keep_every}; expected a number of steps, or 0 for none")
     parts: list[_policies.PreservationPolicy] = [_policies.LatestN(keep or None)]
     if keep_every:
         parts.append(_policies.EveryNSteps(keep_every))
