@@ -9,8 +9,8 @@ The files of swag are searched in --config.task.data_dir, $BERT_JAX_DATA and its
 https://github.com/rowanz/swagaf), those of copa in superglue/COPA (train.jsonl, val.jsonl). For your own items,
 task.choices names the columns of the choices (an empty field is no choice) or, in JSON lines, one column with a list of
 texts; task.text_pair names the common beginning of all choices; task.label is the text of the correct choice (where all
-labels of a file are texts of choices), an index from 0, or a letter from A. A batch of 16 items of 4 choices has 64
-sequences of up to task.max_length tokens each.
+labels of the training file are), an index from 0, which numbers of JSON and Parquet always are, or a letter from A. A
+batch of 16 items of 4 choices has 64 sequences of up to task.max_length tokens each.
 
 Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     not measured here
