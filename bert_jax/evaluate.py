@@ -126,7 +126,7 @@ def evaluate(
             truncate_dim,
         )
         for line in found.remarks:
-            print_note(line, quiet=not distributed.is_primary())
+            distributed.note(line)
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
     named = columns or Columns()

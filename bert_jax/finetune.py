@@ -175,7 +175,7 @@ def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Spli
     if config.task.submission:
         model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
         for path in submission.submit(model, splits, config.task.submission):
-            prepared_runs.note(f"wrote the leaderboard submission {path}")
+            distributed.note(f"wrote the leaderboard submission {path}")
 
 
 def main(arguments: Sequence[str]) -> None:

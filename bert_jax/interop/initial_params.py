@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
@@ -27,18 +26,13 @@ _LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier
 _LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 
-def print_once(line: str) -> None:
-    """Prints a line on stderr, on the primary process alone."""
-    Console(stderr=True, quiet=not distributed.is_primary()).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 def initial_params(
     loaded: LoadedModel,
     model: ModelConfig,
     heads: Heads,
     vocabulary: Vocabulary,
     task: Mapping[str, Any] | None = None,
-    report: Callable[[str], None] = print_once,
+    report: Callable[[str], None] = distributed.note,
 ) -> dict[str, np.ndarray]:
     """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
 

@@ -72,10 +72,8 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     """
     model = loaded.model
     has = parts_of(loaded.heads)
-    library, pipeline = (
-        TRANSFORMERS,
-        next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction"),
-    )
+    library = TRANSFORMERS
+    pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
     if loading == TRANSFORMERS:
         loading = _with_transformers(architecture)
     elif loading == SENTENCE_TRANSFORMERS:

@@ -16,7 +16,6 @@ from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import bert, sizes
 from bert_jax.model.heads import Heads
-from bert_jax.progress import print_note
 from bert_jax.storage.location import Location
 from bert_jax.tasks import (
     distillation,
@@ -131,16 +130,11 @@ class Kept:
         self.data.keep_if((config.task, start))
 
 
-def note(line: str) -> None:
-    """Prints a line, on the primary process alone."""
-    print_note(line, quiet=not distributed.is_primary())
-
-
 def prepare(
     config: FinetuneConfig,
     workdir: Location,
     tokenizer: Tokenizer | None = None,
-    report: Report = note,
+    report: Report = distributed.note,
     kept: Kept | None = None,
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
     """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported.
@@ -208,7 +202,7 @@ def _check(config: FinetuneConfig, workdir: Location) -> None:
 def open_start(
     config: FinetuneConfig,
     tokenizer: Tokenizer | None,
-    report: Report = note,
+    report: Report = distributed.note,
     opened: Latest[LoadedModel | None] | None = None,
 ) -> Start:
     """Opens config.init_from, unless `opened` has it; without init_from, the start is config.model with random

@@ -327,10 +327,7 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
 
 
 def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:
-    """Returns Orbax's policy for the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), the best.
-
-    Raises UserError for a negative number.
-    """
+    """Returns Orbax's policy: the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), the best."""
     parts: list[_policies.PreservationPolicy] = [_policies.LatestN(keep or None)]
     if keep_every:
         parts.append(_policies.EveryNSteps(keep_every))

@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import command
 from bert_jax.command import EXIT_LOST, EXIT_STOPPED, Stopped, UserError
+from bert_jax.progress import print_note
 from bert_jax.storage import holder
 from bert_jax.train import cluster as cluster_lib
 from bert_jax.train import failure_detection
@@ -51,6 +52,11 @@ _last_words = threading.Lock()  # only one reason for the end is printed
 def is_primary() -> bool:
     """Whether this process writes the logs and files of the run: process 0, or the only one."""
     return jax.process_index() == 0
+
+
+def note(line: str) -> None:
+    """Prints a line of information or a warning, on the primary process alone."""
+    print_note(line, quiet=not is_primary())
 
 
 def broadcast_from_primary(value: _Value) -> _Value:
