@@ -13,6 +13,8 @@ from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent
+# Seconds after which a job hangs: no test waits that long for a sound one, on however busy a machine.
+PATIENCE = 300.0
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -58,7 +60,7 @@ def command_line(arguments: dict) -> list[str]:
     return [sys.executable, "-m", "data_prep.build_examples", *flags]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the job did not get this far in time"
@@ -87,5 +89,5 @@ def begin(arguments: dict) -> subprocess.Popen:
 
 def end(process: subprocess.Popen) -> tuple[int, str]:
     """The exit status of a command and its last line."""
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     return process.returncode, told.strip().splitlines()[-1]

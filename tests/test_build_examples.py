@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from building import ROOT, command_line, contents, finished_units, wait_for
+from building import PATIENCE, ROOT, command_line, contents, finished_units, wait_for
 
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
@@ -419,7 +419,7 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
     finally:
         running.send_signal(signal.SIGCONT)
     running.terminate()
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=PATIENCE)
     assert running.returncode == command.EXIT_STOPPED
     assert "out.incomplete: run the same command again" in told.strip().splitlines()[-1]
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
@@ -453,7 +453,7 @@ def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
 
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
     others(running)[0].send_signal(signal.SIGKILL)
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=PATIENCE)
     assert running.returncode == command.EXIT_USER_ERROR
     assert "a worker process was killed" in told.strip().splitlines()[-1]
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3

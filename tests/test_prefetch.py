@@ -83,7 +83,7 @@ def test_an_interpreter_exits_with_a_prefetch_running():
         "elements = Prefetched(lambda step: step, 0, depth=2)\n"
         "print(next(elements))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
     assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
