@@ -39,6 +39,7 @@ class Reporter:
         self._started = self._last_shown = time.monotonic()
         self._interval = _SECONDS_BETWEEN_LINES
         self._done: float = 0
+        self._before: float = 0
         self._amounts = [0.0] * len(rates)
         self._bar: Progress | None = None
         if not quiet and sys.stderr.isatty():
@@ -63,6 +64,10 @@ class Reporter:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
+    def skip(self, before: int | float) -> None:
+        """Sets how much of what is done took no time, because an earlier run did it; the amounts never hold it."""
+        self._before = before
+
     def advance(self, done: int | float, *amounts: int | float) -> None:
         """Adds to the part that is done and to the amounts."""
         self._done += done
@@ -81,8 +86,8 @@ class Reporter:
         if self._bar:
             self._bar.update(self._task, completed=done, status=status)
         else:
-            share = min(done / self._total, 1.0)
-            left = f"{seconds * (1 - share) / share:.0f} s left" if share else "time left unknown"
+            share, here = min(done / self._total, 1.0), (done - self._before) / self._total
+            left = f"{seconds * (1 - share) / here:.0f} s left" if here > 0 else "time left unknown"
             print(f"{self._job}: {share:6.1%}  {status}  {left}", file=sys.stderr, flush=True)
 
 

@@ -102,16 +102,21 @@ def _run(
     divided = arguments.share.is_divided
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first, divided)
     records: list[UnitRecord] = []
-    tokens = done = 0
+    tokens = done = before = 0
 
     def report() -> None:
         """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
-        share = done / max(splitter.documents, 1)
-        reporter.update(corpus.bytes_read * share, splitter.bytes / MB * share, tokens / 1e6)
+        found = max(splitter.documents, 1)
+        reporter.skip(corpus.bytes_read * before / found)
+        reporter.update(corpus.bytes_read * done / found, megabytes(), tokens / 1e6)
+
+    def megabytes() -> float:
+        """Text of the units that this run has finished."""
+        return splitter.bytes / MB * (done - before) / max(splitter.documents, 1)
 
     # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
     def unfinished() -> Iterator[Unit]:
-        nonlocal done
+        nonlocal done, before
         try:
             for unit in splitter.split(documents()):
                 if options.part and unit.number >= first + shares.UNITS:
@@ -122,6 +127,7 @@ def _run(
                 else:
                     records.append(record)
                     done += record.counts["documents"]
+                    before += record.counts["documents"]
         except UnusableCorpus as error:
             said = str(error)
             if divided:
@@ -149,7 +155,7 @@ def _run(
             raise UnusableCorpus(summary.why_no_rows(records))
         manifest = job.finish(records, corpus.refused + splitter.skipped, cleaning)
     if not quiet:
-        summary.print_summary(job, manifest, splitter, tokens, reporter.seconds())
+        summary.print_summary(job, manifest, splitter, megabytes(), tokens, reporter.seconds())
         if cache is not None:
             summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
     return manifest

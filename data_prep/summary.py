@@ -38,12 +38,17 @@ def why_no_rows(records: Sequence[UnitRecord]) -> str:
     return "no document of --input has a token: the tokenizer drops every character. Check both"
 
 
-def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, tokens: int, seconds: float) -> None:
-    """Prints a paragraph to stderr: rows, speed, what was skipped, and warnings."""
+def print_summary(
+    job: Job, manifest: dict[str, Any], splitter: UnitSplitter, megabytes: float, tokens: int, seconds: float
+) -> None:
+    """Prints a paragraph to stderr: rows, speed, what was skipped, and warnings.
+
+    megabytes and tokens are those of this run, without the units that a resumed job found finished.
+    """
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
         f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
-        f"{splitter.documents} documents; {seconds:.1f} s, {splitter.bytes / 1e6 / seconds:.1f} MB/s, "
+        f"{splitter.documents} documents; {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, "
         f"{tokens / 1e6 / seconds:.2f} M tokens/s"
     ]
     if job.arguments.options.eval_fraction and not held_out["documents"]:

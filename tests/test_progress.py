@@ -33,6 +33,20 @@ def test_a_line_has_share_rates_memory_and_time_left(clock: list[float], capsys:
     assert re.fullmatch(LINE, printed), printed
 
 
+def test_what_an_earlier_run_did_says_nothing_about_the_time_left(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Reporter("counting words", 100, ["MB", "tokens"]) as reporter:
+        clock[0] += 15
+        reporter.skip(50)
+        reporter.update(50, 0, 0)
+        clock[0] += 15
+        reporter.update(75, 75, 37_500)
+    first, second = capsys.readouterr().err.splitlines(keepends=True)
+    assert " 50.0%" in first and "time left unknown" in first
+    assert re.fullmatch(LINE.replace("25\\.0", "75\\.0").replace("45 s", "30 s"), second), second
+
+
 def test_progress_is_shown_to_somebody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, and where stderr is what a notebook's kernel puts in its place."""
     assert not progress.is_watched()
