@@ -15,10 +15,11 @@ from data_prep.languages import LANGUAGES, TITLES, Language
 
 # Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
-RULE_VERSION = 3
+RULE_VERSION = 4
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
+_UNSPACED = "。．！？｡।॥།༎۔։።။។"  # marks that end a sentence without a space
 # A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
 # a lower-case ASCII letter after the space; Python code checks the remaining ones.
 # A set of marks comes first, which the engine finds at the speed of a memory scan. A run of marks is examined only from
@@ -26,27 +27,36 @@ _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
 # before a closing quote.
 _SPACED = (
     rf"(?:(?<=[MARKS])(?<![MARKS]{{2}})[MARKS]*+[{_CLOSERS}]*+(?:[ \xa0\u202f][»”](?=\s))?+\s++(?![a-z])"
-    # No space is needed in Chinese, Japanese, Hindi, Urdu, Armenian, Ethiopic, Burmese and Khmer. A particle such as と
-    # after a closing bracket means that the quotation is in the middle of a Japanese sentence.
-    rf"|(?<=[。！？｡।॥۔։።။។])[。！？｡।॥۔։።။។]*+[\"'”’」』）〉》】)\]}}]*+(?!(?<=[」』）])[とっなのがはをにもで、])\s*)"
+    # No space is needed in Chinese, Japanese, Hindi, Urdu, Armenian, Ethiopic, Burmese, Khmer and Tibetan. A particle
+    # such as と after a closing bracket means that the quotation is in the middle of a Japanese sentence, and a wide
+    # full stop may be in the middle of a number.
+    rf"|(?<=[{_UNSPACED}])[{_UNSPACED}]*+[\"'”’」』）〉》】)\]}}]*+"
+    r"(?!(?<=[」』）])[とっなのがはをにもで、])(?!(?<=\d．)\d)\s*)"
 )
 
 
 def _candidate(marks: str) -> re.Pattern[str]:
-    return re.compile(rf"[{marks}。！？｡।॥۔։።။។]" + _SPACED.replace("MARKS", marks))
+    return re.compile(rf"[{marks}{_UNSPACED}]" + _SPACED.replace("MARKS", marks))
 
 
 _CANDIDATE = _candidate(".!?…؟")
 _GREEK = _candidate(".!?…;\u037e")
 _LONGEST_LOOK_BACK = 64  # characters, for the space before an abbreviation
 _LONGEST_ABBREVIATION = 8
-_LONGEST_INITIAL = 4
-_BEFORE_WORD = _OPENERS + "’\n\t"
+_BEFORE_WORD = _OPENERS + "’\n\t\u3000"
 _ALPHANUMERIC = re.compile(r"[^\W_]")
 _BEFORE_FIRST = re.compile(rf"[{re.escape(_OPENERS)}\s]*+")
 _NEXT_WORD = re.compile(r"[^\s.,;:!?'’]*")
 _NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
-_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")  # J, U.S, e.g; letters of any script
+# Devanagari writes an initial as a syllable, or spells the name of a Latin letter.
+_SYLLABLE = (
+    "[\u0904-\u0939\u0958-\u0961\u0972-\u097f]"
+    "(?:\u094d\u200d?[\u0915-\u0939\u0958-\u095f]"
+    "|[\u0900-\u0903\u093a-\u093c\u093e-\u094f\u0955-\u0957\u0962\u0963])*+"
+)
+_LETTER_NAME = "एफ|एच|आई|आय|एल|एम|एन|आर|एस|डब्ल्यू|डब्लू|एक्स|वाई|वाय|जेड|ज़ेड|ज़ेड|झेड"
+_INITIAL = rf"(?:{_LETTER_NAME}|{_SYLLABLE}|[^\W\d_])"
+_INITIALS = re.compile(rf"(?:{_INITIAL}\.)*{_INITIAL}")  # J, U.S, e.g; letters of any script
 _ORDINAL = re.compile(r"\d{1,2}|[IVXLCDM]+")
 _BEFORE_INITIAL = re.compile(r"(?:(?<!\w)[^\W\d_]{1,3}\.\s?){1,3}\Z")  # the "z. " of "z. B."
 
@@ -102,7 +112,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
             break
         if not "A" <= line[end] <= "Z" and not _may_begin(line, end):
             continue
-        if line[mark] == "." and line[mark + 1] not in ".!?…؟" and not _ends(line, begin, mark, end, rules):
+        if line[mark] in ".．" and line[mark + 1] not in ".．!?…؟" and not _ends(line, begin, mark, end, rules):
             continue
         piece = line[begin:end].strip()
         if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
@@ -122,9 +132,12 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
 
 
 def _may_begin(line: str, place: int) -> bool:
-    """Whether the text at a position, after opening quotes and dashes, does not begin with a lower-case letter."""
+    """Whether the text at a position, after opening quotes and dashes, does not begin with a lower-case letter.
+
+    Georgian has no case in running text, although Unicode calls its letters lower-case.
+    """
     first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
-    return first == len(line) or not line[first].islower()
+    return first == len(line) or not line[first].islower() or "\u10d0" <= line[first] <= "\u10ff"
 
 
 def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
@@ -139,11 +152,8 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
         and not "\u0900" <= word[0] <= "\u0eff"
     ):
         return True
-    word = word.lstrip(_BEFORE_WORD).replace("\u202f", "\xa0").rpartition("\xa0")[2]
-    # Hindi has its own full stop and Thai none, so this is an abbreviation such as बी. सी. or กม.
-    if "\u0900" <= word[:1] <= "\u097f" and len(word) <= _LONGEST_INITIAL:
-        return False
-    if _THAI.match(word):
+    word = word.lstrip(_BEFORE_WORD).replace("\u202f", "\xa0").rpartition("\xa0")[2].replace("．", ".")
+    if _THAI.match(word):  # Thai has no full stop, so this is an abbreviation such as กม.
         return False
     whole = word
     for dash in "—–-":
@@ -166,7 +176,7 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
     if lowered in rules.may or whole.lower() in rules.may or (rules.ordinals and _ORDINAL.fullmatch(word)):
         return _often_first(line, end, rules)
     if _INITIALS.fullmatch(word):
-        if len(word) == 1:
+        if "." not in word:
             return word == "I" and rules is LANGUAGES["en"]
         return _often_first(line, end, rules)
     # "1. First, ..." is the number of a list; "in 1914. Then ..." is not.

@@ -138,7 +138,29 @@ LANGUAGE_CASES = {
     "el": ["Πού είναι ο κ. Παπαδόπουλος;", "Δεν ξέρω!", "Ήταν το 500 π.Χ.", "Και μετά από αυτό τίποτα."],
     "ar": ["من هو؟", "لا أعرف.", "ثم ذهب إلى البيت!"],
     "hi": ["डॉ. राम बी. सी. में है।", "क्या वह यहाँ है?", "नहीं है।"],
+    "mr": [
+        "पु. ल. देशपांडे आणि डॉ. बी. आर. आंबेडकर लेखक होते.",
+        "हे पुस्तक चांगले आहे.",
+        "ती शाळेत गेली.",
+        "इ.स. १९१४ मध्ये तो आला.",
+        "अंतर ५ कि.मी. आहे.",
+    ],
+    "ka": [
+        "აქ ცხოვრობს პროფ. გ. ბერიძე, ე. წ. ოსტატი.",
+        "ის დაიბადა 1914 წ.",
+        "ეს არის „დიდი“ ქალაქი და ა. შ.",
+        "„კი.“",
+        "მაგრამ არ იცის!",
+    ],
+    "bo": ["༄༅། །བོད་སྐད་ནི་སྐད་ཡིག་ཅིག་ཡིན། །", "འདི་ནི་དེབ་ཡིན༎", "ང་ཡིན།"],
     "ja": ["「はい。」と彼は言った。", "本当ですか？", "（たぶん。）", "そうです！"],
+    "ja_wide": [
+        "１．これは文である．",
+        "Ｊ．Ｋ．ローリングの値は３．５と3．5である．",
+        "「はい．」",
+        "終わり．．．",
+        "そして．",
+    ],
     "zh": ["他说：“你好。”", "然后走了。", "真的吗？！", "（是。）"],
 }
 
@@ -146,9 +168,22 @@ LANGUAGE_CASES = {
 @pytest.mark.parametrize("language", LANGUAGE_CASES)
 def test_sentences_in_many_languages(language: str) -> None:
     sentences = LANGUAGE_CASES[language]
-    assert split_sentences(("" if language in ("ja", "zh") else " ").join(sentences)) == sentences
+    assert split_sentences(("" if language in ("ja", "ja_wide", "zh") else " ").join(sentences)) == sentences
     if language in LANGUAGES:
         assert language_of(" ".join(sentences)) == language
+
+
+def test_hindi_with_a_latin_full_stop_is_cut_after_verbs_and_not_after_initials() -> None:
+    sentences = [
+        "यह एक किताब है.",
+        "वह घर गया.",
+        "एम. के. गांधी और डॉ. बी. आर. अम्बेडकर यहाँ थे.",
+        "वह आई.",
+        "यह अच्छा था.",
+        "ए.पी.जे. अब्दुल कलाम और स्व. इंदिरा गांधी आए.",
+        "उसने बात की.",
+    ]
+    assert split_sentences(" ".join(sentences)) == sentences
 
 
 def test_thai_is_cut_at_spaces_into_pieces_of_some_length() -> None:
@@ -166,7 +201,7 @@ def test_another_rule_has_another_version() -> None:
     documents += [" ".join(sentences) for sentences in LANGUAGE_CASES.values()]
     cut = [sentence for document in documents for sentence in document_sentences(document)]
     digest = hashlib.sha256("\n".join(cut).encode()).hexdigest()
-    assert {3: "269b2bdf0249893c"}[RULE_VERSION] == digest[:16]
+    assert {4: "60026131781d71e7"}[RULE_VERSION] == digest[:16]
 
 
 @pytest.mark.slow
