@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import command
+from bert_jax import command, tokenizer
 from bert_jax.array_types import Int64
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts, treats_scripts
@@ -23,7 +23,7 @@ from data_prep import checksums, shares
 from data_prep.cleaning import lineage
 from data_prep.job import UNIGRAMS
 from data_prep.lengths import summarise
-from data_prep.summary import document_lines, word_lines
+from data_prep.summary import output_lines
 
 DESCRIPTION = """\
 Joins outputs of data_prep.build_examples.
@@ -86,7 +86,7 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
         print_note(f"{output}: {train} rows for training, {held_out} for evaluation, of {len(merged['shares'])} shares")
-        for line in (*word_lines(merged["counts"]), *document_lines(merged["counts"])):
+        for line in output_lines(output, merged, tokenizer.load(output / "tokenizer")):
             print_note(line)
     return merged
 

@@ -1,4 +1,4 @@
-"""What build_examples prints at the end of a job, or why the job made no rows."""
+"""What build_examples and merge_shards print about an output, or why a job made no rows."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,8 @@ from typing import Any
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
 from bert_jax.tokenizer import Tokenizer
 from data_prep.job import Job
+from data_prep.objectives import fewest_documents
+from data_prep.readers.reading import is_text
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord
 from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
@@ -49,22 +51,50 @@ def print_summary(
     lines = [
         f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
         f"{splitter.documents} documents; {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, "
-        f"{tokens / 1e6 / seconds:.2f} M tokens/s"
+        f"{tokens / 1e6 / seconds:.2f} M tokens/s",
+        *output_lines(job.output, manifest, job.tokenizer, splitter.moved_to_train),
     ]
-    if job.arguments.options.eval_fraction and not held_out["documents"]:
-        lines.append(_no_eval(splitter, job.arguments.options.eval_fraction))
-    if skipped := manifest["counts"]["skipped"]:
-        lines.append(f"skipped: {listed(skipped)}")
-    lines += word_lines(manifest["counts"])
-    lines += document_lines(manifest["counts"])
-    lines += separator_lines(manifest)
-    lines += pair_lines(manifest["objective"], job.tokenizer)
-    if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
-        lines.append(
-            f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
-            "does --tokenizer fit the language and the case of this text?"
-        )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, moved_to_train: int = 0) -> list[str]:
+    """What was skipped in an output, and warnings about it.
+
+    moved_to_train   documents chosen for eval that were too few for a part
+    """
+    skipped = manifest["counts"]["skipped"]
+    return [
+        *eval_lines(manifest, moved_to_train),
+        *([f"skipped: {listed(skipped)}"] if skipped else []),
+        *word_lines(manifest["counts"]),
+        *document_lines(manifest),
+        *separator_lines(manifest),
+        *pair_lines(manifest["objective"], tokenizer),
+        *unknown_lines(output, manifest, tokenizer),
+    ]
+
+
+def eval_lines(manifest: Mapping[str, Any], moved_to_train: int = 0) -> list[str]:
+    """Why no document is held out, and what to change."""
+    eval_fraction = manifest.get("eval_fraction")
+    if not eval_fraction or manifest["parts"]["eval"]["documents"]:
+        return []
+    fewest, left_out = fewest_documents(manifest["objective"]), manifest["counts"]["skipped"].get(TOO_FEW_FOR_EVAL)
+    if manifest["counts"]["documents"] - sum(manifest["skipped_reading"].values()) < 2 * fewest:
+        return [f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"]
+    if left_out:
+        return [
+            f"{left_out} document(s) chosen for eval are left out, because they are too few for a part. Raise "
+            "--eval_fraction, or use more text"
+        ]
+    if moved_to_train >= fewest:
+        return [f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"]
+    if moved_to_train:
+        return [
+            f"{moved_to_train} document(s) chosen for eval are in train, because they are too few for a part. Raise "
+            "--eval_fraction, or use more text"
+        ]
+    return [f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"]
 
 
 def word_lines(counts: Mapping[str, Any]) -> list[str]:
@@ -81,8 +111,9 @@ def word_lines(counts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def document_lines(counts: Mapping[str, Any]) -> list[str]:
-    """The shares of documents of one sentence and of random pairs, as a warning if blank lines end paragraphs."""
+def document_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """The shares of documents of one sentence and of random pairs, as a warning if these are parts of documents."""
+    counts = manifest["counts"]
     if not counts["used"] or "one_sentence" not in counts:
         return []
     alone = counts["one_sentence"] / counts["used"]
@@ -92,10 +123,18 @@ def document_lines(counts: Mapping[str, Any]) -> list[str]:
         stated += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
     if alone <= _MANY_OF_ONE_SENTENCE:
         return [stated]
-    return [
-        f"warning: {stated}. If blank lines separate the paragraphs of a file and not its documents, name the line "
-        "that separates documents (--document_separator), use --document file, or remove blank lines within documents"
-    ]
+    chosen = manifest["reading"].get("input_format", "auto")
+    if all(is_text(source["path"], chosen) for source in manifest["sources"]):
+        advice = (
+            "If blank lines separate the paragraphs of a file and not its documents, name the line that separates "
+            "documents (--document_separator), use --document file, or remove blank lines within documents"
+        )
+    else:
+        advice = (
+            "If the records of --input are lines or paragraphs and not documents, join those of a document into one "
+            "record"
+        )
+    return [f"warning: {stated}. {advice}"]
 
 
 def separator_lines(manifest: Mapping[str, Any]) -> list[str]:
@@ -115,6 +154,17 @@ def pair_lines(objective: str, tokenizer: Tokenizer) -> list[str]:
         f"warning: rows are {cls} A {sep} B {sep}, but models of this vocabulary read pairs of texts with "
         f"{tokenizer.pair_separators} {sep} between them in fine-tuning. Use a --tokenizer with [CLS] and [SEP]: "
         "one of --kind wordpiece, or hf:albert/albert-base-v2"
+    ]
+
+
+def unknown_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
+    """A warning if the vocabulary does not know much of the text."""
+    share = unknown_share(output, manifest, tokenizer)
+    if share <= _MUCH_UNKNOWN:
+        return []
+    return [
+        f"warning: {share:.0%} of the text is {tokenizer.roles.unk_token}: does --tokenizer fit the language and the "
+        "case of this text?"
     ]
 
 
@@ -140,23 +190,3 @@ def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequenc
     if held < len(records) and cache.bytes() + unit > cache.limit:
         line += "; it is full: raise --token_cache_gb, or remove files that are no longer used"
     print(line, file=sys.stderr, flush=True)
-
-
-def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
-    """Explains why no document is held out, and what to change."""
-    moved, fewest = splitter.moved_to_train, splitter.min_documents
-    if splitter.documents < 2 * fewest:
-        return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
-    if splitter.skipped[TOO_FEW_FOR_EVAL]:
-        return (
-            f"{splitter.skipped[TOO_FEW_FOR_EVAL]} document(s) chosen for eval are left out, because they are too few "
-            "for a part. Raise --eval_fraction, or use more text"
-        )
-    if moved >= fewest:
-        return f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"
-    if moved:
-        return (
-            f"{moved} document(s) chosen for eval are in train, because they are too few for a part. "
-            "Raise --eval_fraction, or use more text"
-        )
-    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"

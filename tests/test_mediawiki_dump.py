@@ -45,12 +45,13 @@ def page(title: str, *revisions: str, namespace: int = 0, redirect: str = "") ->
     )
 
 
-def head(version: str = "0.11") -> str:
+def head(version: str = "0.11", language: str = "de") -> str:
     namespaces = "".join(
         f'      <namespace key="{key}" case="first-letter">{name}</namespace>\n' for key, name in NAMESPACES.items()
     )
     return (
-        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-{version}/" version="{version}" xml:lang="de">\n'
+        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-{version}/" version="{version}" '
+        f'xml:lang="{language}">\n'
         "  <siteinfo>\n    <sitename>Wikipedia</sitename>\n    <dbname>dewiki</dbname>\n    <namespaces>\n"
         f"{namespaces}    </namespaces>\n  </siteinfo>\n"
     )
@@ -64,8 +65,8 @@ def items(tmp_path: Path, content: str | bytes, name: str = "a.xml") -> list:
     return list(read(str(tmp_path / name)))
 
 
-def text_of(tmp_path: Path, markup: str) -> str:
-    (found,) = items(tmp_path, head() + page("A", revision(markup)) + END)
+def text_of(tmp_path: Path, markup: str, language: str = "de") -> str:
+    (found,) = items(tmp_path, head(language=language) + page("A", revision(markup)) + END)
     return found.decode()
 
 
@@ -78,6 +79,11 @@ MARKUP = {
     "files and categories": (
         "One [[Datei:x.jpg|mini|A [[caption]] here]]two [[file:y.png]]three\n[[Kategorie:Stadt|P]]\n[[category:City]]",
         "One two three",
+    ),
+    "files under an alias of their namespace": (
+        "One [[Bild:x.JPG|mini|A [[caption]]]]two [[Imagen:Una calle.svg |thumb|x]]three [[画像:音.ogg]]four "
+        "[[:Bild:x.png]] and [[Star Wars: A New Hope|film]], [[ASP.svg]]",
+        "One two three four Bild:x.png and film, ASP.svg",
     ),
     "links to other languages": ("Paris\n[[de:Paris]]\n[[zh-min-nan:Paris]]", "Paris"),
     "external links": (
@@ -120,6 +126,34 @@ MARKUP = {
 @pytest.mark.parametrize("markup, wanted", MARKUP.values(), ids=MARKUP)
 def test_markup_is_removed(tmp_path, markup, wanted):
     assert text_of(tmp_path, markup) == wanted
+
+
+CONVERSIONS = {
+    "variants": ("用-{zh-hans:计算机; zh-hant:電腦;}-写的-{zh-cn:软件;zh-tw:軟體}-。", "用计算机写的软件。"),
+    "what is not converted": ("-{范}-先生说 -{http://a.org; b}-", "范先生说 http://a.org; b"),
+    "hidden rules": ("-{H|zh-cn:a;zh-tw:b}--{T|zh-cn:a;}--{D|zh:c}--{-|zh:d}-文", "文"),
+    "rules that are shown": ("-{A|zh-cn:a;zh-tw:b}-文-{zh-hans;zh-hant|c}--{甲=>zh-cn:乙;丙=>zh-tw:丁}-", "a文c乙"),
+    "nested rules": ("-{zh-hans:一-{zh-hans:[[二|三]];zh-hant:四}-;zh-hant:五}-。", "一三。"),
+    "links in rules": ("[[条目|-{zh-hans:甲;zh-hant:乙}-]]和-{zh-cn:''[[丙]]'';zh-tw:丁}-", "甲和丙"),
+    "what does not begin or end": ("a}- -{b-{zh:c}-", "a}- -{bc"),
+}
+
+
+@pytest.mark.parametrize("markup, wanted", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_text_in_several_scripts_has_its_first_variant(tmp_path, markup, wanted):
+    assert text_of(tmp_path, markup, "zh") == wanted
+
+
+def test_a_wiki_of_one_script_has_no_conversion(tmp_path):
+    assert text_of(tmp_path, "4-{[4-(x)]amino}-benzoic acid") == "4-{[4-(x)]amino}-benzoic acid"
+
+
+@pytest.mark.parametrize("repeated", ["-{", "}-", "-{zh:", "-{}-", "; ", "-{a;zh:b;"])
+def test_variants_are_found_in_linear_time(repeated):
+    """Were it quadratic, this would take minutes."""
+    reader = wikitext.WikitextReader(language="zh")
+    for first, last in (("", ""), ("-{zh:", "}-"), ("-{" * 9, "}-" * 9)):
+        assert isinstance(reader.text(first + repeated * (200_000 // len(repeated)) + last, "a"), str)
 
 
 def test_only_articles_are_documents_and_the_rest_is_counted(tmp_path):

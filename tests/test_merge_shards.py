@@ -57,6 +57,28 @@ def test_parts_merged_equal_one_job(text, vocab_dir, tmp_path, pack):
     inspect_shards.main([str(tmp_path / "merged"), "--verify", "--source"])
 
 
+@pytest.mark.parametrize("separator", ["", "---"])
+def test_parts_print_what_one_job_prints(vocab_dir, tmp_path, capsys, separator):
+    """Skipped documents, unknown words, short documents, no rows for evaluation, a separator that separates nothing."""
+    for number, name in enumerate("ab", 1):
+        text = f"A cat {name} sat.\n\n" * 2 + f"A dog {name} ran.\n\n" + "\u200b" * number
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
+    given = {"dedup": True, "eval_fraction": 1e-9, "objective": "single", "document_separator": separator}
+    told = []
+    for output, part in (("whole", ""), ("parts", "all/2")):
+        made = options(tmp_path, words, tmp_path / output, part, input=tmp_path / "[ab].txt", **given)
+        build(made, quiet=False)
+        lines = capsys.readouterr().err.splitlines()
+        told.append([line for line in lines if line.startswith(("warning", "skipped", "no document"))])
+    assert told[0] == told[1]
+    wanted = ["no document was chosen for eval", "warning: --document_separator", "of the text is [UNK]: does"]
+    if not separator:
+        wanted[1:2] = ["skipped: 2 duplicate, 2 no_tokens", "warning: 100% of the documents have one sentence"]
+    assert all(part in line for part, line in zip(wanted, told[0], strict=True))
+
+
 @pytest.mark.slow
 def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, monkeypatch):
     whole = build(options(text, vocab_dir, tmp_path / "whole", "all/4"))

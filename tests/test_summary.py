@@ -62,6 +62,22 @@ def test_pairs_of_a_vocabulary_with_two_separators_give_a_warning(vocab_dir: Pat
     assert summary.pair_lines("single", two) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "chosen", "advice"),
+    [
+        ("a.txt", {}, "use --document file, or remove blank lines within documents"),
+        ("a.jsonl.gz", {}, "join those of a document into one record"),
+        ("tfds:name", {}, "join those of a document into one record"),
+        ("a.txt", {"input_format": "csv"}, "join those of a document into one record"),
+    ],
+)
+def test_advice_about_short_documents_fits_the_format(path: str, chosen: dict[str, str], advice: str) -> None:
+    counts = {"used": 10, "one_sentence": 9, "sequences": 10}
+    manifest = {"counts": counts, "reading": chosen, "sources": [{"path": path}]}
+    (warned,) = summary.document_lines(manifest)
+    assert warned.startswith("warning: 90% of the documents have one sentence. If ") and warned.endswith(advice)
+
+
 def test_words_longer_than_the_mask_budget_give_a_warning() -> None:
     assert summary.word_lines({"documents": 3}) == []  # single tokens are masked
     few, many = (summary.word_lines({"words": 1000, "long_words": long}) for long in (10, 11))

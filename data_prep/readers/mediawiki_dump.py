@@ -20,6 +20,7 @@ from data_prep.readers.wikitext import WikitextReader
 _NOT_AN_ARTICLE = Omission("not_an_article")
 # Namespaces whose links are no text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 # What a worker gets at once: markup for a fifth of a second, or so many pages, most of which are no articles.
 BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
 
@@ -32,8 +33,9 @@ class _Article(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Some pages, in the order of the dump, and the namespaces whose links are no text."""
+    """Some pages, in the order of the dump, the language of the wiki, and the namespaces whose links are no text."""
 
+    language: str
     hidden: frozenset[str]
     pages: list[_Article | Item]
 
@@ -62,7 +64,7 @@ class _Dump:
         self._path, self._blocks = path, blocks
 
     def batches(self) -> Iterator[_Batch]:
-        hidden: frozenset[str] = frozenset()
+        language, hidden = "", frozenset[str]()
         pages: list[_Article | Item] = []
         size = 0
         try:
@@ -73,8 +75,10 @@ class _Dump:
                     size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
                 full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
                 if pages and (full or not is_page):
-                    yield _Batch(hidden, pages)
+                    yield _Batch(language, hidden, pages)
                     pages, size = [], 0
+                if _name(element) == "mediawiki":
+                    language = element.get(_LANGUAGE, "")
                 if _name(element) == "siteinfo":
                     hidden = _hidden_namespaces(element)
         except ElementTree.ParseError as error:
@@ -82,11 +86,11 @@ class _Dump:
         except Refusal as refusal:
             self.damage = refusal
         if pages:
-            yield _Batch(hidden, pages)
+            yield _Batch(language, hidden, pages)
 
 
 def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
-    """The children of the root, each page with its last revision only. What was yielded is dropped."""
+    """The root when it begins, then its children, pages with their last revision only. What was yielded is dropped."""
     parser: Any = ElementTree.XMLPullParser(("start", "end"))
     path: list[Element] = []  # from the root to the element that has begun last
     is_empty = True
@@ -99,6 +103,8 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
         for event, element in parser.read_events():
             if event == "start":
                 path.append(element)
+                if len(path) == 1:
+                    yield element
                 continue
             path.pop()
             if len(path) == 2 and _name(element) == "revision":
@@ -149,7 +155,7 @@ def _page(page: Element, path: str) -> _Article | Item:
 
 def _items(batch: _Batch) -> list[Item]:
     """The documents of a batch, which any process may compute."""
-    reader = WikitextReader(batch.hidden)
+    reader = WikitextReader(batch.hidden, batch.language)
     return [_document(page, reader) if isinstance(page, _Article) else page for page in batch.pages]
 
 

@@ -41,6 +41,15 @@ class Reading:
                 raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
         if self.document_separator:
             self._check_separator()
+        if self.of_text and self.input_format not in ("auto", "text"):
+            raise _not_text(self, f"--input_format {self.input_format}", "its records are the documents")
+
+    @property
+    def of_text(self) -> str:
+        """The flag that was given and that only text has; "" if there is none."""
+        if self.document_separator:
+            return "--document_separator"
+        return "--document file" if self.document == "file" else ""
 
     def _check_separator(self) -> None:
         separator = self.document_separator
@@ -51,8 +60,6 @@ class Reading:
             )
         if self.document == "file":
             raise UserError("--document file makes each file one document; give it or --document_separator, not both")
-        if self.input_format not in ("auto", "text"):
-            raise _separates_nothing(f"--input_format {self.input_format}", "its records are the documents")
 
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
@@ -94,14 +101,12 @@ def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
 def check_format(path: str, reading: Reading) -> None:
     """Raises UserError for a file in a format that is not read, or whose packages are not installed.
 
-    So does a file whose format has documents, if a separator of documents is given. It reads the first bytes of a local
-    file. Those of a remote one are checked only when it is read.
+    So does a file whose format has documents, if a flag states what the documents of text are. It reads the first bytes
+    of a local file. Those of a remote one are checked only when it is read.
     """
-    format = "tfds"
-    if not path.startswith(tfds_corpus.PREFIX):
-        format = input_format.format_of(path, reading.input_format)
-    if reading.document_separator and format != "text":
-        raise _separates_nothing(path, f"the records of {format} are the documents")
+    format = _format_of(path, reading.input_format)
+    if reading.of_text and format != "text":
+        raise _not_text(reading, path, f"the records of {format} are the documents")
     if format == "tfds":
         return
     input_format.check_installed(format)
@@ -110,8 +115,20 @@ def check_format(path: str, reading: Reading) -> None:
         input_format.check_head(path, head, format)
 
 
-def _separates_nothing(what: str, why: str) -> UserError:
-    return UserError(f"{what}: {why}, and --document_separator is for text. Leave it out")
+def is_text(path: str, chosen: str) -> bool:
+    """Whether a source is read as text, where `chosen` is the input_format."""
+    try:
+        return _format_of(path, chosen) == "text"
+    except Refusal:
+        return False
+
+
+def _format_of(path: str, chosen: str) -> str:
+    return "tfds" if path.startswith(tfds_corpus.PREFIX) else input_format.format_of(path, chosen)
+
+
+def _not_text(reading: Reading, what: str, why: str) -> UserError:
+    return UserError(f"{what}: {why}, and {reading.of_text} is for text. Leave it out")
 
 
 def refuse_special(path: str) -> None:
