@@ -90,7 +90,12 @@ class BuildOptions:
         "share of the tokens that is in shuffled trigrams and predicted, in addition to masking (StructBERT)",
         metavar="R",
     )
-    dupe_factor: int = option(1, "number of different pairings of each document", metavar="K", valid=between(1, 1000))
+    dupe_factor: int = option(
+        1,
+        "number of rows that are made from each document: different pairs, static masks or noise",
+        metavar="K",
+        valid=between(1, 1000),
+    )
     pack: int = option(
         1, "maximum number of sequences in a row; 1 disables packing", metavar="S", valid=between(1, 256)
     )
@@ -181,6 +186,13 @@ class BuildOptions:
             raise UserError(
                 f"--permute_sentences and --rotate_documents change the order that the labels of --objective "
                 f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single"
+            )
+        noise = self.delete_rate, self.insert_rate, self.permute_sentences, self.rotate_documents
+        varies = self.objective in PAIRS or self.masking == "static" or self.pack > 1 or any(noise)
+        if self.dupe_factor > 1 and not varies:
+            raise UserError(
+                f"--dupe_factor {self.dupe_factor} would write equal rows for --objective {self.objective} with "
+                "--masking dynamic; leave it out, and raise the number of epochs instead"
             )
         if self.mask_unit == "infill" and self.masking == "static":
             raise UserError(

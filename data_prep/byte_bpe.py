@@ -48,6 +48,9 @@ class ByteSplitter:
             else:
                 yield from map(written_bytes, counting.windows(chunk[start:end]))
 
+    def unknown(self, chunk: str) -> int:
+        return 0
+
 
 def written_bytes(text: str) -> str:
     """The bytes of a text, each as a printable character."""

@@ -54,12 +54,17 @@ class WordSplitter(Protocol):
         """The words of a chunk, none longer than a window (see `windows`)."""
         ...
 
+    def unknown(self, chunk: str) -> int:
+        """How many characters of a chunk are in words that are too long for any vocabulary of this kind."""
+        ...
+
 
 class ChunkCounter:
     """Counts the chunks of the texts added so far.
 
     counts       by chunk; at most max_chunks entries after each `add`
     characters   of all texts
+    unknown      those of them in words that are too long for any vocabulary
     thinned      number of times the counts were thinned
     """
 
@@ -68,6 +73,7 @@ class ChunkCounter:
         self._max_chunks = max_chunks
         self.counts: dict[str, int] = {}
         self.characters = 0
+        self.unknown = 0
         self.thinned = 0
 
     def add(self, documents: Iterable[str]) -> None:
@@ -82,6 +88,7 @@ class ChunkCounter:
             ]
             for chunk in unspaced:
                 count = block.pop(chunk)
+                self.unknown += count * self._splitter.unknown(chunk)
                 for word in self._splitter.words(chunk):
                     block[_WORD + word] += count
             counts, known = self.counts, self.counts.get

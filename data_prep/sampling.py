@@ -18,11 +18,12 @@ DENOMINATOR = 1000
 
 @dataclass(frozen=True)
 class Share:
-    """A language's share of the text and of the weighted counts."""
+    """A language's share of the text and of the weighted counts, and the share of it in words that are too long."""
 
     language: str
     text: float
     counted: float
+    unknown: float
 
 
 def factors(characters: Sequence[int], alpha: float) -> list[int]:
@@ -56,7 +57,7 @@ def count_chunks(
         total.update(counter.scaled(multiple, DENOMINATOR))
     counted = [size * multiple for size, multiple in zip(sizes, multiples, strict=True)]
     shares = [
-        Share(name, size / sum(sizes), weighed / sum(counted))
-        for name, size, weighed in zip(counters, sizes, counted, strict=True)
+        Share(name, counter.characters / sum(sizes), weighed / sum(counted), counter.unknown / counter.characters)
+        for (name, counter), weighed in zip(counters.items(), counted, strict=True)
     ]
     return dict(total), shares

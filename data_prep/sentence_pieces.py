@@ -49,6 +49,9 @@ class SentencePieceSplitter:
         yield BEGINNING + first
         yield from others
 
+    def unknown(self, chunk: str) -> int:
+        return 0
+
 
 def learn(
     word_counts: Mapping[str, int],

@@ -13,7 +13,7 @@ from bert_jax.storage.local import atomic_folder
 from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
 from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
-from bert_jax.tokenization.wordpiece import WordPieceSpec
+from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.vocabulary import KINDS
 from data_prep import (
@@ -53,6 +53,8 @@ Memory: at most --max_words distinct words, with adjacent punctuation, are count
 about 150 bytes each; learning takes up to 1000 bytes for each word without punctuation (unigram: 2200 with it). Beyond
 that limit rare words are sampled by hash, so that frequencies stay right on average. Text without spaces (Chinese,
 Japanese, Thai) is counted by ideographs and parts of phrases."""
+
+_MUCH_UNKNOWN = 0.01  # of the characters
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
     multiprocessing requires. With `alpha`, the shares of the languages are printed. The output must not exist; it
     appears complete or not at all. If the text gives fewer pieces than requested, the smaller vocabulary is written and
-    a warning is printed. Raises UserError for an empty corpus, a vocab_size below the number of characters, an output
-    that exists, and whatever `readers` raises.
+    a warning is printed; another one where many words are too long for WordPiece. Raises UserError for an empty corpus,
+    a vocab_size below the number of characters, an output that exists, and whatever `readers` raises.
     """
     reading = reading_options.reading(options, options.workers or processes.cores())
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
@@ -142,7 +144,7 @@ def _languages(pattern: str) -> dict[str, str]:
 
 
 def _count(corpora: dict[str, readers.Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
-    """Counts words. Prints the shares of the languages, and a warning on stderr for refused input."""
+    """Counts words. Prints the shares of the languages, and warnings about refused input and too long words."""
     splitter = _splitter(options.kind, bool(options.lowercase))
     limit = options.max_words // 2 if options.kind == "unigram" else options.max_words
     total = sum(corpus.total_bytes for corpus in corpora.values())
@@ -159,15 +161,25 @@ def _count(corpora: dict[str, readers.Corpus], options: TokenizerOptions, quiet:
             for corpus in corpora.values():
                 counter.add(documents(corpus))
             chunks = counter.counts
+            too_long = {"the text": counter.unknown / max(counter.characters, 1)}
         else:
             texts = ((name, documents(corpus)) for name, corpus in corpora.items())
             chunks, shares = sampling.count_chunks(texts, splitter, options.alpha, limit)
             for share in shares:
                 print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
+            too_long = {share.language: share.unknown for share in shares}
         words = counting.count_words(chunks, splitter)
     for name, corpus in corpora.items():
         for reason, count in corpus.refused.items():
             print(f"warning: {name}: {count} documents or rests of files skipped: {reason}", file=sys.stderr)
+    for name, unknown in too_long.items():
+        if unknown > _MUCH_UNKNOWN:
+            print(
+                f"warning: {unknown:.0%} of {name} is in words of more than {MAX_WORD_LENGTH} characters, each of "
+                "which WordPiece makes one [UNK], as in Thai and Khmer, which put no space between words. Use --kind "
+                "unigram",
+                file=sys.stderr,
+            )
     if not words:
         first = next(source.path for corpus in corpora.values() for source in corpus.sources)
         raise UserError(f"no words in the files of --input ({first} ...). Use files with text")

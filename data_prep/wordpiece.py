@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from bert_jax.command import UserError
-from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS, WordPieceSpec
+from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, SPECIAL_TOKENS, WordPieceSpec
 from bert_jax.tokenization.wordpiece_engine import library_tokenizer, split_chunks
 from data_prep import counting
 from data_prep.merges import Merges
@@ -32,6 +32,8 @@ ALPHABET_MINIMUM = 1000
 MIN_FREQUENCY = 2
 # White space for str.split; the library drops these characters before it splits.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+# Most characters that end a word: ASCII punctuation, 。 and 、, and ideographs.
+_BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class WordPieceSplitter:
@@ -52,6 +54,12 @@ class WordPieceSplitter:
             first, *others = counting.windows(word)
             yield first
             yield from (INSIDE + window for window in others)
+
+    def unknown(self, chunk: str) -> int:
+        if len(chunk) <= MAX_WORD_LENGTH or max(map(len, _BORDERS.split(chunk))) <= MAX_WORD_LENGTH:
+            return 0  # without the library, which takes longer
+        lengths = (len(word) for word, _ in self._split(self._normalize(chunk)))
+        return sum(length for length in lengths if length > MAX_WORD_LENGTH)
 
 
 def learn(

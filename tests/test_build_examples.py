@@ -222,8 +222,19 @@ def test_eval_documents_are_chosen_by_their_text(arguments: dict, built: Path, t
         assert twice["parts"][part]["documents"] == 2 * once["parts"][part]["documents"] > 0
 
 
-def test_dupes_are_pairings_of_their_own(arguments: dict) -> None:
-    build(BuildOptions(**arguments | {"dupe_factor": 3}))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"objective": "sop"},
+        {"objective": "single", "masking": "static"},
+        {"objective": "full_sentences", "insert_rate": 0.1},
+        {"objective": "doc_sentences", "delete_rate": 0.1},
+    ],
+    ids=str,
+)
+def test_dupes_are_rows_of_their_own(arguments: dict, options: dict) -> None:
+    build(BuildOptions(**arguments | {"dupe_factor": 3} | options))
     rows = all_rows(arguments["output"], "train")
     keys = rows.sequence_keys[:, 0]
     assert len(np.unique(keys)) == len(keys)
@@ -564,6 +575,13 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         (
             {"objective": "full_sentences", "short_seq_prob": 0.1},
             "--short_seq_prob is only for --objective nsp",
+        ),
+        *(
+            (
+                {"objective": objective, "dupe_factor": 2},
+                f"--dupe_factor 2 would write equal rows for --objective {objective} with --masking dynamic; leave it",
+            )
+            for objective in ("full_sentences", "doc_sentences", "single")
         ),
     ],
     ids=str,

@@ -20,6 +20,9 @@ class Plain:
     def words(self, chunk: str) -> list[str]:
         return windows(chunk)
 
+    def unknown(self, chunk: str) -> int:
+        return 0
+
 
 SPLITTERS = [wordpiece.WordPieceSplitter(lowercase=False), byte_bpe.ByteSplitter()]
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอนหรือวรรณยุกต์เช่นเดียวกับภาษาจีน"

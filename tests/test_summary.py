@@ -6,7 +6,7 @@ import pytest
 from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
-from bert_jax.data.manifest import Part
+from bert_jax.data.manifest import PAIRS, Part
 from bert_jax.data.shards import Dataset, read_manifest
 from data_prep import build_examples, summary
 from data_prep.build_options import BuildOptions
@@ -23,13 +23,12 @@ def vocabulary(path: Path, words: str) -> Path:
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences", "single"])
 def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path: Path, objective: str) -> None:
-    """A vocabulary of a few words; two pairings."""
+    """A vocabulary of a few words; two pairings, or two static masks."""
     words = vocabulary(tmp_path / "vocab.txt", "the of and to a in . ,")
     output = tmp_path / "out"
+    given = {"objective": objective, "masking": "dynamic" if objective in PAIRS else "static", "dupe_factor": 2}
     manifest = build_examples.build(
-        BuildOptions(
-            str(sample_text), words, output, 64, objective=objective, dupe_factor=2, eval_fraction=0.25, workers=1
-        )
+        BuildOptions(str(sample_text), words, output, 64, eval_fraction=0.25, workers=1, **given)
     )
     loaded = tokenizer.load(output / "tokenizer")
     found = measure(output, "train", manifest, loaded, lambda rows: None)

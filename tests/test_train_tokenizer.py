@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+import unspaced_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -190,6 +191,31 @@ def test_a_smaller_vocabulary_than_requested_is_written_and_reported(tmp_path, c
     trained = train_tokenizer.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
     assert trained.vocab_size < 60 and trained.id_of("low") is not None
     assert f"the text gives {trained.vocab_size} tokens, fewer than --vocab_size 5000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_phrases_too_long_for_wordpiece_are_reported(tmp_path, capsys, alpha):
+    """A phrase of 124 characters is [UNK]; of Chinese, Python code and addresses, the parts are words."""
+    phrase = "".join(unspaced_text.THAI[:4])
+    assert len(phrase) > 100
+    texts = {
+        "khmer": f"{phrase}\n\n" * 2 + "ครู\n\n",
+        "short": f"{unspaced_text.THAI[0]}\n\n" + "".join(unspaced_text.CHINESE) * 3,
+        "code": "see https://example.org/" + "a/b_c.d-e" * 30 + " and others",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+        for kind in ("wordpiece", "bpe"):
+            options = TokenizerOptions(tmp_path / f"{name}.txt", tmp_path / f"{name}_{kind}", 700, kind, alpha=alpha)
+            trained = train_tokenizer.train(options)
+            told = capsys.readouterr().err
+            assert ("is in words of more than 100 characters, each of which" in told) == (
+                name + kind == "khmerwordpiece"
+            )
+            assert ("[UNK]" in trained.tokens(trained.encode(text).tolist())) == (name + kind == "khmerwordpiece")
+    counter = counting.ChunkCounter(wordpiece.WordPieceSplitter(lowercase=False))
+    counter.add([texts["khmer"]])
+    assert (counter.unknown, counter.characters) == (2 * len(phrase), len(texts["khmer"]))
 
 
 def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
