@@ -33,6 +33,8 @@ def test_shingles_are_runs_of_five_words_in_any_case_and_punctuation():
     assert len(shingles("")) == 0 and len(shingles("two words")) == 1
     assert len(shingles("लड़का गया और लड़की गयी थी")) == 2  # vowel signs are parts of words
     assert len(shingles("港口很安静最后的船")) == 5  # of scripts without spaces, characters are words
+    assert len(shingles("12港口, A4港口")) == 2  # also after a digit or a Latin letter
+    assert len(shingles("\U0001e922\U0001e944\U0001e923 " * 4 + "\U0001e924\U0001e94a\U0001e925")) == 1  # Adlam
 
 
 def documents() -> list[str]:

@@ -14,19 +14,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert_jax.array_types import UInt64
-from data_prep.cleaning.marks import combining_marks
+from data_prep.cleaning.marks import combining_marks, has_wide_marks
 from data_prep.dedup import Seen
 
 BANDS, ROWS, SHINGLE = 14, 8, 5
 _HASHES_AT_ONCE = 1 << 12  # shingles, whose hashes by all functions take 3.7 MB
-_UNSPACED = "[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @functools.cache
-def _word() -> re.Pattern[str]:
+def _word(wide: bool) -> re.Pattern[str]:
     """Words of letters, with their marks, and digits; of scripts without spaces, each character is a word."""
-    return re.compile(rf"{_UNSPACED}|[^\W_]+(?:[{combining_marks()}]+[^\W_]*)*")
+    letter, mark = rf"[^\W_{_UNSPACED}]", f"[{combining_marks(wide)}]"
+    return re.compile(rf"[{_UNSPACED}]|{letter}++(?:{mark}++{letter}*+)*+")
 
 
 def _mixed(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -44,7 +45,8 @@ _BAND_FACTORS = _mixed(np.arange(1, ROWS + 1, dtype=np.uint64)) | np.uint64(1)
 
 def shingles(text: str) -> UInt64[np.ndarray, " n"]:
     """The hashes of the distinct runs of 5 words of a text, lower-cased; of all of its words, if there are fewer."""
-    codes = np.fromiter((zlib.crc32(word.encode()) for word in _word().findall(text.lower())), np.uint64)
+    words = _word(has_wide_marks(text)).findall(text.lower())
+    codes = np.fromiter((zlib.crc32(word.encode()) for word in words), np.uint64)
     size = min(SHINGLE, len(codes))
     if not size:
         return np.zeros(0, np.uint64)

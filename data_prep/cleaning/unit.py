@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from bert_jax.storage.local import write_atomic
 from data_prep.cleaning import languages, near_duplicates
-from data_prep.cleaning.marks import combining_marks
+from data_prep.cleaning.marks import combining_marks, has_wide_marks
 from data_prep.cleaning.rules import RULES
 from data_prep.resumable import unit_folder
 from data_prep.units import Unit
 
-VERSION = 1  # of the rules and of what finds duplicates; raise it where either changes
+VERSION = 2  # of the rules and of what finds duplicates; raise it where either changes
 SAMPLES = 3  # documents of each reason that a unit keeps for the page
 EXCERPT = 400  # characters of a sample
 _DIGITS = re.compile(r"\d")
@@ -178,14 +178,15 @@ def _line_hashes(text: str) -> np.ndarray:
     punctuation.
     """
     lines = _DIGITS.sub("0", text.lower().replace("_", " ")).splitlines()
-    normal = (_no_word().sub(" ", line).strip() for line in lines)
+    no_word = _no_word(has_wide_marks(text))
+    normal = (no_word.sub(" ", line).strip() for line in lines)
     return np.array([_hash(line) if _LETTER.search(line) else 0 for line in normal], np.uint64)
 
 
 @functools.cache
-def _no_word() -> re.Pattern[str]:
+def _no_word(wide: bool) -> re.Pattern[str]:
     """Runs of characters that are neither letters, with their marks, nor digits nor _."""
-    return re.compile(rf"[^\w{combining_marks()}]+")
+    return re.compile(rf"[^\w{combining_marks(wide)}]+")
 
 
 def _hash(text: str) -> int:
