@@ -30,7 +30,6 @@ import numpy as np
 from benchmarks import common
 from bert_jax import command
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
-from bert_jax.data.manifest import PAIRS
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
 from bert_jax.train.objectives.causal_lm import unmasked
@@ -166,7 +165,7 @@ def write_shards(case: Case, folder: Path) -> None:
         text = alphabets(case.shards["objective"]) if case.text == "alphabets" else chains()
         Path(source).write_text("\n\n".join(text) + "\n", encoding="utf-8")
     if case.text == "alphabets":
-        options = {"short_seq_prob": 0.0, "dupe_factor": 3 if case.shards["objective"] in PAIRS else 1}
+        options = {"short_seq_prob": 0.0, "dupe_factor": 3}
     if case.text == "chains":
         size = 400
     lowercase = case.text == "books"

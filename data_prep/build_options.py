@@ -187,13 +187,6 @@ class BuildOptions:
                 f"--permute_sentences and --rotate_documents change the order that the labels of --objective "
                 f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single"
             )
-        noise = self.delete_rate, self.insert_rate, self.permute_sentences, self.rotate_documents
-        varies = self.objective in PAIRS or self.masking == "static" or self.pack > 1 or any(noise)
-        if self.dupe_factor > 1 and not varies:
-            raise UserError(
-                f"--dupe_factor {self.dupe_factor} would write equal rows for --objective {self.objective} with "
-                "--masking dynamic; leave it out, and raise the number of epochs instead"
-            )
         if self.mask_unit == "infill" and self.masking == "static":
             raise UserError(
                 "--mask_unit infill needs --masking dynamic: rows with static masks would lack the text of the spans, "

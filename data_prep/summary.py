@@ -70,6 +70,7 @@ def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer
         *document_lines(manifest),
         *separator_lines(manifest),
         *pair_lines(manifest["objective"], tokenizer),
+        *copy_lines(manifest),
         *unknown_lines(output, manifest, tokenizer),
     ]
 
@@ -154,6 +155,18 @@ def pair_lines(objective: str, tokenizer: Tokenizer) -> list[str]:
         f"warning: rows are {cls} A {sep} B {sep}, but models of this vocabulary read pairs of texts with "
         f"{tokenizer.pair_separators} {sep} between them in fine-tuning. Use a --tokenizer with [CLS] and [SEP]: "
         "one of --kind wordpiece, or hf:albert/albert-base-v2"
+    ]
+
+
+def copy_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """A warning if the rows of a document are written more than once: nothing in the shards differs between them."""
+    copies = manifest["dupe_factor"]
+    differ = manifest["objective"] in PAIRS or manifest["masking"]["kind"] == "static" or manifest["pack"] > 1
+    if copies == 1 or differ or any(manifest["corruption"].values()):
+        return []
+    return [
+        f"warning: --dupe_factor {copies} wrote each row {copies} times. Masks are chosen in training, so more epochs "
+        "give the same and need no disk space"
     ]
 
 

@@ -576,13 +576,6 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
             {"objective": "full_sentences", "short_seq_prob": 0.1},
             "--short_seq_prob is only for --objective nsp",
         ),
-        *(
-            (
-                {"objective": objective, "dupe_factor": 2},
-                f"--dupe_factor 2 would write equal rows for --objective {objective} with --masking dynamic; leave it",
-            )
-            for objective in ("full_sentences", "doc_sentences", "single")
-        ),
     ],
     ids=str,
 )

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
-from bert_jax.data.manifest import PAIRS, Part
-from bert_jax.data.shards import Dataset, read_manifest
+from bert_jax.data.manifest import Part
+from bert_jax.data.shards import Dataset, open_dataset, read_manifest
 from data_prep import build_examples, summary
 from data_prep.build_options import BuildOptions
 from data_prep.inspection.statistics import measure
@@ -23,12 +24,13 @@ def vocabulary(path: Path, words: str) -> Path:
 
 @pytest.mark.parametrize("objective", ["nsp", "sop", "full_sentences", "doc_sentences", "single"])
 def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path: Path, objective: str) -> None:
-    """A vocabulary of a few words; two pairings, or two static masks."""
+    """A vocabulary of a few words; two pairings."""
     words = vocabulary(tmp_path / "vocab.txt", "the of and to a in . ,")
     output = tmp_path / "out"
-    given = {"objective": objective, "masking": "dynamic" if objective in PAIRS else "static", "dupe_factor": 2}
     manifest = build_examples.build(
-        BuildOptions(str(sample_text), words, output, 64, eval_fraction=0.25, workers=1, **given)
+        BuildOptions(
+            str(sample_text), words, output, 64, objective=objective, dupe_factor=2, eval_fraction=0.25, workers=1
+        )
     )
     loaded = tokenizer.load(output / "tokenizer")
     found = measure(output, "train", manifest, loaded, lambda rows: None)
@@ -75,6 +77,18 @@ def test_advice_about_short_documents_fits_the_format(path: str, chosen: dict[st
     manifest = {"counts": counts, "reading": chosen, "sources": [{"path": path}]}
     (warned,) = summary.document_lines(manifest)
     assert warned.startswith("warning: 90% of the documents have one sentence. If ") and warned.endswith(advice)
+
+
+@pytest.mark.parametrize("objective", ["sop", "full_sentences", "doc_sentences", "single"])
+@pytest.mark.parametrize("options", [{}, {"masking": "static"}, {"delete_rate": 0.1}], ids=str)
+def test_rows_that_are_written_twice_give_a_warning(
+    sample_text: Path, vocab_dir: Path, tmp_path: Path, objective: str, options: dict
+) -> None:
+    arguments = {"objective": objective, "dupe_factor": 2, "workers": 1} | options
+    manifest = build_examples.build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **arguments))
+    dataset = open_dataset(tmp_path / "out", "train")
+    distinct = {row.tobytes() for row in dataset.gather(np.arange(dataset.rows)).input_ids}
+    assert bool(summary.copy_lines(manifest)) == (2 * len(distinct) <= dataset.rows)
 
 
 def test_words_longer_than_the_mask_budget_give_a_warning() -> None:
