@@ -51,10 +51,22 @@ def read(directory: str | Path) -> LoadedModel:
     """
     directory = Path(directory)
     refuse_pickle(directory)
-    where = directory / CONFIG_FILE
-    values = read_json(where)
-    family, _ = named_family(where, values)
+    values = read_config(directory)
+    family, _ = named_family(directory / CONFIG_FILE, values)
     return assemble(directory, directory, values, SafetensorsFolder(directory, family.prefix))
+
+
+def read_config(directory: Path, *others: Path) -> dict[str, Any]:
+    """Returns config.json of a folder, without a task of vectors if files of sentence-transformers describe them.
+
+    Those files, in the folder or in one of the others, are the ones that users edit and sentence-transformers writes.
+    """
+    values = read_json(directory / CONFIG_FILE)
+    task = values.get(TASK_FIELD)
+    described = any(sentence_transformers.is_folder(folder) for folder in (directory, *others))
+    if described and isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND:
+        del values[TASK_FIELD]
+    return values
 
 
 def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
