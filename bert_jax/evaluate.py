@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,17 @@ def evaluate(
     """
     loaded = open_checkpoint(checkpoint, average)
     if beir.is_beir(Path(data)):
-        given = {"metrics": metrics, "label_map": label_map, "positive": positive, "max_rows": max_rows}
-        given |= {"pseudo_perplexity": pseudo_perplexity, "columns": columns, "mesh": mesh != MeshConfig() and mesh}
-        given["null_threshold"] = null_threshold is not None
-        if unused := ", ".join(name for name, value in given.items() if value):
-            raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
+        _refuse_for_retrieval(
+            data,
+            metrics=metrics,
+            label_map=label_map,
+            positive=positive,
+            max_rows=max_rows,
+            pseudo_perplexity=pseudo_perplexity,
+            columns=columns,
+            mesh=mesh != MeshConfig() and mesh,
+            null_threshold=null_threshold is not None,
+        )
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
         return _retrieval(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
     if skip_self:
@@ -107,31 +113,40 @@ def evaluate(
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
-        if pseudo_perplexity:
-            raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
-        if max_rows:
-            raise UserError(
-                "--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out"
-            )
+        _refuse_for_task(max_rows, pseudo_perplexity)
         found = measurement.evaluate(
-            loaded,
-            data,
-            config,
-            columns,
-            label_map,
-            max_length,
-            metrics,
-            positive,
-            null_threshold,
-            truncate_dim,
+            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
-        for line in found.remarks:
-            distributed.note(line)
-        defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
-        return {**defined, "counts": found.counts}
-    named = columns or Columns()
-    given = {"text": named.text, "text_pair": named.text_pair, "label": named.label}
-    given |= {"label_map": label_map, "metrics": metrics, "positive": positive}
+        return _task_metrics(found)
+    others = {"label_map": label_map, "metrics": metrics, "positive": positive}
+    _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
+    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
+    pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
+    return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
+
+
+def _refuse_for_retrieval(data: str | Path, **options: object) -> None:
+    """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
+    if unused := ", ".join(name for name, value in options.items() if value):
+        raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
+
+
+def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
+    """Raises UserError if an option is given that is for shards, but the checkpoint was fine-tuned for a task."""
+    if pseudo_perplexity:
+        raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
+    if max_rows:
+        raise UserError("--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out")
+
+
+def _refuse_for_shards(
+    columns: Columns, others: Mapping[str, str], null_threshold: float | None, max_length: int, truncate_dim: int
+) -> None:
+    """Raises UserError if an option of tasks is given, but the checkpoint was pretrained.
+
+    others    further options by name, empty where they are not given
+    """
+    given = {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label, **others}
     given["null_threshold"] = "" if null_threshold is None else str(null_threshold)
     for flag, value in given.items():
         if value:
@@ -140,9 +155,14 @@ def evaluate(
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
     if truncate_dim:
         raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
-    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
-    pseudo = shard_metrics.pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
-    return shard_metrics.objective_metrics(loaded, dataset, config, max_rows) | pseudo
+
+
+def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
+    """The metrics of a task and its counts; prints the remarks. Metrics that are undefined are None."""
+    for line in found.remarks:
+        distributed.note(line)
+    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+    return {**defined, "counts": found.counts}
 
 
 def _retrieval(

@@ -32,15 +32,16 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
-           from_pretrained("exported"). The padding rows of the vocabulary are removed. An error names whatever no
-           family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf, stablehlo and onnx
-           write the discriminator, and with --part generator the generator.
+           from_pretrained("exported"). config.json also keeps the task for bert_jax: labels, maximum length, and
+           pooling, normalization and prompts of vectors. The padding rows of the vocabulary are removed. An error names
+           whatever no family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf, stablehlo
+           and onnx write the discriminator, and with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
 stablehlo  programs for every platform of JAX that run without bert_jax: hidden_states.stablehlo and, if the model has
-           heads, predictions.stablehlo, for any batch size and length; with their parameters, the tokenizer,
-           programs.json (inputs and outputs) and README.md, which shows how to run one. This is not a checkpoint: keep
-           the workdir.
+           heads, predictions.stablehlo, or if it was fine-tuned for vectors, text_vectors.stablehlo, for any batch size
+           and length; with their parameters, the tokenizer, programs.json (inputs and outputs, settings of vectors) and
+           README.md, which shows how to run one. This is not a checkpoint: keep the workdir.
 onnx       a program for onnxruntime, for any batch size and length: model.onnx, with the names of inputs and outputs
            that transformers uses, config.json, tokenizer files, README.md. For models with a Hugging Face format. It is
            compared with the model in onnxruntime before it is written. Needs the extra onnx (docs/install.md). This is

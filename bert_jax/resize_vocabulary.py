@@ -28,7 +28,8 @@ DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the t
   python -m bert_jax.resize_vocabulary --checkpoint CHECKPOINT --output small --trim 'text/*.txt.xz'
 
 CHECKPOINT is a workdir, a step in it, an export, or a Hugging Face folder. The output is a Hugging Face folder, which
-the other commands take as a checkpoint and as --tokenizer, and which transformers opens.
+transformers opens, or a workdir for a model that this format cannot hold (a CRF, relative positions). The other
+commands take both as a checkpoint and as --tokenizer.
 
 --add_tokens  a file with one word on each line, in the form that the tokenizer looks up (lower-cased, without accents,
               if the vocabulary is). Each word becomes one token, whose rows in the token table and in the output are
@@ -47,17 +48,17 @@ class Resized(NamedTuple):
 
     tokens_before   tokens of the old vocabulary
     bytes_before    of the weights' files in the checkpoint; None if it is not a Hugging Face folder
-    bytes_after     of those in the output
+    bytes_after     of those in the output; None if it is a workdir
     """
 
     loaded: LoadedModel
     tokens_before: int
     bytes_before: int | None
-    bytes_after: int
+    bytes_after: int | None
 
 
 def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, average: str = "") -> Resized:
-    """Adds the words of a file to a model's vocabulary, and writes it as a Hugging Face folder.
+    """Adds the words of a file to a model's vocabulary, and writes it in the format that `--help` names.
 
     average is as in open_checkpoint. The output appears complete or not at all. Raises UserError, with the name of the
     file, for whatever `grow` refuses, for an output that exists, and whenever open_checkpoint and export do.
@@ -75,7 +76,7 @@ def add_tokens(checkpoint: str | Path, words: str | Path, output: str | Path, av
 
 
 def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "", quiet: bool = False) -> Resized:
-    """Drops the tokens that a text does not use, and writes the model as a Hugging Face folder.
+    """Drops the tokens that a text does not use, and writes the model in the format that `--help` names.
 
     text is a pattern of files, as --input of build_examples. Its lines keep their tokens, alone, after each prompt of
     the model's task, and in the shards that build_examples makes of them. average is as in open_checkpoint. The output
@@ -126,14 +127,25 @@ def _resize(
     loaded = open_checkpoint(checkpoint, average)
     if loaded.heads.generator:
         loaded = part_of(loaded, "discriminator")
+    format = _format_of(loaded)
     resized = with_vocabulary(loaded, change(loaded))
-    embeds = (loaded.task or {}).get("kind") == sentence_transformers.KIND
-    export.export_loaded(resized, output, "sentence_transformers" if embeds else "hf")
-    return Resized(resized, loaded.vocabulary.vocab_size, _weight_bytes(checkpoint) or None, _weight_bytes(output))
+    export.export_loaded(resized, output, format)
+    return Resized(resized, loaded.vocabulary.vocab_size, _weight_bytes(checkpoint), _weight_bytes(output))
 
 
-def _weight_bytes(folder: str | Path) -> int:
-    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+def _format_of(loaded: LoadedModel) -> str:
+    """Returns the format of export that holds a model; one that transformers opens if there is one."""
+    task = loaded.task or {}
+    embeds = task.get("kind") == sentence_transformers.KIND and sentence_transformers.has_known_pooling(task)
+    try:
+        huggingface_export.check(huggingface_export.sentence_encoder(loaded)[0] if embeds else loaded)
+    except UserError:
+        return "orbax"
+    return "sentence_transformers" if embeds else "hf"
+
+
+def _weight_bytes(folder: str | Path) -> int | None:
+    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) or None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -149,11 +161,11 @@ def main(arguments: Sequence[str]) -> None:
         done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)
     else:
         done = trim(options.checkpoint, options.trim, options.output, options.average)
-    weights = f"{done.bytes_after / 1e6:.1f} MB of weights"
-    if done.bytes_before is not None:
-        weights = f"{done.bytes_before / 1e6:.1f} -> {weights}"
+    known = [size for size in (done.bytes_before, done.bytes_after) if size is not None]
+    sizes = " -> ".join(f"{size / 1e6:.1f}" for size in known)
+    weights = f", {sizes} MB of weights" if done.bytes_after is not None else " in a workdir"
     print(
-        f"{options.output}: {done.tokens_before:,} -> {done.loaded.model.vocab_size:,} tokens, {weights}; "
+        f"{options.output}: {done.tokens_before:,} -> {done.loaded.model.vocab_size:,} tokens{weights}; "
         f"{huggingface_export.describe(done.loaded)}"
     )
 

@@ -283,6 +283,25 @@ def test_labels_that_another_program_renamed_are_those_of_id2label(tmp_path, arc
     assert huggingface.read(folder).task["labels"] == loaded.task["labels"]  # nothing says otherwise
 
 
+def test_labels_that_id2label_repeats_are_distinguished(tmp_path, capsys):
+    _, folder = export(tmp_path, "BertForTokenClassification")
+    change_config(folder, id2label={"0": "O", "1": "B-x", "2": "O", "3": "O_2"}, bert_jax_task=None)
+    again = huggingface.read(folder)
+    assert again.task["labels"] == ["O", "B-x", "O_2_2", "O_2"]
+    assert "id2label repeats labels, so these have other names here: 2: O_2_2" in capsys.readouterr().err
+    huggingface_export.write(again, tmp_path / "again")
+    assert huggingface.read(tmp_path / "again").task["labels"] == again.task["labels"]
+    assert len(json.loads((tmp_path / "again" / "config.json").read_text())["label2id"]) == 4
+
+
+def test_an_untied_output_without_a_bias_of_its_own_has_that_of_the_head(tmp_path):
+    """transformers 4 ties the two biases of an untied output, too, and saves one of them."""
+    loaded = random_checkpoint(tmp_path / "words", odd_config(tied_output=False), Heads(mlm=True))
+    huggingface_export.write(loaded, tmp_path / "out")
+    change_tensors(tmp_path / "out", lambda tensors: tensors.__delitem__("cls.predictions.decoder.bias"))
+    assert_same_tensors(huggingface.read(tmp_path / "out").params, loaded.params)
+
+
 def test_a_model_of_another_program_reads_texts_up_to_its_positions(tmp_path):
     _, folder = export(tmp_path, "BertForSequenceClassification")
     change_config(folder, bert_jax_task=None)
@@ -394,10 +413,12 @@ def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_py
         ({"model_input_names": ["input_ids", "attention_mask"]}, False),
         ({"tokenizer_class": "XLMRobertaTokenizer", "model_input_names": ["input_ids", "token_type_ids"]}, True),
         ({"tokenizer_class": "BertTokenizer"}, True),
+        ({}, False),  # the class in config.json, to which AutoTokenizer falls back
     ],
 )
 def test_a_model_has_the_token_types_that_its_tokenizer_gives(tmp_path, capsys, settings, kept):
     loaded, folder = export(tmp_path, "BertForSequenceClassification")
+    change_config(folder, tokenizer_class="XLMRobertaTokenizer")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
     again = huggingface.read(folder)
     table = loaded.params["embeddings/segment/table"]

@@ -126,10 +126,13 @@ def test_a_program_gives_the_model_s_outputs_for_any_batch_and_length(tmp_path, 
             np.testing.assert_allclose(got[output][real], ours[own][rows][real], atol=TOLERANCE, err_msg=output)
 
 
-@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", False), ("last", True)])
-def test_the_vectors_of_texts_are_those_of_embed(tmp_path, pooling, normalize):
+@pytest.mark.parametrize(
+    ("pooling", "normalize", "truncate_dim"),
+    [("mean", True, 5), ("cls", False, 0), ("max", False, 3), ("last", True, 0)],
+)
+def test_the_vectors_of_texts_are_those_of_embed(tmp_path, pooling, normalize, truncate_dim):
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16}
-    task |= {"pooling": pooling, "normalize": normalize}
+    task |= {"pooling": pooling, "normalize": normalize, "truncate_dim": truncate_dim}
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(pooler=True), task=task)
     onnx_export.write(loaded, tmp_path / "out")
     assert {"modules.json", "1_Pooling", "sentence_bert_config.json"} <= {

@@ -3,6 +3,7 @@
 The checkpoint and its outputs are by tests/tools/make_original_checkpoint.py.
 """
 
+import dataclasses
 import json
 import shutil
 import zlib
@@ -15,7 +16,7 @@ from random_checkpoints import PRETRAINING, assert_same_tensors
 
 from bert_jax import convert
 from bert_jax.command import UserError
-from bert_jax.interop import original_bert
+from bert_jax.interop import huggingface, huggingface_export, original_bert
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
@@ -26,6 +27,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import answer_logits
 from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.task_json import task_of
 
 ORIGINAL = Path(__file__).parent / "testdata" / "original_checkpoint"
 
@@ -97,6 +99,37 @@ def test_answer_logits_of_a_run_squad_checkpoint_equal_the_original_code(wanted)
     got = encoded(loaded, wanted, lambda model, hidden: answer_logits(model, hidden[-1]))
     rows = wanted["attention_mask"] == 1
     np.testing.assert_allclose(np.asarray(got)[rows], wanted["answer_logits"][rows], atol=1e-5)
+
+
+class ClassifierBundle(TensorBundle):
+    """The tensors of squad.ckpt with the names that run_classifier.py gives to its head, which has two classes."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(self.original(name))
+
+    def __contains__(self, name):
+        return super().__contains__(self.original(name))
+
+    def __iter__(self):
+        return (name.replace("cls/squad/", "") for name in super().__iter__())
+
+    def shape(self, name):
+        return super().shape(self.original(name))
+
+    def original(self, name):
+        return f"cls/squad/{name}" if name.startswith("output_") else name.replace("cls/squad/", "none/")
+
+
+def test_a_fine_tuned_checkpoint_has_the_task_of_the_same_model_in_hugging_face_format(tmp_path, monkeypatch):
+    assert original_bert.read(ORIGINAL).task is None
+    squad = original_bert.read(ORIGINAL / "squad.ckpt")
+    monkeypatch.setattr(original_bert, "TensorBundle", ClassifierBundle)
+    classifier = original_bert.read(ORIGINAL / "squad.ckpt")
+    assert (squad.task["kind"], classifier.task["labels"]) == ("question", ["LABEL_0", "LABEL_1"])
+    for name, loaded in (("squad", squad), ("classifier", classifier)):
+        huggingface_export.write(dataclasses.replace(loaded, task=None), tmp_path / name)
+        assert huggingface.read(tmp_path / name).task == loaded.task
+        assert task_of(loaded).max_length == loaded.model.max_positions
 
 
 @pytest.mark.slow

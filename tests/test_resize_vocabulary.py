@@ -13,7 +13,7 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import evaluate, pretrain, resize_vocabulary, tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -173,6 +173,27 @@ def test_a_trimmed_model_of_vectors_keeps_the_tokens_of_its_prompts(tmp_path):
     for text in ("river word27: wants a cat", "unwants a cat", "dog word42", "un"):
         assert small.tokens(small.encode(text)) == words.tokens(words.encode(text)), text
     assert "##want" in small.tokens(small.encode("unwants"))
+
+
+def test_a_model_without_a_hugging_face_format_is_written_as_a_workdir(tmp_path, capsys):
+    loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(tags=3, crf=True))
+    bert_jax_export.write(loaded, tmp_path / "old")
+    arguments = ["--checkpoint", str(tmp_path / "old"), "--output", str(tmp_path / "new")]
+    resize_vocabulary.main([*arguments, "--add_tokens", str(words_file(tmp_path, NEW[:2]))])
+    assert "131 -> 133 tokens in a workdir; " in capsys.readouterr().out
+    new = open_checkpoint(tmp_path / "new")
+    assert new.heads == loaded.heads and new.model.vocab_size == tokenizer.load(tmp_path / "new").vocab_size == 133
+    np.testing.assert_array_equal(
+        new.params["embeddings/token/table"][:131], loaded.params["embeddings/token/table"][:131]
+    )
+
+
+def test_a_model_of_vectors_that_cannot_be_computed_keeps_its_task(tmp_path):
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 24, "pooling": "mean + max"}
+    loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(), task=task)
+    bert_jax_export.write(loaded, tmp_path / "old")
+    resize_vocabulary.add_tokens(tmp_path / "old", words_file(tmp_path, NEW[:2]), tmp_path / "new")
+    assert huggingface.read(tmp_path / "new").task == task
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -80,10 +80,23 @@ def test_the_settings_survive_every_format_of_export(folder, arrays, tmp_path, n
     loaded = open_checkpoint(folder(name))
     export(folder(name), tmp_path / "again", "sentence_transformers")
     bert_jax_export.write(loaded, tmp_path / "orbax")
-    for path in ("again", "orbax"):
+    huggingface_export.write(loaded, tmp_path / "hf")
+    for path in ("again", "orbax", "hf"):
         read = open_checkpoint(tmp_path / path)
         assert {key: read.task[key] for key in loaded.task} == loaded.task
         assert_vectors(embed(read, texts_of(arrays)), arrays[f"vectors/{name}"])
+
+
+def test_files_of_sentence_transformers_come_before_the_task_in_config_json(folder, tmp_path):
+    """The library keeps the fields of config.json that it does not know when it saves a model that it trained."""
+    huggingface_export.write(open_checkpoint(folder("mean")), tmp_path / "hf")
+    assert huggingface.read_config(tmp_path / "hf")["bert_jax_task"]["pooling"] == "mean"
+    assert "bert_jax_task" not in huggingface.read_config(tmp_path / "hf", folder("cls"))  # the folder of adapters
+    for name in ("modules.json", "1_Pooling"):
+        (tmp_path / "cls" / name).rename(tmp_path / "hf" / name)
+    assert open_checkpoint(tmp_path / "hf").task["pooling"] == "cls"
+    export(tmp_path / "hf", tmp_path / "again", "sentence_transformers")
+    assert "bert_jax_task" not in json.loads((tmp_path / "again" / "config.json").read_text())
 
 
 def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):

@@ -14,6 +14,7 @@ from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
+from bert_jax.embed import embed
 from bert_jax.interop import program_outputs, stablehlo
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -156,6 +157,44 @@ def test_the_pooled_vector_is_the_input_of_the_classifier(tmp_path):
         got = jax.jit(program.call)(parameters, inputs)
         for output in outputs:
             np.testing.assert_allclose(got[output], wanted[output], atol=1e-5, err_msg=output)
+
+
+@pytest.mark.parametrize(
+    ("settings", "described"),
+    [
+        (
+            {"pooling": "mean", "normalize": True, "truncate_dim": 5},
+            "(mean), divided by its length, cut to its first 5",
+        ),
+        ({"pooling": "cls", "normalize": False}, "(cls). With its prompt, a text has at most 16 tokens"),
+    ],
+)
+def test_a_program_gives_the_vectors_of_texts_that_embed_gives(tmp_path, settings, described):
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, **settings}
+    task |= {"prompt": "the ", "prompts": [["other", "the "]], "query_prompt": "a "}
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True), task=task)
+    stablehlo.write(loaded, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "programs.json").read_text())
+    assert said["vectors"].items() >= {"max_length": 16, "default_prompt_name": "other", **settings}.items()
+    assert said["vectors"]["prompts"] == {"other": "the ", "query": "a "}
+    program = jax.export.deserialize((tmp_path / "out" / said["programs"]["text_vectors"]["file"]).read_bytes())
+    rows = texts.encode(["the cat sat", "the unwantable"], Tokenizer(loaded.vocabulary.spec), 16, by_word=False).rows
+    batch = rows.batch(np.arange(2), int(rows.lengths.max()))
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
+    got = jax.jit(program.call)(dict(loaded.params), inputs)["vector"]
+    np.testing.assert_allclose(got, embed(loaded, ["cat sat", "unwantable"])["embeddings"], atol=1e-5)
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert described in readme and 'prompts: other "the ", query "a ".' in readme
+    assert 'open("text_vectors.stablehlo"' in readme and 'words.encode("the Some text."' in readme
+
+
+def test_a_pooling_that_no_program_computes_is_reported(tmp_path, capsys):
+    task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 16, "pooling": "mean + max"}
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(), task=task)
+    stablehlo.write(loaded, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "programs.json").read_text())
+    assert set(said["programs"]) == {"hidden_states"} and "vectors" not in said
+    assert "no program of the pooling of its vectors, left out: mean + max" in capsys.readouterr().err
 
 
 def test_bfloat16_programs_hold_rounded_parameters_and_have_outputs_near_those_of_float32(tmp_path):

@@ -51,10 +51,22 @@ def read(directory: str | Path) -> LoadedModel:
     """
     directory = Path(directory)
     refuse_pickle(directory)
-    where = directory / CONFIG_FILE
-    values = read_json(where)
-    family, _ = named_family(where, values)
+    values = read_config(directory)
+    family, _ = named_family(directory / CONFIG_FILE, values)
     return assemble(directory, directory, values, SafetensorsFolder(directory, family.prefix))
+
+
+def read_config(directory: Path, *others: Path) -> dict[str, Any]:
+    """Returns config.json of a folder, without a task of vectors if files of sentence-transformers describe them.
+
+    Those files, in the folder or in one of the others, are the ones that users edit and sentence-transformers writes.
+    """
+    values = read_json(directory / CONFIG_FILE)
+    task = values.get(TASK_FIELD)
+    described = any(sentence_transformers.is_folder(folder) for folder in (directory, *others))
+    if described and isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND:
+        del values[TASK_FIELD]
+    return values
 
 
 def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: SafetensorsFolder) -> LoadedModel:
@@ -73,33 +85,38 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     if model.layers > len(weights):
         raise UserError(f"{where}: the model has {model.layers} layers, but its file only {len(weights)} tensors")
     table = family.table(architecture)
-    _check_tensors(directory, weights, name_table.tensor_shapes(table, model, heads), family)
-    params = name_table.import_params(table, weights.__getitem__, model, heads)
+    absent = name_table.absent_copies(table, weights)
+    shapes = name_table.tensor_shapes(table, model, heads)
+    shapes = {name: shape for name, shape in shapes.items() if name not in absent}
+    _check_tensors(directory, weights, shapes, family)
+    params = name_table.import_params(table, lambda name: weights[absent.get(name, name)], model, heads)
     words = load_vocabulary(directory, model)
-    model, params = _as_tokenized(directory, model, params)
-    task = _task(directory, values, model, heads)
+    model, params = _as_tokenized(directory, values, model, params)
+    task = read_task(where, values, model, heads)
     if settings and task is None:
         task = sentence_transformers.read_task(settings, model, words)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(origin))
 
 
 def _as_tokenized(
-    directory: Path, model: ModelConfig, params: dict[str, np.ndarray]
+    directory: Path, values: Mapping[str, Any], model: ModelConfig, params: dict[str, np.ndarray]
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """Returns the model without its token types if the folder's tokenizer gives it none: all tokens then have type 0.
 
-    Reports this, and a side at which texts are truncated that is not supported.
+    Its class is that of tokenizer_config.json or else of config.json (values), as for AutoTokenizer. Reports this, and
+    a side at which texts are truncated that is not supported.
     """
     settings = _tokenizer_settings(directory)
     where, names = directory / TOKENIZER_FILE, settings.get("model_input_names")
     if settings.get("truncation_side", "right") != "right":
         report(f"{where}: truncation_side is {settings['truncation_side']}, but texts lose their end here")
-    given = not str(settings.get("tokenizer_class")).startswith(WITHOUT_TYPES)
+    kind = settings.get("tokenizer_class") or values.get("tokenizer_class")
+    given = not str(kind).startswith(WITHOUT_TYPES)
     if isinstance(names, list):
         given = "token_type_ids" in names
     if given or model.segment_types < 2:
         return model, params
-    report(f"{where}: the tokenizer gives no token types, so those of the model but the first are left out")
+    report(f"{directory}: the tokenizer gives no token types, so those of the model but the first are left out")
     table = {SEGMENT_TABLE: params[SEGMENT_TABLE][:1]}
     return dataclasses.replace(model, segment_types=1), params | table
 
@@ -179,8 +196,13 @@ def report(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
-def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
-    """Returns the task of a fine-tuned model, with the keys of bert_jax/tasks that the format has; None for others."""
+def read_task(where: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
+    """Returns the task of a fine-tuned model, with the keys of bert_jax/tasks that the format has; None for others.
+
+    values    the content of the file `where`, config.json; the tokenizer's settings are in the same folder
+
+    Raises UserError for labels, or a kind of problem, that are not those of the model's classifier.
+    """
     kind, task = task_kind(heads), values.get(TASK_FIELD)
     if not kind:  # vectors have no head
         if isinstance(task, dict) and task.get("kind") == sentence_transformers.KIND and _is_task(task, 0):
@@ -191,24 +213,36 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     if kind == "classification" and problem == PROBLEM_TYPES["multilabel"]:
         kind = "multilabel"
     elif heads.classes and problem not in (None, PROBLEM_TYPES[kind]):
-        raise UserError(
-            f"{directory / CONFIG_FILE}: problem_type is {problem!r}, which is not supported with {outputs} outputs"
-        )
+        raise UserError(f"{where}: problem_type is {problem!r}, which is not supported with {outputs} outputs")
     labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
     if not isinstance(labelled, dict):
-        raise UserError(f"{directory / CONFIG_FILE}: id2label is {labelled!r}; expected a label for each output")
+        raise UserError(f"{where}: id2label is {labelled!r}; expected a label for each output")
     if outputs and set(labelled) != {str(index) for index in range(outputs)}:
-        raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, but the classifier {outputs}")
+        raise UserError(f"{where}: id2label has {len(labelled)} labels, but the classifier {outputs}")
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
+    labels = _unique(where, labels)
     kept = {}
     if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
         kept = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
-        report(f"{directory / CONFIG_FILE}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
-    longest = min(MAX_LENGTHS.get(kind, model.max_positions), _tokenizer_limit(directory), model.max_positions)
+        report(f"{where}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
+    longest = min(MAX_LENGTHS.get(kind, model.max_positions), _tokenizer_limit(where.parent), model.max_positions)
     found = {"name": "own", "kind": kind, "labels": labels, "max_length": longest}
     return found | ({"threshold": 0.5} if kind == "multilabel" else {}) | kept
+
+
+def _unique(where: Path, labels: list[str]) -> list[str]:
+    """Returns labels of which none repeats an earlier one: a repetition has its id behind it. Reports this."""
+    repeated = [index for index, label in enumerate(labels) if label in labels[:index]]
+    unique = list(labels)
+    for index in repeated:
+        while unique[index] in (*unique[:index], *unique[index + 1 :]):
+            unique[index] += f"_{index}"
+    if repeated:
+        renamed = ", ".join(f"{index}: {unique[index]}" for index in repeated)
+        report(f"{where}: id2label repeats labels, so these have other names here: {renamed}")
+    return unique
 
 
 def _tokenizer_settings(directory: Path) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from bert_jax.tokenizer import Tokenizer
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
     """Writes the encoder as a folder that sentence-transformers can open, with the settings of its embedding task.
 
-    A model that was trained for something else has the mean of its tokens. Raises UserError as `write` does.
+    A model that was trained for something else has the mean of its tokens, and without what is known of its task.
+    Raises UserError as `write` does.
     """
     encoder, settings = sentence_encoder(loaded)
     write(encoder, directory, settings)
@@ -46,8 +47,10 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
     Raises UserError for a pooling that sentence-transformers lacks.
     """
     task = loaded.task if loaded.task and loaded.task["kind"] == sentence_transformers.KIND else None
-    if task and task["pooling"] not in sentence_transformers.NAMES.values():
+    if task and not sentence_transformers.has_known_pooling(task):
         raise UserError(f"{loaded.origin} has a pooling that cannot be written: {task['pooling']}. Use --format hf")
+    if loaded.task and not task:  # what is known of it are answers and scores of a head that is left out
+        loaded = dataclasses.replace(loaded, task=None, metrics={})
     settings = task or {"pooling": "mean", "normalize": False, "max_length": loaded.model.max_positions}
     family = family_of(loaded)
     required, optional = family.architectures[family.base_class]
@@ -74,28 +77,41 @@ def write(loaded: LoadedModel, directory: str | Path, vectors: Mapping[str, Any]
     with atomic_folder(directory) as unfinished:
         parameters = sum(tensor.size for tensor in tensors.values())
         loading = model_card.TRANSFORMERS if vectors is None else model_card.SENTENCE_TRANSFORMERS
-        write_description(loaded, unfinished, dtype, parameters, loading)
+        write_description(loaded, unfinished, dtype, parameters, loading, vectors)
         save_tensors(tensors, unfinished / WEIGHTS_FILE)
-        if vectors is not None:
-            sentence_transformers.write(vectors, loaded.model.width, unfinished)
 
 
-def write_description(loaded: LoadedModel, folder: Path, dtype: str, parameters: int, loading: str) -> None:
+def write_description(
+    loaded: LoadedModel,
+    folder: Path,
+    dtype: str,
+    parameters: int,
+    loading: str,
+    vectors: Mapping[str, Any] | None = None,
+) -> None:
     """Writes all files of a folder but its weights: config.json, the tokenizer's, and README.md, the model card.
 
-    loading is that of model_card.render. Raises UserError as `write`.
+    loading is that of model_card.render. With vectors, the settings of sentence_transformers.write, its files take the
+    place of the task in config.json. Raises UserError as `write`.
     """
     family = family_of(loaded)
     architecture = architecture_of(family, loaded.heads)
     values = _write_config(loaded, family, architecture) | {"dtype": dtype}
-    try:
-        family.read_heads(Path(CONFIG_FILE), values, frozenset(parts_of(loaded.heads)))
-    except UserError as error:
-        raise UserError(f"{family.title} cannot hold it: {error}. Use --format orbax, which holds any") from None
+    if vectors is None:
+        values |= task_fields(loaded)
+    else:
+        sentence_transformers.write(vectors, loaded.model.width, folder)
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     _save_tokenizer(loaded, folder)
     card = model_card.render(loaded, family, architecture, parameters, loading)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def check(loaded: LoadedModel) -> None:
+    """Raises UserError, as `write` does, for a model that no family's format holds."""
+    heads = dataclasses.replace(loaded.heads, span_boundary=False)  # which `write` leaves out
+    family = family_of(loaded)
+    _write_config(dataclasses.replace(loaded, heads=heads), family, architecture_of(family, heads))
 
 
 def describe(loaded: LoadedModel) -> str:
@@ -217,20 +233,28 @@ def without_span_boundary(loaded: LoadedModel) -> LoadedModel:
 
 
 def _write_config(loaded: LoadedModel, family: Family, architecture: str) -> dict[str, Any]:
+    """Returns the fields of config.json that describe a model without its task.
+
+    Raises UserError for an architecture with which the family's heads mean something else.
+    """
     values = family.write_model(loaded.model, loaded.vocabulary) | family.write_heads(loaded.heads)
     values |= {"architectures": [architecture], "model_type": family.model_type}
-    return values | task_fields(loaded)
+    try:
+        family.read_heads(Path(CONFIG_FILE), values, frozenset(parts_of(loaded.heads)))
+    except UserError as error:
+        raise UserError(f"{family.title} cannot hold it: {error}. Use --format orbax, which holds any") from None
+    return values
 
 
 def task_fields(loaded: LoadedModel) -> dict[str, Any]:
-    """Returns the fields of config.json that describe a model's labels and task."""
+    """Returns the fields of config.json that describe a model's labels and task, also one of vectors."""
     values: dict[str, Any] = {}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         known = list(loaded.task["labels"]) if loaded.task else []
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
-    if loaded.task and task_kind(loaded.heads):
+    if loaded.task:
         values[TASK_FIELD] = dict(loaded.task)
     if loaded.heads.classes:
         kind = (loaded.task or {}).get("kind", "")

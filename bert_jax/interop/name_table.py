@@ -5,7 +5,7 @@ vocab_size rows. bert_jax stacks the layers and pads the table with zero rows. A
 between the two forms of one parameter; most layouts are shared by the families.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,12 +89,21 @@ def norm(path: str, name: str) -> tuple[Entry, ...]:
 
 
 def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
-    """Returns the entries of a masked language model's output; an untied output has its own bias in `decoder`."""
+    """Returns the entries of a masked language model's output; an untied output has its own bias in `decoder`.
+
+    transformers 4 ties both biases even there, and its files may hold `bias` alone (absent_copies).
+    """
     return (
         Entry(f"{path}/bias", (bias,), VOCABULARY, tied=True),
         Entry(f"{path}/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
         Entry(f"{path}/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
     )
+
+
+def absent_copies(table: Sequence[Entry], held: Container[str]) -> dict[str, str]:
+    """Returns the first names of VOCABULARY_TWICE that a file lacks, with the second ones, which stand for them."""
+    twice = [entry.names for entry in table if entry.layout is VOCABULARY_TWICE]
+    return {first: second for first, second in twice if first not in held and second in held}
 
 
 def export_tensors(

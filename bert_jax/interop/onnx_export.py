@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.command import UserError
-from bert_jax.interop import onnx_program, sentence_transformers
+from bert_jax.interop import huggingface_export, onnx_program, sentence_transformers
 from bert_jax.interop.folder_formats import ONNX_FILE
-from bert_jax.interop.huggingface_export import (
-    architecture_of,
-    family_of,
-    sentence_encoder,
-    without_span_boundary,
-    write_description,
-)
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.onnx_program import Difference
 from bert_jax.storage.local import atomic_folder
@@ -37,9 +30,9 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
         raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
     settings = None
     if loaded.task and loaded.task["kind"] == sentence_transformers.KIND:
-        loaded, settings = sentence_encoder(loaded)
-    loaded = without_span_boundary(loaded)
-    architecture_of(family_of(loaded), loaded.heads)  # raises UserError
+        loaded, settings = huggingface_export.sentence_encoder(loaded)
+    loaded = huggingface_export.without_span_boundary(loaded)
+    huggingface_export.check(loaded)
     compute = onnx_program.named_outputs(loaded, settings)
     program = onnx_program.convert(loaded, compute)
     with atomic_folder(directory) as unfinished:
@@ -53,9 +46,8 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
                 written.unlink()
             found = onnx_program.differences(unfinished / ONNX_FILE, loaded, compute)
         parameters = sum(value.size for value in loaded.params.values())
-        write_description(loaded, unfinished, "float32", parameters, _loading(dtype, found))
-        if settings:
-            sentence_transformers.write(settings, loaded.model.width, unfinished)
+        loading = _loading(dtype, found)
+        huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
     return found
 
 

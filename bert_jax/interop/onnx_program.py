@@ -67,7 +67,7 @@ def check_installed() -> None:
 def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None) -> Program:
     """Returns the program of a model's outputs by their names in transformers.
 
-    settings    pooling and normalize of a model that gives a vector of each text
+    settings    of text_vectors, of a model that gives a vector of each text
 
     A head has `logits`; one of answers has `start_logits` and `end_logits`, and next sentence prediction next to
     another head has `seq_relationship_logits`. A model without heads has `last_hidden_state`, and `pooler_output` if it
@@ -76,7 +76,7 @@ def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None
     # Unrolled, so that each layer's parameters are constants of the program, which can be quantized.
     runtime = Runtime(attention=ATTENTION, layer_loop="unrolled", platform="cpu")
     if settings:
-        program = text_vectors(loaded, runtime, settings["pooling"], settings["normalize"])
+        program = text_vectors(loaded, runtime, settings)
     else:
         program = (predictions if has_predictions(loaded.heads) else hidden_states)(loaded, runtime)
 

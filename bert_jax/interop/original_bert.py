@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.command import UserError
-from bert_jax.interop import name_table
+from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.folder_formats import BERT_CONFIG_FILE
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
@@ -37,16 +37,18 @@ _HEADS = {
 def read(path: str | Path) -> LoadedModel:
     """Reads a folder in Google's format, or one of several checkpoints in it by prefix (DIR/model.ckpt-1000).
 
-    It reads whichever heads there are: masked language model, next sentence, those of run_classifier.py
-    and run_squad.py. GELU is exact, as in the first release and in the conversions of transformers; the
-    original code adopted the tanh approximation later (bee6030) under the same name.
+    It reads whichever heads there are: masked language model, next sentence, those of run_classifier.py and
+    run_squad.py. The task of the last two is that of a Hugging Face folder, so labels are called LABEL_0, LABEL_1, ....
+    GELU is exact, as in the first release and in the conversions of transformers; the original code adopted the tanh
+    approximation later (bee6030) under the same name.
 
     Raises UserError, naming the field or the tensor, for another architecture, a tensor that is missing,
     unexpected or of another shape, damaged files, and a vocabulary that does not fit.
     """
     prefix = _prefix(Path(path))
     where = prefix.parent / BERT_CONFIG_FILE
-    model = BERT.read_model(where, read_json(where))
+    values = read_json(where)
+    model = BERT.read_model(where, values)
     bundle = TensorBundle(prefix)
     heads = _heads(bundle)
     architecture = "BertForSequenceClassification" if heads.classes else "BertForPreTraining"
@@ -57,7 +59,8 @@ def read(path: str | Path) -> LoadedModel:
         table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
     )
     words = load_vocabulary(prefix.parent, model, BERT_CONFIG_FILE)
-    return LoadedModel(model, heads, params, words, origin=str(path))
+    task = huggingface.read_task(where, values, model, heads)
+    return LoadedModel(model, heads, params, words, task, origin=str(path))
 
 
 def _prefix(path: Path) -> Path:

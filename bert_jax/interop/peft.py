@@ -1,6 +1,6 @@
 """Reads LoRA adapters in the format of Hugging Face peft, and merges them into the model that they adapt.
 
-adapter_config.json         rank, scale and targets, and the Hugging Face folder of the base model
+adapter_config.json         rank, scale and targets, and the base model: a Hugging Face folder, or a name of the Hub
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
 task.json                   labels and task, as fields of a Hugging Face config.json; only bert_jax writes it
 """
@@ -63,7 +63,7 @@ def read(directory: Path) -> LoadedModel:
 
     The base model's heads that the adapters' class lacks are left out, as transformers does, and reported.
     Raises UserError, naming the field or the tensor, for another kind of adapter, for a tensor that does not belong to
-    the base model, and where adapter_config.json names no folder with that model.
+    the base model, and where adapter_config.json names neither a folder with that model nor one of the Hub.
     """
     where = directory / CONFIG_FILE
     values = read_json(where)
@@ -71,7 +71,7 @@ def read(directory: Path) -> LoadedModel:
         if name in values and values[name] not in known:
             raise UserError(f"{where}: {name} is {values[name]!r}, which is not supported; expected {known[0]!r}")
     base = _base_folder(directory, values.get("base_model_name_or_path"))
-    model = read_json(base / huggingface.CONFIG_FILE)
+    model = huggingface.read_config(base, directory)
     family, architecture = huggingface.named_family(base / huggingface.CONFIG_FILE, model)
     architecture = _architecture(where, family, architecture, values.get("task_type"))
     model = {**model, "architectures": [architecture], **_task(directory)}
@@ -173,8 +173,8 @@ def _base_folder(directory: Path, name: object) -> Path:
     address = str(hub_models.model_address(str(name)))
     if not name or not address.startswith(hub_models.PREFIX):
         raise UserError(
-            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is not the folder of a model. "
-            "Download that model, and set the field to its folder"
+            f"{directory / CONFIG_FILE}: base_model_name_or_path is {name!r}, which is neither the folder of "
+            "a model nor a name of the Hugging Face Hub. Set the field to one of them"
         )
     try:
         return Path(hub_models.named_folder(address))

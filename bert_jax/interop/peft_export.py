@@ -10,7 +10,6 @@ from bert_jax.command import UserError
 from bert_jax.config.lora import LoraConfig
 from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.family import Family
-from bert_jax.interop.huggingface import TASK_FIELD
 from bert_jax.interop.huggingface_export import architecture_of, family_of, task_fields
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.name_table import LAYERS, Entry
@@ -57,10 +56,9 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
         "fan_in_fan_out": family.model_type == "gpt2",
         "inference_mode": True,
     }
-    task = {TASK_FIELD: dict(loaded.task)} if loaded.task else {}  # also of vectors, whose folders have other files
     with atomic_folder(directory) as unfinished:
         write_json(unfinished / CONFIG_FILE, values)
-        write_json(unfinished / TASK_FILE, task_fields(loaded) | task)
+        write_json(unfinished / TASK_FILE, task_fields(loaded))
         full = {f"{PREFIX}{family.full_name(name, architecture)}": tensor for name, tensor in tensors.items()}
         save_tensors(full, unfinished / WEIGHTS_FILE)
 

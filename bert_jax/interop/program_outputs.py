@@ -5,7 +5,7 @@ and length may be symbolic.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import export
@@ -84,13 +84,18 @@ def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
     return compute
 
 
-def text_vectors(loaded: LoadedModel, runtime: Runtime, pooling: str, normalize: bool) -> Program:
-    """Returns the program of `last` f32[B,T,D] and of `vector` f32[B,D], that of a text, by one of heads.POOLINGS."""
+def text_vectors(loaded: LoadedModel, runtime: Runtime, settings: Mapping[str, Any]) -> Program:
+    """Returns the program of `last` f32[B,T,D] and of `vector` f32[B,W], that of a text as `embed` makes it by default.
+
+    settings    pooling, normalize and, if W is not D, truncate_dim of a task of vectors; W is D without it
+    """
+    size = settings.get("truncate_dim") or None
 
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         _, rows, encoded = _run(loaded, parameters, inputs, runtime)
-        vector = pool_rows(pooling, encoded.last, rows.sequence_ids)
-        return _widened({"last": encoded.last, "vector": unit_vectors(vector) if normalize else vector})
+        vector = pool_rows(settings["pooling"], encoded.last, rows.sequence_ids)
+        vector = unit_vectors(vector) if settings["normalize"] else vector
+        return _widened({"last": encoded.last, "vector": vector[:, :size]})
 
     return compute
 

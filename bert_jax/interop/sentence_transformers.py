@@ -57,10 +57,10 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
-            steps.append(f"{kind} ({directory / MODULES_FILE})")
+            steps.append(f"{kind} ({MODULES_FILE})")
     length = _optional(directory / LENGTH_FILE)
     if length.get("do_lower_case") and not vocabulary.lowercase:
-        steps.append(f"of lower-cased text ({directory / LENGTH_FILE})")
+        steps.append(f"of lower-cased text ({LENGTH_FILE})")
     limit = length.get("max_seq_length") or _optional(directory / TOKENIZER_FILE).get("model_max_length")
     limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
     return {
@@ -93,16 +93,27 @@ def write(task: Mapping[str, Any], width: int, directory: Path) -> None:
     if task["normalize"]:
         (directory / NORMALIZE).mkdir()
     write_json(directory / LENGTH_FILE, {"max_seq_length": task["max_length"], "do_lower_case": False})
+    write_json(directory / PROMPTS_FILE, written_settings(task))
+
+
+def written_settings(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of config_sentence_transformers.json for a task, which has the keys that `write` expects."""
     named = {"query": task.get("query_prompt"), "document": task.get("document_prompt")}
     prompts = dict(task.get("prompts") or ()) | {name: text for name, text in named.items() if text}
     default = None
     if text := task.get("prompt"):
         default = next((name for name, known in prompts.items() if known == text), "default")
         prompts[default] = text
-    values = {"prompts": prompts, "default_prompt_name": default, "similarity_fn_name": task.get("similarity", COSINE)}
+    values: dict[str, Any] = {"prompts": prompts, "default_prompt_name": default}
+    values["similarity_fn_name"] = task.get("similarity", COSINE)
     if size := task.get("truncate_dim"):
         values["truncate_dim"] = size
-    write_json(directory / PROMPTS_FILE, values)
+    return values
+
+
+def has_known_pooling(task: Mapping[str, Any]) -> bool:
+    """Returns whether bert_jax can compute, and `write` can describe, the pooling of a task of this kind."""
+    return task["pooling"] in NAMES.values()
 
 
 def prompts_of(task: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ up to the model's number of positions.
 """
 
 import dataclasses
+import json
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ from jax import export
 
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
+from bert_jax.interop import sentence_transformers
 from bert_jax.interop.folder_formats import PROGRAMS_FILE
+from bert_jax.interop.huggingface import report
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.program_outputs import (
     ATTENTION,
@@ -28,6 +31,7 @@ from bert_jax.interop.program_outputs import (
     input_names,
     predictions,
     symbolic_sizes,
+    text_vectors,
 )
 from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model.runtime import Runtime
@@ -52,8 +56,9 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     `backward_lm_logits`, of the next and of the previous token), `replaced_token_logits` f32[B,T],
     `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
     `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each
-    position; for a CRF also `tags` i32[B,T], its best path. `jax.export.deserialize` reads both. programs.json lists
-    inputs, outputs and parameters in order.
+    position; for a CRF also `tags` i32[B,T], its best path. text_vectors.stablehlo, written if the model was fine-tuned
+    for vectors, returns `vector` f32[B,W] and `last`. `jax.export.deserialize` reads all. programs.json lists inputs,
+    outputs and parameters in order, and the settings of vectors.
 
     Raises UserError if the folder exists, and for a model of relations, whose spans are chosen outside of
     the model.
@@ -64,6 +69,9 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     programs = {"hidden_states": hidden_states(loaded, runtime)}
     if has_predictions(loaded.heads):
         programs["predictions"] = predictions(loaded, runtime)
+    vectors = _vector_settings(loaded)
+    if vectors:
+        programs["text_vectors"] = text_vectors(loaded, runtime, vectors)
     params = {path: value.astype(jnp.dtype(dtype)) for path, value in loaded.params.items()}
     loaded = dataclasses.replace(loaded, params=params)
     with atomic_folder(directory) as unfinished:
@@ -74,8 +82,24 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
             descriptions[name] = {"file": f"{name}{SUFFIX}"} | _describe(exported)
         save_tensors(loaded.params, unfinished / PARAMETERS_FILE)
         Tokenizer(loaded.vocabulary.spec).save(unfinished / TOKENIZER)
-        write_json(unfinished / PROGRAMS_FILE, _folder_description(loaded, descriptions))
-        (unfinished / "README.md").write_text(_readme(loaded, descriptions), encoding="utf-8")
+        write_json(unfinished / PROGRAMS_FILE, _folder_description(loaded, descriptions, vectors))
+        (unfinished / "README.md").write_text(_readme(loaded, descriptions, vectors), encoding="utf-8")
+
+
+def _vector_settings(loaded: LoadedModel) -> dict[str, Any]:
+    """Returns how a model makes vectors of texts: the keys of text_vectors, max_length, and those of
+    config_sentence_transformers.json; nothing if it was not fine-tuned for vectors.
+
+    Reports a pooling that no program computes.
+    """
+    task = loaded.task
+    if not task or task["kind"] != sentence_transformers.KIND:
+        return {}
+    if not sentence_transformers.has_known_pooling(task):
+        report(f"there is no program of the pooling of its vectors, left out: {task['pooling']}")
+        return {}
+    own = {name: task[name] for name in ("pooling", "normalize", "max_length")}
+    return own | sentence_transformers.written_settings(task)
 
 
 def _export(compute: Program, loaded: LoadedModel) -> export.Exported:
@@ -101,7 +125,7 @@ def _tensor(name: str, aval: Any) -> dict[str, Any]:
     return {"name": name, "dtype": str(aval.dtype), "shape": shape}
 
 
-def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dict[str, Any]:
+def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[str, Any]) -> dict[str, Any]:
     words = loaded.vocabulary
     return {
         "programs": programs,
@@ -111,14 +135,38 @@ def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dic
         "special_ids": {role: words.id_of(token) for role, token in words.roles._asdict().items()},
         "labels": list(loaded.task["labels"]) if loaded.task else [],
         "jax": jax.__version__,
-    }
+    } | ({"vectors": vectors} if vectors else {})
 
 
 def _dtype(loaded: LoadedModel) -> str:
     return str(next(iter(loaded.params.values())).dtype)
 
 
-def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
+def _vectors_text(vectors: Mapping[str, Any]) -> str:
+    """Returns the paragraph of README.md on the vectors of texts; nothing without settings of vectors."""
+    if not vectors:
+        return ""
+    steps = [f"pooled ({vectors['pooling']})"]
+    if vectors["normalize"]:
+        steps.append("divided by its length")
+    if size := vectors.get("truncate_dim"):
+        steps.append(f"cut to its first {size} dimensions")
+    named = ", ".join(f"{name} {_quoted(text)}" for name, text in vectors["prompts"].items() if text) or "none"
+    return (
+        f"`vector` is that of a text: {', '.join(steps)}. With its prompt, a text has at most {vectors['max_length']} "
+        f"tokens; prompts: {named}. `{PROGRAMS_FILE}` has these settings as `vectors`.\n\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _default_prompt(vectors: Mapping[str, Any]) -> str:
+    return str(vectors["prompts"].get(vectors["default_prompt_name"], "")) if vectors else ""
+
+
+def _readme(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[str, Any]) -> str:
     words = loaded.vocabulary
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [name for name in input_names(loaded) if name in values]
@@ -131,6 +179,8 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
         dtype=_dtype(loaded),
         platforms=", ".join(PLATFORMS),
         description=PROGRAMS_FILE,
+        text=_quoted(f"{_default_prompt(vectors)}Some text."),
+        vectors=_vectors_text(vectors),
         program=f"{list(programs)[-1]}{SUFFIX}",
         parameters=PARAMETERS_FILE,
         tokenizer=TOKENIZER,
