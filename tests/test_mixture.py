@@ -236,6 +236,13 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
             ["--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3", "--config.data.phases=9:{small}"],
             r"checkpoint\.best=eval_two/loss compares .* but the held-out rows of data\.phases differ",
         ),
+        (
+            [
+                *("--config.checkpoint.best=eval_ema_two/loss", "--config.optimizer.ema_decay=0.9"),
+                *("--config.eval.every_steps=3", "--config.data.phases=9:one={large}:1,two={small}:1"),
+            ],
+            r"checkpoint\.best=eval_ema_two/loss compares .* but the held-out rows of data\.phases differ",
+        ),
     ],
 )
 def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, overrides, said):
