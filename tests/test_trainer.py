@@ -539,6 +539,15 @@ def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(r
     assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written
 
 
+def test_steps_to_keep_are_saved_whatever_else_is(run, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=10, every_minutes=0.0, keep_every=4))
+    (tmp_path / "new").mkdir()
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        opened = OpenWorkdir(checkpoints, {}, [], lambda: None)
+        with RunRecorder(run("new", config), opened, {}, [], make_clock(config, {}), print) as recorder:
+            assert [step for step in range(1, 13) if recorder.saver.due(step, True)] == [4, 8, 10, 12]
+
+
 def test_a_signal_names_the_workdirs_that_were_saved_where_there_are_any(tmp_path):
     assert str(stopped(3, [tmp_path])) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
     ended = "SIGTERM: every run had saved its last step; run the same command to resume"

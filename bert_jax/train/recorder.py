@@ -179,8 +179,8 @@ class Saver:
 
         With several processes the clock of process 0 decides, at steps that are logged.
         """
-        every_steps, every_minutes = self._config.every_steps, self._config.every_minutes
-        if (every_steps > 0 and step % every_steps == 0) or self._evaluation.found_best(step):
+        every, every_minutes = (self._config.every_steps, self._config.keep_every), self._config.every_minutes
+        if any(steps > 0 and step % steps == 0 for steps in every) or self._evaluation.found_best(step):
             return True
         if every_minutes <= 0 or not (logged or jax.process_count() == 1):
             return False
