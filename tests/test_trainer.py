@@ -194,6 +194,21 @@ def test_a_run_with_a_budget_is_repeated_from_its_log(run):
 
 
 @pytest.mark.slow
+def test_a_run_at_the_end_of_its_budget_compiles_and_loads_nothing(run, monkeypatch):
+    def unexpected(*_):
+        raise AssertionError("a finished run has no later batches")
+
+    clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1e-4)
+    result = trainer.fit(run("done", clocked))
+    again, read = run("done", clocked), []
+    batch = again.source.batch
+    monkeypatch.setattr(trainer, "later_batch_shapes", unexpected)
+    monkeypatch.setattr(again.source, "batch", lambda step, rows=None: read.append(rows) or batch(step, rows))
+    assert trainer.fit(again).step == result.step
+    assert set(map(str, read)) <= {str(slice(0, 1))}  # the row that tells the length of batches
+
+
+@pytest.mark.slow
 def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
     short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig(keep=1))
     ended = trainer.fit(run("clocked", short))
