@@ -134,7 +134,7 @@ def pretrain(
     rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
     train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
     length = TokenLength(config.tokens, train.tokens_before) if config.tokens else None
-    rows = config.eval.batch_size or min(batches.values)  # of one evaluation batch
+    rows = config.evaluation_rows(min(batches.values))
     loaders = [
         {
             source.name: PretrainingLoader(source.dataset, vocabulary, batch_size=rows, seed=config.seed)

@@ -13,9 +13,11 @@ from bert_jax import pretrain
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.shards import open_dataset
 from bert_jax.train import branch, metrics
 from bert_jax.train.branch import RECORD, Branch, open_branch
 from bert_jax.train.integrity import read_meta
+from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.run import TOKENS_BEFORE
 from bert_jax.train.workdir import saved_steps
 
@@ -177,6 +179,35 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
 
 
 @pytest.mark.slow
+def test_a_branch_on_other_data_reports_the_epochs_that_it_reads(shards_dir, trunk, tmp_path, capsys):
+    mixture = ("--config.data.train=", f"--config.data.mixture=all={shards_dir}:1")
+    flags = (*mixture, f"--config.branch_from={trunk}/checkpoints/4")
+    capsys.readouterr()
+    train(shards_dir, tmp_path / "branch", *flags)
+    assert "and epochs from step 4 until step 6: all 100.00%" in " ".join(capsys.readouterr().err.split())
+    a_step = 16 / open_dataset(shards_dir, "train").rows
+    assert [line["epochs/all"] for line in log(tmp_path / "branch")] == pytest.approx([2 * a_step], rel=1e-6)
+    train(shards_dir, tmp_path / "branch", *flags, "--config.steps=9")
+    assert log(tmp_path / "branch")[-1]["epochs/all"] == pytest.approx(5 * a_step, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_branch_from_a_trunk_with_a_budget_is_repeated_from_its_log(shards_dir, tmp_path, step):
+    """Step 6 is the end of the trunk, and step 4 one that it did not log."""
+    budget = "--config.budget_minutes=99"
+    decay = (budget, "--config.steps=8", "--config.optimizer.schedule=linear")
+    train(shards_dir, tmp_path / "trunk", budget)
+    decay = (*decay, f"--config.branch_from={tmp_path / 'trunk'}/checkpoints/{step}")
+    train(shards_dir, tmp_path / "branch", *decay)
+    fractions = {line["step"]: line["budget_fraction"] for line in log(tmp_path / "branch")}
+    assert fractions == {each: pytest.approx(each / 8) for each in sorted({step, 6, 8})}
+    train(shards_dir, tmp_path / "again", *decay, f"--config.budget_replay={tmp_path / 'branch' / METRICS_FILE}")
+    assert log(tmp_path / "again") == log(tmp_path / "branch")
+    assert tensors(tmp_path / "again", 8) == tensors(tmp_path / "branch", 8)
+
+
+@pytest.mark.slow
 def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, tmp_path, monkeypatch):
     def refused(*flags: str) -> str:
         with pytest.raises(UserError) as caught:
@@ -196,7 +227,7 @@ def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, t
     older = {key: value for key, value in found.meta.items() if key != TOKENS_BEFORE}
     monkeypatch.setattr(branch, "open_branch", lambda path: dataclasses.replace(found, meta=older))
     unknown = refused("--config.steps=0", "--config.tokens=1e6", "--config.batch_size=8")
-    assert "new was branched (of step 4) does not record how many tokens had been read, and the branch" in unknown
+    assert "of step 4, after which" in unknown and "does not record how many tokens had been read" in unknown
     assert "tokens is 100; lengths count" in refused("--config.steps=0", "--config.tokens=100")
 
 
@@ -207,9 +238,11 @@ def test_a_checkpoint_without_a_count_has_that_of_a_branch_with_its_data_and_bat
         ({}, 12.0),
         ({"seed": 1, "data.mask_rate": 0.2, "data.eval": "fingerprint 2"}, 12.0),
         ({"batch_size": 8}, None),
-        ({"batch_schedule": "0:16"}, None),
+        ({"batch_schedule": "0:16,4:32"}, 12.0),
+        ({"batch_schedule": "0:16,3:32"}, None),
         ({"data.train": "fingerprint 3"}, None),
-        ({"data.phases.9": "fingerprint 1"}, None),
+        ({"data.phases.9": "fingerprint 1"}, 12.0),
+        ({"data.phases.3": "fingerprint 1"}, None),
     ):
         assert older.tokens(there | changes, lambda step: 3.0 * step) == tokens
     assert older.tokens(there, None) is None

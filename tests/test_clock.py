@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.config import TrainConfig
 from bert_jax.train import distributed
-from bert_jax.train.clock import Clock, read_fractions
+from bert_jax.train.clock import Clock, make_clock, read_fractions
 
 
 def test_by_steps_the_fraction_is_exact():
@@ -61,6 +62,29 @@ def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     assert Clock(steps=20, budget_minutes=60.0, log_every=50, elapsed=5.0, start=10, fraction=1.0).read(10) == 0.5
 
 
+def test_a_run_whose_end_has_changed_reads_the_clock_at_its_first_step():
+    minutes = {"elapsed": 600.0, "start": 900, "fraction": 0.9, "changed": True}
+    clock = Clock(steps=0, budget_minutes=60.0, log_every=50, **minutes)
+    assert [(round(clock.read(step), 3), clock.refreshed) for step in (900, 901)] == [(0.167, True), (0.167, False)]
+    assert Clock(steps=0, budget_minutes=5.0, log_every=50, **minutes).read(900) == 1.0
+    meta = {"step": 900, "seconds": 600.0, "budget_fraction": 0.9}
+    for steps, fraction in ((0, 0.9), (2000, 1 / 6)):
+        there = {"configuration": {"steps": steps, "budget_minutes": 60.0, "budget_replay": ""}}
+        config = TrainConfig(budget_minutes=60.0)
+        assert make_clock(config, meta | {"provenance": there}).read(900) == pytest.approx(fraction, abs=1e-3)
+
+
+def test_a_record_that_a_run_begins_to_follow_gives_its_first_fraction_too(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    lines = [{"step": step, "budget_fraction": value} for step, value in ((2, 0.25), (6, 0.75), (8, 1.0))]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for start, found in ((1, [0.9, 0.25]), (4, [0.25, 0.25]), (6, [0.75, 0.75])):
+        clock = Clock(0, 9.0, 100, start=start, fraction=0.9, replay=str(log), changed=True)
+        assert [clock.read(step) for step in (start, start + 1)] == found
+    same = Clock(0, 9.0, 100, start=4, fraction=0.25, replay=str(log))
+    assert same.read(4) == 0.25 and not same.refreshed
+
+
 def test_the_time_left_counts_from_the_first_step_which_compiles(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -99,6 +123,12 @@ def test_several_processes_refresh_by_what_process_0_sent_a_step_before(monkeypa
     assert seen == [(0, False, 0)] * 4 + [(0, False, 1), (0.5, True, 1), (0.5, False, 1)]
     assert clock.agreed == 30 and sent[0] == pytest.approx(6.0, abs=1.0)
     assert clock.read(12) == 1.0  # the last step needs no clock
+
+
+def test_several_processes_whose_end_has_changed_read_the_clock_of_the_checkpoint(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    clock = Clock(0, 60.0, 50, start=901, fraction=0.9, elapsed=600.0, changed=True)
+    assert [clock.read(step) for step in (901, 902)] == pytest.approx([1 / 6, 1 / 6])
 
 
 def test_several_processes_continue_an_ended_run_between_two_lines_of_the_log(monkeypatch):

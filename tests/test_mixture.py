@@ -177,6 +177,17 @@ def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(fold
     assert [line.partition(",")[0] for line in loader.describe_mixtures(5)] == ["data.mixture"]
 
 
+def test_epochs_count_from_the_step_at_which_the_data_changed(folders):
+    loader = loader_of(folders, THREE, "10:{small},20:a={large}:1,b={small}:3", "0:20")
+    small = open_dataset(folders["small"], "train").rows
+    assert loader.epochs_before(10, 5)["three"] == pytest.approx(20 / small)
+    assert loader.epochs_before(30, 5)["b"] == pytest.approx((20 + 200 + 150) / small)
+    assert loader.epochs_before(30, 25)["b"] == pytest.approx(75 / small)
+    [line] = loader.describe_mixtures(30, 10)  # the first phase is over
+    assert line.startswith("data.phases.20, shares of the rows, and epochs from step 10 until step 30: b 75.00%")
+    assert f"b 75.00% ({(200 + 150) / small:.2f} epochs)" in line
+
+
 def test_a_plan_of_a_mixture_has_the_rows_of_its_sources(folders):
     mixture = THREE.format(**folders)
     mixed = PretrainConfig(data=PretrainDataConfig(mixture=mixture, phases="9:nowhere"))
@@ -235,6 +246,13 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
         (
             ["--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3", "--config.data.phases=9:{small}"],
             r"checkpoint\.best=eval_two/loss compares .* but the held-out rows of data\.phases differ",
+        ),
+        (
+            [
+                *("--config.checkpoint.best=eval_ema_two/loss", "--config.optimizer.ema_decay=0.9"),
+                *("--config.eval.every_steps=3", "--config.data.phases=9:one={large}:1,two={small}:1"),
+            ],
+            r"checkpoint\.best=eval_ema_two/loss compares .* but the held-out rows of data\.phases differ",
         ),
     ],
 )

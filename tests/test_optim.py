@@ -12,6 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 from bert_jax.model import paths
 from bert_jax.train import optim, rules
+from bert_jax.train.freezing import Trained
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.1, clip_norm=1.0, epsilon=1e-6)
 
@@ -130,10 +131,29 @@ def test_a_key_without_effect_is_refused(key, value, of, monkeypatch):
         optim.build(config, {})
     assert "\n" not in str(caught.value)
     name, wanted = of.split("=")
-    optim.build(dataclasses.replace(config, **{name: wanted}), {})
+    optim.build(dataclasses.replace(config, **{name: wanted}), layers())
     if name == "name":  # an optimizer of an extension may read the key
         monkeypatch.setitem(optim.OPTIMIZERS, "mine", optim.OPTIMIZERS["adamw"])
         optim.build(dataclasses.replace(config, name="mine"), {})
+
+
+def test_a_constant_rate_has_no_share_of_the_peak_at_its_end():
+    config = dataclasses.replace(CONFIG, schedule="constant", final_share=0.1)
+    with pytest.raises(UserError, match=r"optimizer\.final_share is 0\.1, but optimizer\.schedule=constant"):
+        optim.build(config, {})
+    optim.build(dataclasses.replace(config, final_share=0.0), {})
+    optim.build(dataclasses.replace(config, schedule="wsd"), {})
+
+
+def test_muon_is_refused_where_a_model_has_no_matrix_for_it():
+    params = layers()
+    config = OptimizerConfig(name="muon")
+    optim.build(config, params)
+    head = {"mlm_head": params["mlm_head"]}
+    optim.build(config, params, Trained.everything(head))  # the matrices are frozen
+    recurrent = {"encoder": {"layers": {"forward": {"input": {"kernel": jnp.ones((1, 2, 4, 2))}}}}}
+    with pytest.raises(UserError, match=r"optimizer\.name is muon, but .* --config\.optimizer\.name=adamw"):
+        optim.build(config, recurrent | head)
 
 
 SCHEDULES = {

@@ -17,7 +17,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import metrics
+from bert_jax.train import metrics, setup, trainer
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.workdir import read_config, read_params
@@ -93,6 +93,34 @@ def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, c
     measured = json.loads(capsys.readouterr().out)
     for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"):
         assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        (["batch_size=64", "microbatches=4"], 16),
+        (["batch_schedule=0:128,5:64", "microbatches=2"], 32),
+        (["batch_size=64", "microbatches=4", "eval.batch_size=48"], 48),
+        (["batch_size=64"], 64),
+    ],
+)
+def test_a_held_out_batch_has_the_rows_of_one_microbatch(shards_dir, tmp_path, monkeypatch, overrides, rows):
+    found = []
+
+    def evaluator(plan, mesh, read, size):
+        found.append(size)
+        return lambda params, steps_done: {}
+
+    def fit(run):
+        setup.check(run)
+        raise UserError("no training here")
+
+    monkeypatch.setattr(trainer, "fit", fit)
+    monkeypatch.setattr(pretrain, "make_source_evaluator", evaluator)
+    flags = arguments(shards_dir, tmp_path / "run", *(f"--config.{override}" for override in overrides))
+    with pytest.raises(UserError, match="no training here"):
+        pretrain.main(flags)
+    assert found == [rows]
 
 
 @pytest.mark.parametrize("flag", ["text", "text_pair", "label"])

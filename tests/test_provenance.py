@@ -23,7 +23,8 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.train import branch
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.run import Run
+from bert_jax.train.run import TOKENS_BEFORE, Run
+from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import check_provenance, provenance, runtime_choices
 
 
@@ -286,6 +287,47 @@ def test_other_versions_are_reported_and_not_refused(make):
 def test_a_checkpoint_that_does_not_say_its_run_is_refused(make):
     with pytest.raises(UserError, match=r"does not record which run made it.*--config\.init_from"):
         check_provenance(make(), provenance(make()), None, "step 5 of run")
+
+
+def test_a_run_that_resumes_with_other_batches_counts_on(make):
+    def counting(config: PretrainConfig, step: int = 0, before: tuple[Run, dict] | None = None) -> tuple[Run, dict]:
+        """The run that resumes from a step of the one before, and the provenance that its checkpoints record."""
+        run = make(dataclasses.replace(config, steps=0, tokens=1e6))
+        count = run.source.tokens_before
+        run = dataclasses.replace(run, tokens_before=count, length=TokenLength(1e6, count))
+        meta = {}
+        if before is not None:
+            meta = {"step": step, "provenance": before[1], TOKENS_BEFORE: before[0].tokens_before(step)}
+        made_by = provenance(run)
+        return branch.counting_on(run, made_by, meta), made_by
+
+    small, large = PretrainConfig(batch_size=16), PretrainConfig(batch_size=32)
+    first = counting(small)
+    a_step = first[0].tokens_before(1)
+    second = counting(large, 10, first)
+    assert [second[0].tokens_before(step) / a_step for step in (10, 12)] == pytest.approx([10, 14])
+    assert second[0].length.share(12) == pytest.approx(14 * a_step / 1e6)
+    third = counting(large, 12, second)  # also when it is resumed again
+    assert third[0].tokens_before(15) == second[0].tokens_before(15) and third[1] == second[1]
+    fourth = counting(small, 15, third)
+    assert fourth[0].tokens_before(16) / a_step == pytest.approx(10 + 2 * 5 + 1)
+    assert [run.counted_from for run, _ in (first, second, third, fourth)] == [0, 10, 10, 15]
+
+    for same in (small, dataclasses.replace(small, batch_schedule="0:16,10:32")):  # in the steps before it
+        run, made_by = counting(same, 10, first)
+        assert run.tokens_before(10) == first[0].tokens_before(10) and branch.COUNTED not in made_by
+    uncounted = dataclasses.replace(first[0], tokens_before=lambda step: None)
+    with pytest.raises(UserError, match=r"checkpoint of step 10, after which run has other .* does not record"):
+        counting(large, 10, (uncounted, first[1]))
+
+
+def test_a_share_of_the_peak_at_the_end_is_free_with_a_constant_rate(make):
+    def run(**optimizer: object) -> Run:
+        return make(PretrainConfig(optimizer=OptimizerConfig(**optimizer)))
+
+    there = provenance(run(schedule="constant", final_share=0.1))  # which an earlier version accepted
+    assert told(there, run(schedule="constant")) == []
+    assert "optimizer.final_share" in refusal(provenance(run(final_share=0.1)), run())
 
 
 def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):

@@ -194,6 +194,21 @@ def test_a_run_with_a_budget_is_repeated_from_its_log(run):
 
 
 @pytest.mark.slow
+def test_a_run_at_the_end_of_its_budget_compiles_and_loads_nothing(run, monkeypatch):
+    def unexpected(*_):
+        raise AssertionError("a finished run has no later batches")
+
+    clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1e-4)
+    result = trainer.fit(run("done", clocked))
+    again, read = run("done", clocked), []
+    batch = again.source.batch
+    monkeypatch.setattr(trainer, "later_batch_shapes", unexpected)
+    monkeypatch.setattr(again.source, "batch", lambda step, rows=None: read.append(rows) or batch(step, rows))
+    assert trainer.fit(again).step == result.step
+    assert set(map(str, read)) <= {str(slice(0, 1))}  # the row that tells the length of batches
+
+
+@pytest.mark.slow
 def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
     short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig(keep=1))
     ended = trainer.fit(run("clocked", short))
@@ -537,6 +552,15 @@ def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(r
             recorder.logger.log(1, False, 0.0)
             recorder.logger.log(2, False, 0.0)
     assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written
+
+
+def test_steps_to_keep_are_saved_whatever_else_is(run, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=10, every_minutes=0.0, keep_every=4))
+    (tmp_path / "new").mkdir()
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
+        opened = OpenWorkdir(checkpoints, {}, [], lambda: None)
+        with RunRecorder(run("new", config), opened, {}, [], make_clock(config, {}), print) as recorder:
+            assert [step for step in range(1, 13) if recorder.saver.due(step, True)] == [4, 8, 10, 12]
 
 
 def test_a_signal_names_the_workdirs_that_were_saved_where_there_are_any(tmp_path):

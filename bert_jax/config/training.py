@@ -100,7 +100,7 @@ class CheckpointConfig:
     every_steps: int = 0  # steps between checkpoints; 0: not by step
     every_minutes: float = 10.0  # minutes between checkpoints; 0: not by time
     keep: int = 2  # the number of newest checkpoints to keep; 0: all
-    keep_every: int = 0  # also keep the checkpoints of steps that this divides; 0: none
+    keep_every: int = 0  # also save the steps that this divides, and keep their checkpoints; 0: none
     best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class EvalConfig:
     every_steps: int = 0  # steps between held-out evaluations; 0: at the end, in fine-tuning each epoch; -1: at the end
-    batch_size: int = 0  # rows of a held-out batch; 0: that of training; with a batch_schedule its smallest
+    batch_size: int = 0  # rows of a held-out batch; 0: those of one microbatch of training's smallest batch
     max_rows: int = 0  # the first held-out rows to evaluate; 0: all
 
     def __post_init__(self) -> None:
@@ -167,6 +167,13 @@ class TrainConfig:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
         if self.skip_at_most < 0:
             raise UserError(f"config.skip_at_most is {self.skip_at_most}. Use a number of steps of at least 0")
+
+    def evaluation_rows(self, batch_size: int) -> int:
+        """Returns the rows of a held-out batch, before the mesh rounds them up: by default those of one microbatch.
+
+        batch_size   of training; with a batch_schedule its smallest
+        """
+        return self.eval.batch_size or max(batch_size // max(self.microbatches, 1), 1)
 
 
 @dataclass(frozen=True)

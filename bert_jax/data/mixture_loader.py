@@ -40,7 +40,7 @@ class MixtureLoader:
         lanes: int = 1,
         readers: Mapping[str, RowReader],
     ) -> None:
-        self._mixture, self._read = mixture, read
+        self._read = read
         self._shares = lane_shares(mixture, segments, lanes)
         datasets = [source.dataset for source in mixture.sources]
         rows = segments[0].rows
@@ -69,11 +69,6 @@ class MixtureLoader:
     def counts_before(self, step: int) -> tuple[int, ...]:
         """How many rows of each source the steps of the segments before this one read."""
         return tuple(self._shares.counts(self._steps.rows_before(step)).sum(axis=1).tolist())
-
-    def epochs_before(self, step: int) -> Mapping[str, float]:
-        """The epochs of each named source that all steps before this one read, those of earlier phases included."""
-        counts = zip(self._mixture.sources, self._read.sum(axis=1), self.counts_before(step), strict=True)
-        return {source.name: float(read + count) / source.dataset.rows for source, read, count in counts if source.name}
 
     def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
         sources, ordinals = self._shares.assign(numbers)

@@ -72,6 +72,8 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
                 "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
             )
     name, slash, _ = config.checkpoint.best.removeprefix("eval_").partition("/")  # of one source of a mixture
+    if not any(one.name == name for sources in held_out for one in sources):
+        name = name.removeprefix("ema_")
     folders = {
         frozenset(one.dataset.directory for one in sources if not slash or one.name == name) for sources in held_out
     }

@@ -4,6 +4,7 @@ A phase reads one data set, or a mixture of several (mixture.py).
 """
 
 import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -182,25 +183,42 @@ class PhasedLoader:
                 read += rows * counts["tokens"] / counts["rows"]
         return read
 
-    def epochs_before(self, step: int) -> Mapping[str, float]:
-        """The epochs that all steps before this one read, by the name of each source of the latest step's mixture."""
-        return self._loaders[self.phase(max(step - 1, 0))].epochs_before(step)
+    def epochs_before(self, step: int, first: int = 0) -> Mapping[str, float]:
+        """The epochs that the steps from `first` to before this one read, by the name of each source of the latest
+        step's mixture."""
+        read, earlier = self._rows_before(step), self._rows_before(first)
+        mixture = self._phases[self.phase(max(step - 1, 0))].mixture
+        found = {source.name: source.dataset for source in mixture.sources if source.name}
+        return {
+            name: (read[dataset.fingerprint] - earlier[dataset.fingerprint]) / dataset.rows
+            for name, dataset in found.items()
+        }
 
-    def describe_mixtures(self, end: int = 0) -> list[str]:
+    def _rows_before(self, step: int) -> Mapping[str, int]:
+        """The rows that all steps before this one read, by the fingerprint of their data set."""
+        read: Counter[str] = Counter()
+        for phase, loader in zip(self._phases, self._loaders, strict=True):
+            for source, rows in zip(phase.mixture.sources, loader.counts_before(step), strict=True):
+                read[source.dataset.fingerprint] += rows
+        return read
+
+    def describe_mixtures(self, end: int = 0, first: int = 0) -> list[str]:
         """A line for each phase that is a mixture: the shares of its sources, and the epochs at the end of the phase.
 
-        end   the step at which the run ends; 0: unknown
+        end     the step at which the run ends; 0: unknown
+        first   the first step that epochs count; phases that end before it are left out
         """
         lines = []
-        for phase, loader, stop in zip(self._phases, self._loaders, self._stops(end), strict=True):
-            if not phase.mixture.named or (stop and stop <= phase.first):
+        for phase, stop in zip(self._phases, self._stops(end), strict=True):
+            if not phase.mixture.named or (stop and stop <= max(phase.first, first)):
                 continue
-            epochs = loader.epochs_before(stop) if stop else {}
+            epochs = self.epochs_before(stop, first) if stop else {}
             sources = [
                 f"{source.name} {share:.2%}" + (f" ({epochs[source.name]:.2f} epochs)" if epochs else "")
                 for source, share in zip(phase.mixture.sources, phase.mixture.shares.fractions, strict=True)
             ]
-            until = f", and epochs until step {stop:,}" if stop else ""
+            since = f"from step {first:,} " if first else ""
+            until = f", and epochs {since}until step {stop:,}" if stop else ""
             lines.append(f"{phase.key}, shares of the rows{until}: {', '.join(sources)}")
         return lines
 

@@ -11,7 +11,7 @@ Element = TypeVar("Element")
 
 
 class Prefetched(Iterator[Element]):
-    """An iterator over make(start), make(start + 1) and so on, of which a thread makes `depth`, at least 1, ahead.
+    """An iterator over make(start), make(start + 1) and so on, of which a thread makes `depth` ahead; 0: over nothing.
 
     next() raises what `make` raises, after the elements before it, and then StopIteration. The thread ends after its
     current element when this is closed or its context is left, and after the elements that were requested when the last

@@ -85,7 +85,7 @@ def measure(
     mesh = partitioning.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         predictor = Predictor(task, model, _compiling_fast(trainer.runtime_of(config)), mesh)
-        return predictor.measure(params, rows, config.eval.batch_size or config.batch_size)
+        return predictor.measure(params, rows, config.evaluation_rows(config.batch_size))
 
 
 def _compiling_fast(runtime: Runtime) -> Runtime:

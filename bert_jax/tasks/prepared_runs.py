@@ -256,7 +256,7 @@ def _runs(
     evaluators = []
     measured: tuple[str, ...] = ()
     if "dev" in data.rows:
-        size = config.eval.batch_size or config.batch_size
+        size = config.evaluation_rows(config.batch_size)
         measured = data.task.metric_names(data.splits["dev"])
         evaluators.append(measurement.make_evaluator(data.task, data.rows["dev"], size))
 

@@ -5,15 +5,18 @@ Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of i
 data continue, so that a branch with unchanged settings equals the run that went on.
 
 The tokens before a step are a function of the step and of the data and batches from step 0 on (train/token_length.py).
-A branch with other data or batches therefore begins with the count that the checkpoint records, and adds to it.
+A branch with other data or batches, or a run that resumes with them, therefore begins with the count that the
+checkpoint records, and adds to it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.command import UserError
+from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.storage.location import Location, absolute, location
 from bert_jax.storage.stores import check_access
 from bert_jax.train.integrity import read_meta, saved_steps, signature
@@ -21,9 +24,11 @@ from bert_jax.train.run import TOKENS_BEFORE, Run
 from bert_jax.train.workdir import CHECKPOINTS
 
 RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
+COUNTED = "counted_from"  # the key of a provenance that records the step at which data or batches last changed
 BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
-# The keys, or their beginnings, that decide how many tokens each step reads.
-COUNTED_BY = ("batch_size", "batch_schedule", "data.train", "data.mixture", "data.phases")
+# The beginnings of the keys of a provenance that say what the rows of a step are read from.
+PHASES = "data.phases."
+READ_FROM = ("data.train", "data.mixture", PHASES)
 # Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no
 # parameter depends on the length and the bases, which change for longer rows (Warner et al. 2024, section 3.2).
 MAY_CHANGE = (
@@ -54,12 +59,12 @@ class Branch:
         """Returns how many tokens the steps before this one have read; None: unknown.
 
         configuration, before   of the branch. They tell it where an earlier version wrote a checkpoint without the
-                                count, if data and batches are those of the checkpoint
+                                count, if the steps before it have the data and batches of the checkpoint
         """
         if TOKENS_BEFORE in self.meta:
             return float(self.meta[TOKENS_BEFORE])
-        there = (self.meta.get("provenance") or {}).get("configuration", {})
-        same = _counted_by(there) == _counted_by(configuration)
+        there = self.meta["provenance"]["configuration"]
+        same = _read_before(self.step, there) == _read_before(self.step, configuration)
         return before(self.step) if before is not None and same else None
 
     def check_left(self, run: Run, tokens: float | None) -> None:
@@ -114,25 +119,38 @@ def open_branch(path: str) -> Branch:
     return Branch(directory, document["meta"], signature(document))
 
 
-def counting_on(run: Run, recorded: Mapping[str, Any] | None) -> Run:
-    """Returns a branch whose tokens count on from those of its origin, whatever data and batches each of them has.
+def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -> Run:
+    """Returns a run whose tokens and epochs count on from the step at which its data or batches last changed.
 
-    recorded   the RECORD of its provenance; None: the run is no branch
-    A branch that an earlier version began counts as it did there: as if its batches had been those of all steps.
-    Raises UserError for a length in tokens where the count at the origin is unknown.
+    provenance   of the run, in which that step is recorded
+    meta         the metadata of the checkpoint from which the run resumes or is branched; empty: it begins
+    A branch that an earlier version began counts as it did there. Raises UserError for a length in tokens where the
+    count at that step is unknown.
     """
-    if recorded is None or "tokens" not in recorded or run.tokens_before is None:
+    count = run.tokens_before
+    if count is None:
+        return run
+    there = meta.get("provenance", {})
+    counted = there.get(COUNTED)
+    if meta:
+        step: int = meta["step"]
+        if _read_before(step, there["configuration"]) != _read_before(step, provenance["configuration"]):
+            counted = {"step": step, "tokens": meta.get(TOKENS_BEFORE)}
+    if counted is not None:
+        provenance[COUNTED] = counted
+        run = dataclasses.replace(run, counted_from=counted["step"])
+    recorded = counted or provenance.get(RECORD)
+    if recorded is None or "tokens" not in recorded:
         return run
     if recorded["tokens"] is None:
         if run.length is not None:
             raise UserError(
-                f"tokens is set, but the checkpoint at which {run.workdir} was branched (of step {recorded['step']}) "
-                "does not record how many tokens had been read, and the branch has other data or batches. Give the "
-                "length as --config.steps=N --config.tokens=0"
+                f"tokens is set, but the checkpoint of step {recorded['step']}, after which {run.workdir} has other "
+                "data or batches, does not record how many tokens had been read. Give the length as --config.steps=N "
+                "--config.tokens=0"
             )
         return dataclasses.replace(run, tokens_before=None)
-    count = run.tokens_before
-    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 where data and batches are those of the origin
+    more = recorded["tokens"] - count(recorded["step"])  # exactly 0 where data and batches are those of that step
 
     def before(step: int) -> float:
         return more + count(step)
@@ -159,9 +177,10 @@ def check_origin(path: str, recorded: Mapping[str, Any] | None, workdir: Locatio
         )
 
 
-def _counted_by(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a provenance's configuration that decides the tokens of each step."""
-    counted = {key: value for key, value in configuration.items() if key.startswith(COUNTED_BY) and value}
-    if "batch_schedule" in counted:
-        counted.pop("batch_size", None)
-    return counted
+def _read_before(step: int, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """The part of a provenance's configuration that decides what the steps before one read: data and batch sizes."""
+    data = {key: value for key, value in configuration.items() if key.startswith(READ_FROM) and value}
+    data = {key: value for key, value in data.items() if not key.startswith(PHASES) or int(key.split(".")[2]) < step}
+    schedule = batch_schedule(configuration.get("batch_schedule", ""), configuration["batch_size"])
+    sizes = [(first, rows) for first, rows in zip(schedule.steps, schedule.values, strict=True) if first < step]
+    return data, [next(group) for _, group in itertools.groupby(sizes, key=lambda size: size[1])]

@@ -16,6 +16,7 @@ from bert_jax.train.token_length import TokenLength
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
 REFRESH_SHARE = 0.01
+ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # the configuration keys that decide the fraction of a budget
 
 
 class Clock:
@@ -41,8 +42,12 @@ class Clock:
         elapsed: float = 0.0,
         replay: str = "",
         length: TokenLength | None = None,
+        changed: bool = False,
     ) -> None:
-        """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes."""
+        """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes.
+
+        changed   whether what ends the run differs from there, so that `fraction` is that of another length
+        """
         check_end(steps, budget_minutes, replay, length)
         self.steps = steps
         self.length = length
@@ -57,7 +62,11 @@ class Clock:
         self._last_refresh = -1.0
         self._received = elapsed
         self._sent: jax.Array | None = None
+        self._changed = changed
         self._replay = read_fractions(replay) if replay else None
+        if self._replay and changed:
+            earlier = [each for each in self._replay if each <= start]
+            self.fraction = self._replay[max(earlier)] if earlier else fraction
 
     @property
     def elapsed(self) -> float:
@@ -88,13 +97,13 @@ class Clock:
         if self.length is not None:
             by_steps = self.length.share(step)
         if self._replay is not None:
-            self.refreshed, self.fraction = step in self._replay, self._replay.get(step, self.fraction)
+            self.refreshed = step in self._replay or (self._changed and step == self._start)
+            self.fraction = self._replay.get(step, self.fraction)
         elif self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
-        elif step > self._start or self.fraction >= 1.0:
-            # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
-            # The clock of a finished run is still read, since a larger budget lets it continue; its last line then
-            # gets the new value (Logger.correct_fraction).
+        elif step > self._start or self.fraction >= 1.0 or self._changed:
+            # A restart has the fraction of its checkpoint, as the run that went on had it. A run that had finished, or
+            # whose end has changed, reads the clock instead, and its log gets the value (Logger.correct_fraction).
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
@@ -115,6 +124,7 @@ class Clock:
 
 def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength | None = None) -> Clock:
     """Returns the clock of a run that resumes from a checkpoint with this meta (empty: the run begins)."""
+    there = (meta.get("provenance") or {}).get("configuration", {})
     return Clock(
         config.steps,
         config.budget_minutes,
@@ -124,6 +134,7 @@ def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength
         elapsed=meta.get("seconds", 0.0),
         replay=config.budget_replay,
         length=length,
+        changed=any(key in there and there[key] != getattr(config, key) for key in ENDED_BY),
     )
 
 

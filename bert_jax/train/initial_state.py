@@ -50,7 +50,7 @@ def restore_or_initialize(
         origin = branch.open_branch(run.branch_from)
         optimizer_state = abstract_at(origin.step).optimizer_state
         restored = restore(origin.directory, abstract.params, optimizer_state, abstract.average)
-        found = origin.step, restored._replace(meta=restored.meta | {branch.BRANCHED: str(origin.directory)})
+        found = origin.step, restored._replace(meta={**origin.meta, branch.BRANCHED: str(origin.directory)})
     if found is not None:
         newest, restored = found
         step = partitioning.put_as(np.array(newest, np.int32), shardings.step)

@@ -147,14 +147,20 @@ class MetricsWriter:
             shown = {name: value for name, value in line.items() if isinstance(value, float) and name != "time"}
             self._events.append(step, shown)
 
-    def correct(self, step: int, values: Mapping[str, float]) -> None:
-        """Replaces values in the last line, if that is the line of this step; TensorBoard keeps the earlier ones."""
+    def correct(self, step: int, values: dict[str, float | None], append: bool = False) -> None:
+        """Replaces values in the last line, if that is the line of this step; TensorBoard keeps the earlier ones.
+
+        append   otherwise write a line that has only these values
+        """
         if not self._active:
             return
         self._log.flush()
         *earlier, last = read_metrics(self._workdir) or [{}]
         corrected = last | {name: _plain(value) for name, value in values.items()}
-        if last.get("step") == step and corrected != last:
+        if last.get("step") != step:
+            if append:
+                self.write(step, values)
+        elif corrected != last:
             self._log.close(flush=False)
             self._log = self._begun([*earlier, corrected])
 

@@ -82,7 +82,8 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         later = later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at) if group.running else {}
         train_step = jitted(plan, mesh, state)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, group.arguments, mesh, progress.report))
-        batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
+        depth = config.data.prefetch if group.running else 0
+        batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, depth))
 
         for step in itertools.count(first):
             done = group.clock.read(step) >= 1.0
@@ -114,7 +115,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         batches.close()
         if step == first:
             for seed in seeds:
-                seed.recorder.logger.correct_fraction()
+                seed.recorder.logger.correct_fraction(_clock_at(seed.last, seed.run, seed.meta))
         results = group.finish(step, state, step > first, interruption)
     # SIGTERM may also have arrived while the last save ended.
     return [dataclasses.replace(result, stop_requested=interruption.requested) for result in results]
@@ -303,7 +304,14 @@ def has_ended(run: Run, meta: Mapping[str, Any]) -> bool:
     if not meta or meta.get("unlogged"):
         return False
     stopped_early = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
-    return stopped_early or make_clock(run.config, meta).read(meta["step"]) >= 1.0
+    return stopped_early or _clock_at(meta["step"], run, meta).fraction >= 1.0
+
+
+def _clock_at(step: int, run: Run, meta: Mapping[str, Any]) -> Clock:
+    """Returns the clock of one run, read for the step of its checkpoint."""
+    clock = make_clock(run.config, meta)
+    clock.read(step)
+    return clock
 
 
 def means(shown: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

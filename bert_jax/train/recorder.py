@@ -106,9 +106,10 @@ class Logger:
     ) -> None:
         self._opened, self._accumulator, self._evaluation, self._clock = opened, accumulator, evaluation, clock
         self._every, self._epochs_before = max(run.config.log_every, 1), run.epochs_before
+        self._counted_from = run.counted_from
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
-        self.pending, self._first = bool(meta.get("unlogged", False)), meta.get("step", 0)
-        self._ended = meta.get("budget_fraction", 0.0) >= 1.0
+        self.pending, self._resumes = bool(meta.get("unlogged", False)), bool(meta)
+        self._first = meta.get("step", 0)
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
         self._writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else self._first - self.pending)
 
@@ -132,21 +133,23 @@ class Logger:
         shown |= {name: value for name, value in measured.items() if "/" not in name}  # without those of each source
         shown["tokens/s"] = values["tokens_per_second"]
         if self._epochs_before is not None:
-            values |= {f"epochs/{name}": epochs for name, epochs in self._epochs_before(step).items()}
+            read = self._epochs_before(step, self._counted_from)
+            values |= {f"epochs/{name}": epochs for name, epochs in read.items()}
         if self._budgeted:
             values["budget_fraction"] = self._clock.fraction
         self._writer.write(step, values | measured)
         return shown
 
-    def correct_fraction(self) -> None:
-        """Writes the fraction that the clock has read again into the line of the step at which the run had ended.
+    def correct_fraction(self, clock: Clock) -> None:
+        """Writes the fraction of the step from which the run resumes into the log, which repeats the run.
 
+        clock   has been read for that step
         Call it where the run continues, and where it does not: an extension that was killed before its first checkpoint
         has left another fraction there.
         """
-        if self._ended and self._budgeted and self._clock.refreshed:
+        if self._resumes and self._budgeted:
             self._opened.check_held()
-            self._writer.correct(self._first, {"budget_fraction": self._clock.fraction})
+            self._writer.correct(self._first, {"budget_fraction": clock.fraction}, append=clock.refreshed)
 
     def flush(self) -> None:
         """Writes all lines so far, which a run that resumes from a later checkpoint does not log again."""
@@ -179,8 +182,8 @@ class Saver:
 
         With several processes the clock of process 0 decides, at steps that are logged.
         """
-        every_steps, every_minutes = self._config.every_steps, self._config.every_minutes
-        if (every_steps > 0 and step % every_steps == 0) or self._evaluation.found_best(step):
+        every, every_minutes = (self._config.every_steps, self._config.keep_every), self._config.every_minutes
+        if any(steps > 0 and step % steps == 0 for steps in every) or self._evaluation.found_best(step):
             return True
         if every_minutes <= 0 or not (logged or jax.process_count() == 1):
             return False
@@ -234,7 +237,7 @@ class RunRecorder:
         index: int | None = None,
     ) -> None:
         """`index` is the run's place in metrics of several seeds [K]; None: the metrics are of this run alone."""
-        self.run, self._opened = run, opened
+        self.run, self._opened, self._clock = run, opened, clock
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
             run.model,
@@ -256,13 +259,13 @@ class RunRecorder:
         self.logger.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
 
     def reopen(self) -> None:
-        """Removes the result of a run that had finished and now continues, and the end of its budget in the log.
+        """Removes the result of a run that had finished and now continues, and logs the fraction at which it does.
 
         Call it before the first step, once the clock has been read.
         """
         self._opened.check_held()
         self.run.forget_result()
-        self.logger.correct_fraction()
+        self.logger.correct_fraction(self._clock)
 
     def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh) -> Result:
         """Returns the result of a run that ended at this step with these parameters.

@@ -59,11 +59,13 @@ class Run:
     measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources of mixtures, by configuration key
-    # Epochs of each source of a mixture that all steps before a step read; None: the data are no mixture.
-    epochs_before: Callable[[int], Mapping[str, float]] | None = None
+    # Epochs of each source of a mixture that the steps before a step read, from a first one on; None: no mixture.
+    epochs_before: Callable[[int, int], Mapping[str, float]] | None = None
     data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/summary.py)
-    # Lines about the data of a run that ends at a step (0: unknown), which are printed when it starts.
-    describe_data: Callable[[int], Sequence[str]] | None = None
+    # Lines about the data of a run that ends at a step (0: unknown), with its epochs from a first step on, which are
+    # printed when it starts.
+    describe_data: Callable[[int, int], Sequence[str]] | None = None
+    counted_from: int = 0  # the first step that epochs count: where data or batches last changed (train/branch.py)
     notes: tuple[str, ...] = ()  # further such lines
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.

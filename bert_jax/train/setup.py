@@ -265,7 +265,10 @@ def _holds(folder: Path, tokenizer: vocabulary.Vocabulary) -> bool:
 
 
 def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:
-    """Returns an iterator over the batches from step `first`, placed on the mesh, `depth` of them made ahead."""
+    """Returns an iterator over the batches from step `first`, placed on the mesh, `depth` of them made ahead.
+
+    A depth of 0, for a run that has no more steps, makes none.
+    """
 
     @functools.cache
     def local_rows(size: int) -> slice | np.ndarray:

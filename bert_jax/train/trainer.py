@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.train import initial_state, setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
-from bert_jax.train.branch import RECORD, counting_on
+from bert_jax.train.branch import counting_on
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation_notes import compiling
 from bert_jax.train.early_stop import has_stopped_early
@@ -42,8 +42,8 @@ def fit(run: Run) -> Result:
         plan = setup.make_plan(run)
         evaluators = setup.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(setup.open_workdir(run))
-        run = counting_on(run, opened.provenance.get(RECORD))
         state, meta = initial_state.restore_or_initialize(run, plan, mesh, opened.checkpoints)
+        run = counting_on(run, opened.provenance, meta)
         plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
         first, ended = int(state.step), has_stopped_early(run.early_stop, config.checkpoint.best, meta)
@@ -55,15 +55,19 @@ def fit(run: Run) -> Result:
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step = steps.jitted(plan, mesh, state)
         arguments = (setup.training_key(run, mesh), None, setup.place_constants(run, mesh))
-        later = {} if ended else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
+        fraction = clock.read(first)
+        finished = ended or fraction >= 1.0
+        later = {} if finished else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
-        batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
+        depth = 0 if finished else config.data.prefetch
+        batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, depth))
 
         for step in itertools.count(first):
-            fraction = clock.read(step)
-            if step > first and steps.begins_stage(plan, step):
-                plan, state = steps.open_stage(plan, step, state, mesh)
-                train_step = steps.jitted(plan, mesh, state)
+            if step > first:
+                fraction = clock.read(step)
+                if steps.begins_stage(plan, step):
+                    plan, state = steps.open_stage(plan, step, state, mesh)
+                    train_step = steps.jitted(plan, mesh, state)
             done = ended or fraction >= 1.0
             if step > first or logger.pending:
                 if evaluated := done or evaluation.due(step):
@@ -94,7 +98,7 @@ def fit(run: Run) -> Result:
 
         batches.close()
         if step == first:
-            logger.correct_fraction()
+            logger.correct_fraction(clock)
         if evaluation.stops_early and not ended:
             progress.report(f"{run.workdir}: stopped early at step {step}; {evaluation.describe_best()}")
         if not evaluation.is_measured(step) and not (ended and evaluation.has_best):
@@ -129,7 +133,7 @@ def _report_start(
     lines = setup.describe_start(run, meta, opened.differences, ended)
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
-    lines += [*(run.describe_data(run.end) if run.describe_data else ()), *run.notes]
+    lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
     if not meta:
         lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
     for line in lines + setup.describe_program(plan, mesh, state, length):

@@ -260,10 +260,12 @@ def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
+    constant = before.get("optimizer.schedule") == now.get("optimizer.schedule") == "constant"
     return (
         *(("batch_size",) if scheduled else ()),
         *(() if chosen else MEASURED_AT),
         *(() if generator else ("generator_size", "replaced_weight")),
+        *(("optimizer.final_share",) if constant else ()),
         *_sums_without_effect(before, now),
     )
 

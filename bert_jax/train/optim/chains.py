@@ -13,6 +13,7 @@ import optax
 
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
+from bert_jax.model.paths import flatten
 from bert_jax.train import rules
 from bert_jax.train.freezing import Trained, union
 from bert_jax.train.optim.adam import scale_by_adam
@@ -36,9 +37,15 @@ def build(
     The resulting updates are the direction to subtract, including decoupled weight decay; the
     caller multiplies them by the learning rate. params are those of the model, and may be abstract;
     trained is the part of them that is updated (None: all). Raises UserError for an unknown optimizer
-    or schedule, for a value outside its range or without effect, and for decays that no parameter matches.
+    or schedule, for a value outside its range or without effect, for decays that no parameter matches,
+    and for muon where the model has no matrix that it orthogonalizes.
     """
     _check(config)
+    if config.name == "muon" and not any(hidden_matrices(path, leaf.ndim) for path, leaf in flatten(params).items()):
+        raise UserError(
+            "optimizer.name is muon, but the model has none of the matrices that it orthogonalizes: attention and "
+            "feed-forward kernels of layers. Use --config.optimizer.name=adamw"
+        )
     check_decay(config.ema_decay)
     check_schedule(config)
     rules.parse(config.decays, "optimizer.decays", params)

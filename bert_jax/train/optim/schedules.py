@@ -89,6 +89,11 @@ def check_schedule(config: OptimizerConfig) -> None:
             f"optimizer.decay_share is {config.decay_share}, which is for optimizer.schedule=wsd, but the schedule is "
             f"{config.schedule}. Omit it"
         )
+    if config.final_share > 0 and config.schedule == "constant":
+        raise UserError(
+            f"optimizer.final_share is {config.final_share}, but optimizer.schedule=constant ends at the peak rate. "
+            "Set --config.optimizer.final_share=0, or another schedule"
+        )
     if config.schedule == INVERSE_SQRT and config.warmup_share <= 0 and config.warmup_steps <= 0:
         raise UserError(
             "optimizer.schedule=inverse_sqrt decays relative to the length of the warmup, but no warmup is configured; "
