@@ -92,7 +92,7 @@ class BuildOptions:
     )
     dupe_factor: int = option(
         1,
-        "number of rows that are made from each document: different pairs, static masks or noise",
+        "how many times rows are made from each document, with other pairs, static masks, noise or packing",
         metavar="K",
         valid=between(1, 1000),
     )

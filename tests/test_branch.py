@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 from tiny_runs import RECIPE, TINY
 
 from bert_jax import pretrain
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import branch, metrics
+from bert_jax.train import branch, metrics, trainer
 from bert_jax.train.branch import RECORD, Branch, open_branch
 from bert_jax.train.integrity import read_meta
 from bert_jax.train.metrics import METRICS_FILE
@@ -192,13 +193,18 @@ def test_a_branch_on_other_data_reports_the_epochs_that_it_reads(shards_dir, tru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 6])
-def test_a_branch_from_a_trunk_with_a_budget_is_repeated_from_its_log(shards_dir, tmp_path, step):
-    """Step 6 is the end of the trunk, and step 4 one that it did not log."""
+@pytest.mark.parametrize("step, stopped", [(4, False), (6, False), (6, True)])
+def test_a_branch_from_a_trunk_with_a_budget_is_repeated_from_its_log(shards_dir, tmp_path, monkeypatch, step, stopped):
+    """Step 6 is the end of the trunk, and step 4 one that it did not log; a branch may be stopped before its first."""
     budget = "--config.budget_minutes=99"
     decay = (budget, "--config.steps=8", "--config.optimizer.schedule=linear")
     train(shards_dir, tmp_path / "trunk", budget)
     decay = (*decay, f"--config.branch_from={tmp_path / 'trunk'}/checkpoints/{step}")
+    if stopped:
+        with monkeypatch.context() as patched, pytest.raises(Stopped):
+            patched.setattr(trainer, "later_batch_shapes", lambda *_: signal.raise_signal(signal.SIGTERM) or {})
+            train(shards_dir, tmp_path / "branch", *decay)
+        assert saved_steps(tmp_path / "branch") == [step]
     train(shards_dir, tmp_path / "branch", *decay)
     fractions = {line["step"]: line["budget_fraction"] for line in log(tmp_path / "branch")}
     assert fractions == {each: pytest.approx(each / 8) for each in sorted({step, 6, 8})}

@@ -81,6 +81,8 @@ def test_a_record_that_a_run_begins_to_follow_gives_its_first_fraction_too(tmp_p
     for start, found in ((1, [0.9, 0.25]), (4, [0.25, 0.25]), (6, [0.75, 0.75])):
         clock = Clock(0, 9.0, 100, start=start, fraction=0.9, replay=str(log), changed=True)
         assert [clock.read(step) for step in (start, start + 1)] == found
+    with pytest.raises(UserError, match="begins after step 1, at which the run before it had ended"):
+        Clock(0, 9.0, 100, start=1, fraction=1.0, replay=str(log), changed=True)
     same = Clock(0, 9.0, 100, start=4, fraction=0.25, replay=str(log))
     assert same.read(4) == 0.25 and not same.refreshed
 

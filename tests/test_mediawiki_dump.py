@@ -82,8 +82,8 @@ MARKUP = {
     ),
     "files under an alias of their namespace": (
         "One [[Bild:x.JPG|mini|A [[caption]]]]two [[Imagen:Una calle.svg |thumb|x]]three [[画像:音.ogg]]four "
-        "[[:Bild:x.png]] and [[Star Wars: A New Hope|film]], [[ASP.svg]]",
-        "One two three four Bild:x.png and film, ASP.svg",
+        "[[:Bild:x.png]] and [[Star Wars: A New Hope|film]], [[ASP.svg]], [[commons:File:x.jpg|photograph]]",
+        "One two three four Bild:x.png and film, ASP.svg, photograph",
     ),
     "links to other languages": ("Paris\n[[de:Paris]]\n[[zh-min-nan:Paris]]", "Paris"),
     "external links": (
@@ -133,6 +133,7 @@ CONVERSIONS = {
     "what is not converted": ("-{范}-先生说 -{http://a.org; b}-", "范先生说 http://a.org; b"),
     "hidden rules": ("-{H|zh-cn:a;zh-tw:b}--{T|zh-cn:a;}--{D|zh:c}--{-|zh:d}-文", "文"),
     "rules that are shown": ("-{A|zh-cn:a;zh-tw:b}-文-{zh-hans;zh-hant|c}--{甲=>zh-cn:乙;丙=>zh-tw:丁}-", "a文c乙"),
+    "rules in targets of links": ("[[-{zh-hans:甲;zh-hant:乙}-|机器]]是[[:-{zh-cn:丙;zh-tw:丁}-]]。", "机器是丙。"),
     "nested rules": ("-{zh-hans:一-{zh-hans:[[二|三]];zh-hant:四}-;zh-hant:五}-。", "一三。"),
     "links in rules": ("[[条目|-{zh-hans:甲;zh-hant:乙}-]]和-{zh-cn:''[[丙]]'';zh-tw:丁}-", "甲和丙"),
     "what does not begin or end": ("a}- -{b-{zh:c}-", "a}- -{bc"),
@@ -148,7 +149,7 @@ def test_a_wiki_of_one_script_has_no_conversion(tmp_path):
     assert text_of(tmp_path, "4-{[4-(x)]amino}-benzoic acid") == "4-{[4-(x)]amino}-benzoic acid"
 
 
-@pytest.mark.parametrize("repeated", ["-{", "}-", "-{zh:", "-{}-", "; ", "-{a;zh:b;"])
+@pytest.mark.parametrize("repeated", ["-{", "}-", "-{zh:", "-{}-", "; ", "-{a;zh:b;", "[[", "[[-{a}-", "[[:", "|"])
 def test_variants_are_found_in_linear_time(repeated):
     """Were it quadratic, this would take minutes."""
     reader = wikitext.WikitextReader(language="zh")

@@ -47,6 +47,7 @@ class Clock:
         """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes.
 
         changed   whether what ends the run differs from there, so that `fraction` is that of another length
+        Raises UserError for a run that would never end, and for a log that does not repeat it.
         """
         check_end(steps, budget_minutes, replay, length)
         self.steps = steps
@@ -66,6 +67,11 @@ class Clock:
         self._replay = read_fractions(replay) if replay else None
         if self._replay and changed:
             earlier = [each for each in self._replay if each <= start]
+            if not earlier and fraction >= 1.0:
+                raise UserError(
+                    f"budget_replay: {replay} begins after step {start}, at which the run before it had ended, so the "
+                    "learning rate of that step is unknown; branch from an earlier step"
+                )
             self.fraction = self._replay[max(earlier)] if earlier else fraction
 
     @property

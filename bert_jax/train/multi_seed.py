@@ -79,14 +79,15 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         group = SeedGroup(seeds, evaluators, mesh, progress.report, stack)
         for line in lines + setup.describe_program(plan, mesh, state, setup.batch_length(source, first)):
             progress.report(line)
-        later = later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at) if group.running else {}
+        finished = group.clock.read(first) >= 1.0 or not group.running
+        later = {} if finished else later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at)
         train_step = jitted(plan, mesh, state)
         ahead = stack.enter_context(CompilingAhead(train_step, state, later, group.arguments, mesh, progress.report))
-        depth = config.data.prefetch if group.running else 0
+        depth = 0 if finished else config.data.prefetch
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, depth))
 
         for step in itertools.count(first):
-            done = group.clock.read(step) >= 1.0
+            done = (group.clock.read(step) if step > first else group.clock.fraction) >= 1.0
             if step > first or group.pending:
                 shown = group.between_steps(step, state, done, interruption, batches.waited_seconds)
                 if shown is not None:

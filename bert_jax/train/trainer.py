@@ -81,6 +81,8 @@ def fit(run: Run) -> Result:
             if done or evaluation.stops_early:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
+                if step == first:
+                    logger.correct_fraction(clock)  # the checkpoint has it, so the run that resumes does not log it
                 saver.save(step, state)
                 raise stopped(step, [run.workdir])
             if step == first:

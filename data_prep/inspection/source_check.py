@@ -14,6 +14,7 @@ from bert_jax.storage.remote import is_remote
 from data_prep import processes, shares
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
+from data_prep.readers.reading import is_text
 from data_prep.readers.tfds_corpus import PREFIX
 from data_prep.units import UnitSplitter
 
@@ -56,8 +57,12 @@ def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
                 )
         sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
-    others = reading.get("input_format", "auto"), reading.get("document_separator", "")
-    read = Reading(reading["text_field"], reading["document"], "skip", *others, workers=processes.cores())
+    chosen = reading.get("input_format", "auto")
+    # Earlier versions recorded --document file for records, too, where it had no effect.
+    is_of_text = all(is_text(source.path, chosen) for source in sources)
+    document = reading["document"] if is_of_text else "blank_line"
+    others = chosen, reading.get("document_separator", "")
+    read = Reading(reading["text_field"], document, "skip", *others, workers=processes.cores())
     rest = iter(sources)
     entries = shares.of_manifest(manifest)
     return Corpora([Corpus(tuple(itertools.islice(rest, share["sources"])), read) for share in entries])

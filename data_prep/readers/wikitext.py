@@ -12,9 +12,9 @@ from data_prep.readers.refusal import Refusal
 
 _HIDDEN_NAMESPACES = frozenset(("file", "image", "media", "category"))
 # The types of files that Commons accepts, apart from those of data and of three dimensions. The name of the namespace
-# before such a file may be an alias, which dumps do not list.
+# before such a file may be an alias, which dumps do not list. Two colons make it a link to a file of another wiki.
 _MEDIA = re.compile(
-    r"[^:]+:.*\.(?:apng|djvu|flac|gif|jpe?g|midi?|mp3|mpe?g|og[agv]|opus|pdf|png|svg|tiff?|wav|web[mp]|xcf)\s*\Z",
+    r"[^:]+:[^:]*\.(?:apng|djvu|flac|gif|jpe?g|midi?|mp3|mpe?g|og[agv]|opus|pdf|png|svg|tiff?|wav|web[mp]|xcf)\s*\Z",
     re.IGNORECASE | re.DOTALL,
 )
 _HIDDEN_TAGS = frozenset(
@@ -34,6 +34,7 @@ _FLAGS = re.compile(r"([\w\s;+-]*)\|", re.ASCII)
 _HIDING_FLAGS = frozenset("HTD+-")
 _VARIANT = rf"(?:[^;:=]*+=>\s*+)?(?:{_CONVERTED}|ike)(?:-[a-z]+)*+\s*+:"
 _FIRST_VARIANT = re.compile(rf"\s*+{_VARIANT}(.*?)(?:;\s*+(?:(?={_VARIANT})|\Z)|\Z)", re.DOTALL)
+_LINK = re.compile(r"\[\[:?+(?:[^\[\]|\n]*+\|)?+([^\[\]|\n]*+)\]\]")
 # What templates leave behind: "Paris ( ; ) is", "Paris (, French) is", "born on , in".
 # Not those of main() or x[]. Possessive, and begun only where white space does, so that the work is linear.
 _EMPTY_BRACKETS = re.compile(r"(?<!\s)\s++(?:\([,;:\s]*+\)|\[\s*+\])")
@@ -66,7 +67,8 @@ class WikitextReader:
             what = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
             return Refusal("bad_page", where, what, "Remove the page")
         if self._is_converted:
-            text = _first_variants(text)
+            # The parser takes no link whose target has braces.
+            text = _LINK.sub(r"\1", _first_variants(text))
         text = _SWITCH.sub("", _QUOTES.sub("", text))
         text = _EMPTY_FIRST.sub("(", _EMPTY_BRACKETS.sub("", text))
         lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
