@@ -16,7 +16,7 @@ TINY = ModelConfig(vocab_size=131, layers=4, width=16, heads=2, feed_forward=16,
 
 
 def config_of(method: str, runs: Path) -> FinetuneConfig:
-    length = {"seeds": 5, "steps": 0, "epochs": 5.0}
+    length = {"seeds": 5, "steps": 0, "epochs": 5.0, "rate": 2e-4}
     _, _, recipe, _, *overrides = distillation.arguments_of("stsb", method, "base", runs, layers=6, **length)
     return config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
 
@@ -26,6 +26,7 @@ def test_students_have_every_second_layer_and_differ_in_the_teacher_alone(tmp_pa
     assert teacher.init_layers == () and teacher.seeds == (0,) and not teacher.distill.teacher
     assert student.init_layers == alone.init_layers == (1, 3, 5)
     assert student.seeds == alone.seeds == (5,)
+    assert student.optimizer.learning_rate == alone.optimizer.learning_rate == 2e-4 > teacher.optimizer.learning_rate
     assert student.distill.teacher == student.init_from == str(tmp_path / "stsb-teacher")
     assert not alone.distill.teacher and alone.init_from == teacher.init_from
 

@@ -108,7 +108,7 @@ class Clock:
         elif self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0 or self._changed:
-            # A restart has the fraction of its checkpoint, as the run that went on had it. A run that had finished, or
+            # A restart uses the fraction of its checkpoint, as a run without a stop does. A run that had finished, or
             # whose end has changed, reads the clock instead, and its log gets the value (Logger.correct_fraction).
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
