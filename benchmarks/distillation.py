@@ -34,8 +34,8 @@ TARGET = 95.0  # percent of the teacher's score
 # The terms of TinyBERT with one weight each, and labels.
 DISTILLATION = ("hidden_weight=1", "hidden_loss=mse", "layers=uniform")
 TEACHER_RATE = 5e-5
-# Of 5e-5 and 2e-4, the better one for distilled students by dev on both tasks: at 5e-5 their hidden states are still far
-# from the teacher's after 5 epochs.
+# Of 5e-5 and 2e-4, the better one for distilled students by dev on both tasks: at 5e-5 their hidden states are still
+# far from the teacher's after 5 epochs.
 STUDENT_RATE = 2e-4
 
 
