@@ -92,6 +92,8 @@ def fit(runs: Sequence[Run]) -> list[Result]:
                 shown = group.between_steps(step, state, done, interruption, batches.waited_seconds)
                 if shown is not None:
                     progress.update(step, group.clock.fraction, group.clock.remaining, shown)
+            if step == first:
+                group.correct_fractions()
             stop = interruption.at_step_end()
             if done or not group.running:
                 break
@@ -114,9 +116,6 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             profiler.end_step(step + 1, group.paused, progress.report)
 
         batches.close()
-        if step == first:
-            for seed in seeds:
-                seed.recorder.logger.correct_fraction(_clock_at(seed.last, seed.run, seed.meta))
         results = group.finish(step, state, step > first, interruption)
     # SIGTERM may also have arrived while the last save ended.
     return [dataclasses.replace(result, stop_requested=interruption.requested) for result in results]
@@ -205,6 +204,12 @@ class SeedGroup:
         if ending:
             self.arguments = self._arguments()
         return shown
+
+    def correct_fractions(self) -> None:
+        """Corrects the fraction in each log at the step from which its run resumes (Logger.correct_fraction)."""
+        for seed in self.seeds:
+            clock = _clock_at(seed.last, seed.run, seed.meta) if seed.ended else self.clock
+            seed.recorder.logger.correct_fraction(clock)
 
     def save(self, step: int, state: TrainState, unlogged: bool = False) -> None:
         """Starts to save this step of each run that still trains."""

@@ -144,8 +144,9 @@ class Logger:
         """Writes the fraction of the step from which the run resumes into the log, which repeats the run.
 
         clock   has been read for that step
-        Call it where the run continues, and where it does not: an extension that was killed before its first checkpoint
-        has left another fraction there.
+        Call it once, after the line that may be pending: also for a run that trains no further, since an extension
+        that was killed before its first checkpoint has left another fraction there, and for one that is stopped here,
+        since its checkpoint has the fraction and the run that resumes does not log it.
         """
         if self._resumes and self._budgeted:
             self._opened.check_held()
@@ -237,7 +238,7 @@ class RunRecorder:
         index: int | None = None,
     ) -> None:
         """`index` is the run's place in metrics of several seeds [K]; None: the metrics are of this run alone."""
-        self.run, self._opened, self._clock = run, opened, clock
+        self.run, self._opened = run, opened
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
             run.model,
@@ -259,13 +260,9 @@ class RunRecorder:
         self.logger.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
 
     def reopen(self) -> None:
-        """Removes the result of a run that had finished and now continues, and logs the fraction at which it does.
-
-        Call it before the first step, once the clock has been read.
-        """
+        """Removes the result of a run that had finished and now continues. Call it before the first step."""
         self._opened.check_held()
         self.run.forget_result()
-        self.logger.correct_fraction(self._clock)
 
     def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh) -> Result:
         """Returns the result of a run that ended at this step with these parameters.

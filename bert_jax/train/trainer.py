@@ -77,12 +77,12 @@ def fit(run: Run) -> Result:
                     progress.update(step, fraction, clock.remaining, shown)
                 if evaluation.stops_early or saver.due(step, logged):
                     saver.save(step, state)
+            if step == first:
+                logger.correct_fraction(clock)
             stop = interruption.at_step_end()
             if done or evaluation.stops_early:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
-                if step == first:
-                    logger.correct_fraction(clock)  # the checkpoint has it, so the run that resumes does not log it
                 saver.save(step, state)
                 raise stopped(step, [run.workdir])
             if step == first:
@@ -99,8 +99,6 @@ def fit(run: Run) -> Result:
             profiler.end_step(step + 1, recorder.accumulator.paused, progress.report)
 
         batches.close()
-        if step == first:
-            logger.correct_fraction(clock)
         if evaluation.stops_early and not ended:
             progress.report(f"{run.workdir}: stopped early at step {step}; {evaluation.describe_best()}")
         if not evaluation.is_measured(step) and not (ended and evaluation.has_best):
