@@ -7,13 +7,15 @@ The step is the trainer's: forward, backward, clipping and AdamW, on full rows o
 CPU; on an accelerator, in bfloat16 with float32 parameters (the peers by autocast, with torch's fused attention).
 
 The peers are transformers' BertForPreTraining with the same sizes, dropout, optimizer, clipping and number of masked
-positions. bert_jax applies the vocabulary head at the masked positions, and transformers at all positions, which is
-more work for the same loss. So each peer has one JSON line, and those of equal work come first:
+positions. bert_jax computes the last layer's queries and feed-forward part, and the heads, at the masked positions and
+[CLS] only, and transformers at all positions, which is more work for the same loss. So each peer has one JSON line, and
+those of equal work come first:
 
-equal            transformers' model, which gathers the masked positions before the vocabulary head
-equal_compiled   the same under torch.compile, which needs a C++ compiler on a CPU
-full             transformers' model as it is
-full_compiled    the same under torch.compile
+equal   transformers' parameters and layers, with the last layer and the heads at those positions, too
+head    transformers' model, which gathers the masked positions before the vocabulary head, as users may do easily
+full    transformers' model as it is
+
+and equal_compiled, head_compiled and full_compiled: the same under torch.compile, which needs a C++ compiler on a CPU.
 
 Each peer takes turns with bert_jax in a process of its own that ends before the next begins, and the medians of the two
 programs are compared. On an accelerator, a line also gives the model FLOPs utilization and the peak of device memory.
@@ -48,11 +50,15 @@ VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer supports
 MASK_RATE = 0.15
 # What each peer is, in the order in which they are measured: those of equal work first.
+WORK = {
+    "equal": "last layer and heads at the masked positions and [CLS] as here",
+    "head": "vocabulary head at the masked positions as here, last layer at all",
+    "full": "as it is, vocabulary head at all positions",
+}
 PEERS = {
-    "equal": "transformers BertForPreTraining, vocabulary head at the masked positions as here",
-    "equal_compiled": "transformers BertForPreTraining, vocabulary head at the masked positions as here, torch.compile",
-    "full": "transformers BertForPreTraining as it is, vocabulary head at all positions",
-    "full_compiled": "transformers BertForPreTraining as it is, vocabulary head at all positions, torch.compile",
+    work + suffix: f"transformers BertForPreTraining, {where}{compiled}"
+    for work, where in WORK.items()
+    for suffix, compiled in (("", ""), ("_compiled", ", torch.compile"))
 }
 
 

@@ -1,8 +1,13 @@
 """The peers of benchmarks/step.py: a training step of BERT in torch, on the GPU if there is one.
 
-Both are transformers' BertForPreTraining. With --work=equal, the step gathers the masked positions before the
-vocabulary head, as bert_jax does; with --work=full it is the model as it is, which computes logits and their gradient
-at all positions. The loss is the same. --compiled passes the forward and the backward pass through torch.compile.
+All are transformers' BertForPreTraining with the same loss, and differ in where they compute what:
+
+--work=equal   the last layer's queries and feed-forward part, and the heads, at the masked positions and [CLS] only, as
+               bert_jax does
+--work=head    the vocabulary head at the masked positions, and the last layer at all positions
+--work=full    the model as it is, which computes logits and their gradient at all positions
+
+--compiled passes the forward and the backward pass through torch.compile.
 
 benchmarks/step.py starts it under a Python that has torch and transformers, which are imported only when they are
 used. It reads a number of steps from each line of its input and answers with a JSON list of their seconds, so that the
@@ -32,7 +37,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("dropout", "attention_dropout"):
         parser.add_argument(f"--{name}", type=float, required=True)
     parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
-    parser.add_argument("--work", choices=("equal", "full"), required=True)
+    parser.add_argument("--work", choices=("equal", "head", "full"), required=True)
     parser.add_argument("--compiled", action="store_true")
     return parser.parse_args(arguments)
 
@@ -110,26 +115,72 @@ def loss_of(model: transformers.BertForPreTraining, work: str) -> Callable[..., 
     """The loss of a batch of `random_inputs`: the mean over masked positions plus that of the next-sentence labels."""
     import torch
 
+    def loss_at(
+        masked: torch.Tensor,
+        pooled: torch.Tensor,
+        input_ids: torch.Tensor,
+        masked_positions: torch.Tensor,
+        next_sentence_label: torch.Tensor,
+    ) -> torch.Tensor:
+        vocabulary_logits, next_sentence_logits = model.cls(masked, pooled)
+        labels = input_ids.gather(1, masked_positions)
+        masked_loss = torch.nn.functional.cross_entropy(vocabulary_logits.flatten(0, 1), labels.flatten())
+        return masked_loss + torch.nn.functional.cross_entropy(next_sentence_logits, next_sentence_label)
+
     def equal_work(
+        input_ids: torch.Tensor, masked_positions: torch.Tensor, token_type_ids: torch.Tensor, **others: torch.Tensor
+    ) -> torch.Tensor:
+        hidden = model.bert.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
+        *layers, last = model.bert.encoder.layer
+        for layer in layers:
+            hidden = layer(hidden)  # rows have no padding, so no attention mask either
+        with_cls = torch.nn.functional.pad(masked_positions, (1, 0))
+        hidden = layer_at(last, hidden, with_cls)
+        pooled = model.bert.pooler(hidden)  # of the first of them, [CLS]
+        return loss_at(hidden[:, 1:], pooled, input_ids, masked_positions, others["next_sentence_label"])
+
+    def head_work(
         input_ids: torch.Tensor,
         masked_positions: torch.Tensor,
         next_sentence_label: torch.Tensor,
         **others: torch.Tensor,
     ) -> torch.Tensor:
         encoded = model.bert(input_ids=input_ids, **others)
-        hidden = encoded.last_hidden_state
-        masked = hidden.gather(1, masked_positions[:, :, None].expand(-1, -1, hidden.shape[2]))
-        vocabulary_logits, next_sentence_logits = model.cls(masked, encoded.pooler_output)
-        labels = input_ids.gather(1, masked_positions)
-        masked_loss = torch.nn.functional.cross_entropy(vocabulary_logits.flatten(0, 1), labels.flatten())
-        return masked_loss + torch.nn.functional.cross_entropy(next_sentence_logits, next_sentence_label)
+        masked = rows_at(encoded.last_hidden_state, masked_positions)
+        return loss_at(masked, encoded.pooler_output, input_ids, masked_positions, next_sentence_label)
 
     def full_work(input_ids: torch.Tensor, masked_positions: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
         labels = torch.full_like(input_ids, UNMASKED)
         labels = labels.scatter(1, masked_positions, input_ids.gather(1, masked_positions))
         return model(input_ids=input_ids, labels=labels, **others).loss
 
-    return equal_work if work == "equal" else full_work
+    return {"equal": equal_work, "head": head_work, "full": full_work}[work]
+
+
+def layer_at(
+    layer: transformers.models.bert.modeling_bert.BertLayer, hidden: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """A layer's output at some positions alone [rows, positions], of hidden states at all positions of full rows."""
+    import torch
+
+    attention = layer.attention.self
+
+    def by_head(values: torch.Tensor) -> torch.Tensor:
+        return values.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
+
+    residual = rows_at(hidden, positions)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        by_head(attention.query(residual)),
+        by_head(attention.key(hidden)),
+        by_head(attention.value(hidden)),
+        dropout_p=attention.dropout.p,
+    )
+    return layer.feed_forward_chunk(layer.attention.output(attended.transpose(1, 2).flatten(2), residual))
+
+
+def rows_at(hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Hidden states [rows, length, width] at positions [rows, positions]."""
+    return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
 
 
 if __name__ == "__main__":
