@@ -182,7 +182,7 @@ class Sized:
         """FLOPs of the matmuls of a training step, counted in its program (bert_jax/planning/flops.py).
 
         The formula of bert_jax/train/metrics.py does not fit all systems alike: masked language models compute their
-        last layer at the masked positions only, and SpanBERT's and ELECTRA's further heads are not in it.
+        last layer at the masked positions only.
         """
         one = TpuTopology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
         return count_flops(AbstractStep.of(self.config, one, rows).traced().jaxpr).total
