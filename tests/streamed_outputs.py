@@ -1,10 +1,13 @@
-"""Outputs of many different rows, and stores that serve them."""
+"""Outputs of many different rows, stores that serve them, and stores that lose their connection."""
 
+import io
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from benchmarks.emulated_store import EmulatedStore, as_pyarrow
@@ -45,6 +48,28 @@ def served(output: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedStore:
     pretended = as_pyarrow(emulated)
     monkeypatch.setattr(remote, "open_store", lambda address: (pretended, address[5:].partition("/")[2]))
     return emulated
+
+
+class _Interrupted(io.BytesIO):
+    """A file of a store. Reads that begin in `lost` raise an error without a number, as those of pyarrow do."""
+
+    def __init__(self, content: bytes, lost: range) -> None:
+        super().__init__(content)
+        self._lost = lost
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        position = self.tell()
+        if position in self._lost:
+            raise OSError("AWS Error NETWORK_CONNECTION during GetObject operation: the connection was reset")
+        if position < self._lost.start and self._lost:
+            size = min(size if size and size > 0 else self._lost.start, self._lost.start - position)
+        return super().read(size)
+
+
+def interrupted(content: bytes, lost: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in place of all buckets, in which every address is this file; reads that begin in `lost` fail."""
+    store = SimpleNamespace(open_input_file=lambda path: pa.PythonFile(_Interrupted(content, lost), mode="r"))
+    monkeypatch.setattr(remote, "open_store", lambda address: (store, address[5:]))
 
 
 def check_streaming(output: Path, address: str, cache: Path) -> None:

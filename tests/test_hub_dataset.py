@@ -21,7 +21,7 @@ pytest.importorskip("huggingface_hub")
 
 READ = """
 import json, sys
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from data_prep.readers import Corpus, Reading, find_sources
 for address in sys.argv[1:]:
     try:
@@ -29,8 +29,8 @@ for address in sys.argv[1:]:
         texts = list(corpus.documents())
         paths = [source.path for source in corpus.sources]
         print(json.dumps([texts[:3], len(texts), paths, corpus.bytes_read == corpus.total_bytes]))
-    except UserError as error:
-        print(json.dumps(str(error)))
+    except (UserError, RunAgain) as error:
+        print(json.dumps(f"{type(error).__name__} {error}"))
 """
 STREAM = """
 import json, sys
@@ -221,9 +221,9 @@ def test_what_the_hub_does_not_have_is_reported_in_one_line(endpoint, tmp_path):
         "hf:nonsense": r"hf:nonsense is not of the form hf:ORG/NAME[:CONFIG[:SPLIT]]",
     }
     for message, found in zip(cases.values(), read(endpoint, tmp_path, *cases), strict=True):
-        assert isinstance(found, str) and message in found and "\n" not in found
+        assert isinstance(found, str) and message in found and "\n" not in found and found.startswith("UserError")
 
 
 def test_a_hub_that_does_not_answer_is_reported_in_one_line(tmp_path):
     for found in read("http://127.0.0.1:9", tmp_path, "hf:org/one", "hf://datasets/org/one/*.txt"):
-        assert isinstance(found, str) and found.startswith("hf:") and "Check the address" in found
+        assert isinstance(found, str) and found.startswith("RunAgain hf:") and "Check the address" in found

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
+from streamed_outputs import served
 
 from bert_jax import plan
 from bert_jax.command import UserError
@@ -291,6 +293,29 @@ def test_a_vocabulary_of_another_size_than_that_of_the_shards_is_refused(shards_
     config = dataclasses.replace(CONFIG, data=PretrainDataConfig(train=str(shards_dir)))
     with pytest.raises(UserError, match=r"--vocab_size is 9, but the vocabulary of .* has 1000 tokens; omit"):
         RowSpec.of(config, None, 9)
+
+
+@pytest.mark.parametrize("keys", [{}, {"cache_bytes": 1e6}])
+def test_a_plan_of_shards_in_a_store_reads_only_their_manifest(shards_dir, tmp_path, monkeypatch, keys):
+    """With the keys of a pretraining run, which copies or streams the rows."""
+    served(tmp_path / "books", monkeypatch)
+    (tmp_path / "books").mkdir()
+    shutil.copy(shards_dir / "manifest.json", tmp_path / "books")
+    keys |= {"cache_dir": str(tmp_path / "cache")}
+
+    def rows(seq_len: int | None = None, **data: str) -> RowSpec:
+        return RowSpec.of(PretrainConfig(data=PretrainDataConfig(**data, **keys)), seq_len, None)
+
+    wanted = RowSpec.of(PretrainConfig(data=PretrainDataConfig(train=str(shards_dir))), None, None)
+    for spec in ({"train": "gs://bucket/books"}, {"train": "gs://bucket/books/train"}):
+        assert rows(**spec) == wanted
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(UserError, match=r"but the rows of gs://bucket/books have \d+ positions; omit --seq_len"):
+        rows(9, train="gs://bucket/books")
+    with pytest.raises(UserError, match=r"names the same rows twice, as a and b \(gs://bucket/books\)"):
+        rows(mixture="a=gs://bucket/books:1,b=gs://bucket/books:1")
+    with pytest.raises(UserError, match=r"^gs://bucket/none/manifest\.json does not exist"):
+        rows(train="gs://bucket/none")
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import bz2
 import contextlib
 import gzip
+import io
+import json
 import lzma
 import random
 import re
@@ -11,13 +13,16 @@ import zlib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamed_outputs import interrupted
 
-from bert_jax.command import UserError
-from bert_jax.storage import compression
+from bert_jax.command import RunAgain, UserError
+from bert_jax.storage import compression, remote
 from data_prep.readers import Corpus, Reading, Refusal, documents, expand, find_sources, plain_text, read
+from data_prep.readers.corpus import Source
 from data_prep.readers.refusal import check
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
@@ -278,6 +283,75 @@ def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeyp
         *found, refusal = read(str(path))
         assert refusal.reason == "damaged_file" and len(found) == len(texts)
     assert found == [text.encode() for text in texts]
+
+
+def stored_as(name: str) -> bytes:
+    """Random documents in the format of a file's name, more than 100 kB."""
+    texts = [random.Random(number).randbytes(500).hex() for number in range(400)]
+    sink = io.BytesIO()
+    match name.partition(".")[2]:
+        case "parquet":
+            pq.write_table(pa.table({"text": texts}), sink, compression="none", use_dictionary=False)
+        case "arrow":
+            with pa.ipc.new_stream(sink, pa.schema({"text": pa.string()})) as writer:
+                for first in range(0, 400, 100):
+                    writer.write_batch(pa.record_batch({"text": texts[first : first + 100]}))
+        case "jsonl":
+            sink.write("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+        case "warc":
+            for text in texts:
+                head = f"WARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}"
+                sink.write(f"WARC/1.0\r\n{head}\r\n\r\n{text}\r\n\r\n".encode())
+        case "xml":
+            pages = "".join(f"<page><revision><text>{text}</text></revision></page>" for text in texts)
+            sink.write(f"<mediawiki>{pages}</mediawiki>".encode())
+        case suffixes:
+            sink.write(dict(COMPRESSIONS)[suffixes.removeprefix("txt")]("\n\n".join(texts).encode()))
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    "name", [*(f"a.txt{suffix}" for suffix, _ in COMPRESSIONS), "a.jsonl", "a.parquet", "a.arrow", "a.warc", "a.xml"]
+)
+def test_a_lost_connection_stops_the_job_and_is_no_damage(monkeypatch, name, on_error):
+    if name == "a.warc":
+        pytest.importorskip("fastwarc")
+    stored, address = stored_as(name), f"s3://bucket/{name}"
+    corpus = Corpus((Source(address, len(stored)),), Reading(on_error=on_error))
+    first = 4 if name in ("a.parquet", "a.arrow") else 70_000  # pieces of these are read by one request each
+    interrupted(stored, range(first, len(stored) - 1000), monkeypatch)
+    with pytest.raises(RunAgain, match=rf"^{address}: .*connection was reset\. .*run the same command again$"):
+        list(corpus.documents())
+    assert not corpus.refused
+    interrupted(stored, range(0), monkeypatch)
+    assert len(list(corpus.documents())) == 400
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.parquet", "a.arrow"])
+def test_damage_of_a_file_in_a_store_is_refused(monkeypatch, name):
+    interrupted(stored_as(name)[:-100], range(0), monkeypatch)
+    corpus = Corpus((Source(f"s3://bucket/{name}", 1),), Reading(on_error="skip"))
+    list(corpus.documents())
+    assert corpus.refused == {"damaged_file": 1}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("none"),
+        PermissionError(13, "google::cloud::Status(PERMISSION_DENIED)"),
+        OSError("AWS Error ACCESS_DENIED during HeadObject operation: No response body."),
+    ],
+)
+def test_a_file_in_a_store_that_cannot_be_opened_is_refused(monkeypatch, error):
+    def refuse(address: str) -> None:
+        raise error
+
+    monkeypatch.setattr(remote, "open_store", refuse)
+    for name in ("a.txt", "a.parquet"):
+        corpus = Corpus((Source(f"s3://bucket/{name}", 1),), Reading(on_error="skip"))
+        assert not list(corpus.documents()) and corpus.refused == {"unreadable_file": 1}
 
 
 def test_missing_file_folder_and_other_formats_are_refused(tmp_path):

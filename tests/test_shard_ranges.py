@@ -13,7 +13,7 @@ import pytest
 from streamed_outputs import many_rows, served
 
 from benchmarks.emulated_store import EmulatedStore
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.data.shard_ranges import Piece, ShardRanges
 from bert_jax.data.shards import open_dataset
 from bert_jax.data.streamed_dataset import open_streamed
@@ -77,6 +77,10 @@ def test_shards_of_another_writer_are_opened_one_by_one(output, tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+def refuse(path: str, start: int, end: int) -> bytes:
+    raise OSError("AWS Error ACCESS_DENIED during GetObject")
+
+
 def test_requests_are_exact_and_repeated_if_they_fail(output, store, tmp_path, monkeypatch):
     monkeypatch.setattr(ranges, "RETRY_SECONDS", (0.01, 0.01))
     files = ranges.RangeFiles("gs://bucket/books")
@@ -88,9 +92,14 @@ def test_requests_are_exact_and_repeated_if_they_fail(output, store, tmp_path, m
     assert bytes(files.read("train/shard-00000.arrow", 3, 9)) == content[3:12]
     store.failures = 3
     with pytest.raises(
-        UserError, match=r"gs://bucket/books/train/shard-00000\.arrow: the connection was reset\. Check"
+        RunAgain,
+        match=r"^gs://bucket/books/train/shard-00000\.arrow: the connection was reset\. .*run the same",
     ):
         files.read("train/shard-00000.arrow", 3, 9)
+    monkeypatch.setattr(store, "fetch", refuse)
+    with pytest.raises(UserError, match=r"ACCESS_DENIED during GetObject\. Check the address and the credentials$"):
+        files.read("train/shard-00000.arrow", 3, 9)
+    monkeypatch.undo()
     with pytest.raises(UserError, match="it ends before byte"):
         files.read("train/shard-00000.arrow", len(content) - 5, 9)
     with pytest.raises(UserError, match=r"nowhere\.arrow does not exist"):
@@ -127,12 +136,12 @@ def test_closing_interrupts_the_wait_for_another_attempt(output, store, monkeypa
     monkeypatch.setattr(ranges, "RETRY_SECONDS", (600.0,))
     files = ranges.RangeFiles("gs://bucket/books")
     store.failures = 10**9
-    errors: list[UserError] = []
+    errors: list[RunAgain] = []
 
     def read() -> None:
         try:
             files.read("train/shard-00000.arrow", 0, 9)
-        except UserError as error:
+        except RunAgain as error:
             errors.append(error)
 
     thread = threading.Thread(target=read)

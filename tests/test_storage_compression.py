@@ -1,6 +1,7 @@
 """Compressed files of several streams: reading gives all of their content, or an error."""
 
 import bz2
+import errno
 import gzip
 import io
 import itertools
@@ -14,8 +15,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamed_outputs import interrupted
 
-from bert_jax.storage.compression import SUFFIXES, DamagedFile, decompressed
+from bert_jax.storage.compression import SUFFIXES, DamagedFile, decompressed, read_blocks
 
 COMPRESS = {
     ".gz": gzip.compress,
@@ -106,6 +108,21 @@ def test_padding_and_garbage_of_gz_are_treated_as_python_does():
         except (OSError, EOFError):
             wanted = None
         assert content(stored, ".gz") == wanted
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_lost_connection_is_no_damage(monkeypatch, suffix):
+    stored = COMPRESS[suffix](random.Random(0).randbytes(200_000))
+    address = f"s3://bucket/a.txt{suffix}"
+    interrupted(stored, range(90_000, len(stored)), monkeypatch)
+    with pytest.raises(OSError, match="NETWORK_CONNECTION") as caught:
+        list(read_blocks(address))
+    assert caught.value.errno == errno.EIO
+    interrupted(stored[:90_000], range(0), monkeypatch)
+    with pytest.raises(DamagedFile):
+        list(read_blocks(address))
+    interrupted(stored, range(0), monkeypatch)
+    assert b"".join(read_blocks(address)) == random.Random(0).randbytes(200_000)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

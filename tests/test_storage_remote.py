@@ -16,9 +16,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 from streamed_outputs import check_streaming
 
-from bert_jax.command import Stopped, UserError
+from bert_jax.command import RunAgain, Stopped, UserError
 from bert_jax.storage import listing
-from bert_jax.storage.remote import Folder
+from bert_jax.storage.remote import Folder, address_of, failure
 from data_prep.readers import Corpus, Reading, find_sources
 
 
@@ -153,6 +153,47 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         Folder(str(tmp_path)).write("a", broken())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 7, Could not connect to server", RunAgain),
+        ("AWS Error SLOW_DOWN during ListObjectsV2 operation: ", RunAgain),
+        ("AWS Error UNKNOWN (HTTP status 400) during GetObject operation: The provided token has expired.", RunAgain),
+        ("google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of PerformWork())", RunAgain),
+        ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", UserError),
+        ("AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation: The AWS Access Key Id ...", UserError),
+        ("AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: The specified bucket does not exist", UserError),
+        ("AWS Error UNKNOWN (HTTP status 301) during HeadObject operation: No response body.", UserError),
+        (PermissionError(13, "google::cloud::Status(UNAUTHENTICATED: Permanent error)"), UserError),
+        (FileNotFoundError(2, "google::cloud::Status(NOT_FOUND: Permanent error)"), UserError),
+        (pa.ArrowInvalid("google::cloud::Status(INVALID_ARGUMENT: Permanent error)"), UserError),
+    ],
+)
+def test_a_command_may_succeed_again_only_after_some_failures_of_a_store(tmp_path, monkeypatch, error, kind):
+    """The messages are those of pyarrow 26."""
+    error = OSError(error) if isinstance(error, str) else error
+    assert type(failure("gs://bucket/a", error)) is kind
+    assert type(failure("/mnt/a", error)) is UserError
+
+    def refuse(address: str) -> None:
+        raise error
+
+    monkeypatch.setattr(listing, "open_store", refuse)
+    with pytest.raises(kind, match=r"^gs://bucket/\*\.txt"):
+        find_sources("gs://bucket/*.txt")
+    folder = Folder(str(tmp_path))
+    folder.address = "gs://bucket"
+    with pytest.raises(kind, match=r"^gs://bucket/a") as caught:
+        folder.write("a", map(refuse, "a"))
+    assert "\n" not in str(caught.value) and "Errno" not in str(caught.value)
+
+
+def test_an_address_is_shown_as_it_was_typed():
+    for path in (Path("gs://bucket/a/b"), Path("gs://bucket/a/b").absolute()):
+        assert address_of(path) == "gs://bucket/a/b"
+    assert address_of(Path("/mnt/a")) == "/mnt/a"
 
 
 def example(text: bytes) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.storage.local import INCOMPLETE, incomplete_path, parse_json, read_json
-from bert_jax.storage.remote import is_remote
+from bert_jax.storage.remote import address_of, is_remote
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -125,7 +125,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if is_remote(directory):
         raise UserError(
-            f"{directory} is in an object store, but shards are read from a local disk. Copy them: "
+            f"{address_of(directory)} is in an object store, but shards are read from a local disk. Copy them: "
             "python -m data_prep.copy_examples --input ADDRESS --output DIR (for pretraining, "
             "--config.data.cache_dir=DIR copies them, and with --config.data.cache_bytes=8e9 streams them)"
         )

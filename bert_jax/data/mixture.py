@@ -8,6 +8,7 @@ from bert_jax.data.manifest import treats_scripts
 from bert_jax.data.mixture_spec import MixtureSpec
 from bert_jax.data.row_shares import RowShares
 from bert_jax.data.shards import Dataset
+from bert_jax.storage.remote import address_of
 
 
 class Source(NamedTuple):
@@ -81,7 +82,7 @@ def check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) -
     """Raises UserError, which names two sources, unless the rows of all sources fit into one batch and differ."""
     first = datasets[0]
     for number, dataset in enumerate(datasets[1:], 1):
-        here, there = f"{names[number]} ({dataset.directory})", f"{names[0]} ({first.directory})"
+        here, there = (f"{names[each]} ({address_of(datasets[each].directory)})" for each in (number, 0))
         for (what, option, value), (_, _, wanted) in zip(_layout(dataset), _layout(first), strict=True):
             if value != wanted:
                 raise UserError(

@@ -1,22 +1,24 @@
 """Opens the shards that a pretraining configuration names: those of each phase, and those held out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig, PretrainDataConfig
-from bert_jax.data.manifest import PARTS, Part
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
 from bert_jax.data.mixture import Mixture, Source
 from bert_jax.data.mixture_spec import MixtureSpec, is_mixture, parse_mixture
 from bert_jax.data.phases import Phase, parse_phases
 from bert_jax.data.shard_cache import local_copy, open_output
-from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.data.shards import Dataset, check_arrow, check_has_rows, open_dataset
 from bert_jax.data.streamed_dataset import open_streamed
+from bert_jax.storage.remote import is_remote
 
 
-def open_phases(config: PretrainDataConfig) -> list[Phase]:
-    """Opens the training shards of all phases.
+def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:
+    """Opens the training shards of all phases; with `only_manifests`, without the rows of those in a store.
 
     Raises UserError for keys that are missing or invalid, shards that cannot be read, and sources that cannot be mixed.
     """
@@ -37,6 +39,8 @@ def open_phases(config: PretrainDataConfig) -> list[Phase]:
     parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
 
     def opened(folder: str) -> Dataset:
+        if only_manifests:
+            return _described(folder) if is_remote(folder) else open_dataset(folder, "train")
         if config.cache_bytes:
             return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
         if config.cache_dir and not config.eval:
@@ -52,6 +56,16 @@ def open_phases(config: PretrainDataConfig) -> list[Phase]:
             mixture = Mixture.of(spec, [opened(each.folder) for each in spec.folders], _mixture_key(first))
         phases.append(Phase(first, mixture))
     return phases
+
+
+def _described(address: str) -> Dataset:
+    """Shards in a store, of which only the manifest is read: they have no rows and no tokenizer."""
+    output, part = open_output(address)
+    manifest = parse_manifest(output.read(MANIFEST), f"{output.address}/{MANIFEST}")
+    dataset = Dataset(Path(output.address), part or "train", manifest)
+    check_arrow(dataset.directory, manifest)
+    check_has_rows(dataset)
+    return dataset
 
 
 def _mixture_key(first: int) -> str:

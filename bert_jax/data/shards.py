@@ -20,6 +20,7 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking import MaskingRule
 from bert_jax.storage.local import write_atomic
+from bert_jax.storage.remote import address_of
 from bert_jax.vocabulary import Vocabulary
 from bert_jax.vocabulary import load as load_vocabulary
 
@@ -135,7 +136,7 @@ def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Raises UserError for an output in another format than that which training reads."""
     if manifest["format"] != "arrow":
         raise UserError(
-            f"{directory} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
+            f"{address_of(directory)} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
             f"python -m data_prep.convert_examples --input {directory} --output {directory}_arrow"
         )
 
@@ -144,7 +145,7 @@ def check_has_rows(dataset: "Dataset") -> None:
     """Raises UserError for a part without rows."""
     if not dataset.rows:
         flag = "raise --eval_fraction" if dataset.part == "eval" else "lower --eval_fraction or give more text"
-        raise UserError(f"{dataset.directory / dataset.part} has no rows. Build the examples again: {flag}")
+        raise UserError(f"{address_of(dataset.directory)}/{dataset.part} has no rows. Build the examples again: {flag}")
 
 
 class Dataset:

@@ -47,26 +47,25 @@ class RowSpec:
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
         """Returns the rows of data.train or data.mixture if it is given, else rows of seq_len positions.
 
-        If seq_len is None, rows are as long as the model has positions, but at most 512. Predictions are those of the
-        highest mask rate.
+        Of shards in a store only the manifests are read. If seq_len is None, rows are as long as the model has
+        positions, but at most 512. Predictions are those of the highest mask rate.
 
         Raises UserError for shards that cannot be read, for an invalid mask rate, and if the shards and seq_len or
         vocab_size differ.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train or config.data.mixture:
-            [phase] = open_phases(dataclasses.replace(config.data, phases="", cache_dir="", cache_bytes=0.0))
+            [phase] = open_phases(dataclasses.replace(config.data, phases=""), only_manifests=True)
+            named = config.data.train or config.data.mixture
             data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
             if seq_len not in (None, data.seq_len):
                 raise UserError(
-                    f"--seq_len is {seq_len}, but the rows of {data.directory} have {data.seq_len} positions; "
-                    "omit --seq_len"
+                    f"--seq_len is {seq_len}, but the rows of {named} have {data.seq_len} positions; omit --seq_len"
                 )
-            predictions, words = batch_predictions(data, rates), data.vocabulary().vocab_size
+            predictions, words = batch_predictions(data, rates), data.vocab_size
             if vocab_size not in (None, words):
                 raise UserError(
-                    f"--vocab_size is {vocab_size}, but the vocabulary of {data.directory} has {words} tokens; "
-                    "omit --vocab_size"
+                    f"--vocab_size is {vocab_size}, but the vocabulary of {named} has {words} tokens; omit --vocab_size"
                 )
             return cls(data.seq_len, data.pack, predictions, words, data.labelled, phase.mixture.filled)
         words = vocab_size or BERT_VOCABULARY

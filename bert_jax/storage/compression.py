@@ -47,7 +47,7 @@ def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BY
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
     """The decompressed content of a local or remote file; `on_read` gets the number of stored bytes each block took.
 
-    Raises OSError, and DamagedFile once everything that can be decompressed has been yielded.
+    Raises OSError as `open_file` does, and DamagedFile once everything that can be decompressed has been yielded.
     """
     compression = suffixes(path)[1]
     stored_bytes = content_bytes = 0  # read so far
@@ -83,7 +83,7 @@ class _Decompressed(io.RawIOBase):
         except (lzma.LZMAError, zlib.error) as error:
             raise DamagedFile(first_line(error)) from error
         except OSError as error:
-            if error.errno is None:  # errors of pyarrow's decompressor have no number, those of the system have one
+            if error.errno is None:  # of the decompressor: the errors of `open_file` have a number
                 raise DamagedFile(first_line(error)) from error
             raise
         target[: len(piece)] = piece
@@ -156,7 +156,7 @@ def _rest_before_damage(path: str, compression: str, stored_bytes: int, content_
     """
     rest = bytearray()
     with (
-        contextlib.suppress(DamagedFile, OSError),
+        contextlib.suppress(DamagedFile),
         contextlib.closing(open_stream(path)) as stored,
         contextlib.closing(decompressed(_BytewiseTail(stored, stored_bytes - _READ_AHEAD), compression, 1)) as opened,
     ):

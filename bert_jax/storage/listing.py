@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bert_jax.command import UserError
-from bert_jax.storage.remote import first_line, is_remote, open_store
+from bert_jax.storage.remote import failure, is_remote, open_store
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -24,14 +24,14 @@ class FoundFile(NamedTuple):
 def find_files(pattern: str) -> list[FoundFile]:
     """The files and folders that a glob matches, sorted; `**` matches any number of folders.
 
-    A pattern that is the name of a file, perhaps with a bracket in it, means that file. Raises UserError if a store, or
-    a local folder that the pattern searches, cannot be listed.
+    A pattern that is the name of a file, perhaps with a bracket in it, means that file. Raises UserError for a local
+    folder that the pattern searches and that cannot be listed, and the errors of `failure` for a store.
     """
     if is_remote(pattern):
         try:
             return _find_remote(pattern)
-        except (OSError, pa.ArrowInvalid) as error:  # ArrowInvalid: not a valid address
-            raise UserError(f"{pattern}: {first_line(error)}. Check the address and the credentials") from None
+        except (OSError, pa.ArrowException) as error:
+            raise failure(pattern, error) from None
     if pattern and os.path.exists(pattern):
         return [_found_local(pattern)]
     _check_folders(pattern)

@@ -18,7 +18,7 @@ from etils import epath
 
 from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import local
-from bert_jax.storage.remote import first_line
+from bert_jax.storage.remote import first_line, is_denied
 from bert_jax.storage.stores import STORES, bucket_and_name, file_system, prepare, store_of
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
@@ -30,7 +30,6 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _STATUS = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED)\b"
 )
-_DENIED = re.compile(r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED)\b")  # of gcsfs, and tensorstore
 _copies: list["tempfile.TemporaryDirectory[str]"] = []  # of folders in stores, until the process ends
 
 
@@ -111,16 +110,6 @@ def store_errors(path: PurePath, what: str, then: str = "Run the same command ag
                 raise UserError(f"{why}. Check what the credentials permit (docs/resuming.md)") from error
             raise RunAgain(f"{why}. {then}") from error
         raise
-
-
-def is_denied(error: BaseException | None) -> bool:
-    """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
-    while error is not None:
-        text = str(error)
-        if (isinstance(error, PermissionError) or _DENIED.search(text)) and "expired" not in text.lower():
-            return True
-        error = error.__cause__
-    return False
 
 
 def write_file(path: Location, content: bytes) -> None:

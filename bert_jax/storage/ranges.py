@@ -4,8 +4,10 @@ import functools
 import threading
 from typing import Any
 
+import pyarrow as pa
+
 from bert_jax.command import UserError
-from bert_jax.storage.remote import first_line, open_folder
+from bert_jax.storage.remote import failure, open_folder
 
 # Opening an object takes a request, so the files that are read most often stay open.
 _OPEN_FILES = 256
@@ -29,25 +31,19 @@ class RangeFiles:
         """The bytes [offset, offset + length) of a file.
 
         A request that fails is repeated for half a minute. Raises UserError for a file that does not exist, or ends
-        earlier, and after the last failed request.
+        earlier, and the errors of `failure` after the last failed request.
         """
-        path = f"{self._folder}/{name}"
+        path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
         for seconds in (*RETRY_SECONDS, None):
             try:
                 content = memoryview(self._open(path)(offset, length))
-            except FileNotFoundError:
-                raise UserError(f"{self.address}/{name} does not exist. Check the address") from None
-            except OSError as error:
-                if seconds is None or self._closed.wait(seconds):
-                    raise UserError(
-                        f"{self.address}/{name}: {first_line(error)}. Check the connection and the credentials, and "
-                        "run the same command again"
-                    ) from None
+            except (OSError, pa.ArrowException) as error:
+                missing = isinstance(error, FileNotFoundError)
+                if missing or seconds is None or self._closed.wait(seconds):
+                    raise failure(address, error) from None
             else:
                 if len(content) != length:
-                    raise UserError(
-                        f"damaged {self.address}/{name}: it ends before byte {offset + length}; copy it again"
-                    )
+                    raise UserError(f"damaged {address}: it ends before byte {offset + length}; copy it again")
                 return content
         raise AssertionError("the last attempt returns or raises")
 

@@ -6,15 +6,17 @@ GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from bert_jax.command import UserError, explain_os_error
+from bert_jax.command import RunAgain, UserError, explain_os_error
 
 if TYPE_CHECKING:  # pyarrow.fs loads the libraries of every store, so it is imported only when a store is opened
     from pyarrow import fs
@@ -25,6 +27,12 @@ _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one a
 _TEMPORARY = ".bert_jax_tmp"
 _DIGITS = 12  # of a hash in a message
 _TIMEOUT_SECONDS = 120  # for a store that does not answer
+# By gcsfs, by Google and tensorstore (abseil.io/docs/cpp/guides/status-codes), and by S3 (Aws::S3::S3Errors).
+_DENIED = re.compile(
+    r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
+)
+# Nothing at the address, an address that cannot exist, and, with 301, a bucket in another region.
+_WRONG_ADDRESS = re.compile(r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301)\b")
 
 
 @runtime_checkable
@@ -42,6 +50,12 @@ def is_remote(path: str | Path) -> bool:
     if isinstance(path, Path):
         return any(f"{part}//" in REMOTE for part in path.parts)
     return path.startswith(REMOTE)
+
+
+def address_of(path: Path) -> str:
+    """A path as text: of one that was made of a remote address, and then perhaps made absolute, that address."""
+    start = next((number for number, part in enumerate(path.parts) if f"{part}//" in REMOTE), None)
+    return str(path) if start is None else f"{path.parts[start]}//{'/'.join(path.parts[start + 1 :])}"
 
 
 def open_store(address: str) -> "tuple[fs.FileSystem, str]":
@@ -70,7 +84,7 @@ def _store(scheme: str, bucket: str) -> "fs.FileSystem":
 def open_folder(address: str) -> "tuple[fs.FileSystem, str]":
     """Returns the file system of a local folder or of an address, and the path in it, without a slash at its end.
 
-    Raises UserError for an address that cannot be parsed.
+    Raises UserError for an address that cannot be parsed, and the errors of `failure`.
     """
     from pyarrow import fs
 
@@ -82,28 +96,109 @@ def open_folder(address: str) -> "tuple[fs.FileSystem, str]":
         else:
             store, path = fs.LocalFileSystem(), os.path.abspath(address)
     except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
-        raise UserError(f"{address}: {' '.join(str(error).split())}") from None
+        raise failure(address, error) from None
     return store, path.rstrip("/")
 
 
 def open_file(path: str) -> BinaryFile:
-    """Opens a local or remote file for reading at any position. Raises OSError."""
+    """Opens a local or remote file for reading at any position.
+
+    Opening and reading raise OSError with a number, which the errors of decompressors and parsers lack.
+    """
     if is_remote(path):
-        store, inner = open_store(path)
-        return cast(BinaryFile, store.open_input_file(inner))
+        with _numbered_errors():
+            store, inner = open_store(path)
+            return _StoredFile(store.open_input_file(inner))
     return open(path, "rb")
 
 
 def open_stream(path: str) -> BinaryFile:
-    """Opens a local or remote file for reading once, from its beginning. Raises OSError."""
+    """Opens a local or remote file for reading once, from its beginning. Raises as `open_file` does."""
     file = open_file(path)
     return io.BufferedReader(cast(io.RawIOBase, file), _REQUEST_BYTES) if is_remote(path) else file
+
+
+class _StoredFile(io.RawIOBase):
+    """An open file of a store."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with _numbered_errors():
+            return cast(bytes, self._file.read(None if size is None or size < 0 else size))
+
+    def readinto(self, target: Any, /) -> int:
+        with _numbered_errors():
+            return cast(int, self._file.readinto(target))
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        with _numbered_errors():
+            return cast(int, self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return cast(int, self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def _numbered_errors() -> Iterator[None]:
+    """Gives the errors of pyarrow's stores that have no number one: ENOENT or EIO."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        number = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EIO
+        raise OSError(number, str(error).strip() or type(error).__name__) from error
+
+
+def failure(address: str, error: Exception) -> UserError | RunAgain:
+    """The error of a command for one of a file system or store, which reading or writing an address raised.
+
+    It is RunAgain where a store did not answer or was busy. It is UserError where the same command would fail again:
+    nothing is at the address, permission is denied, the credentials are wrong, or the file is on a disk.
+    """
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{address} does not exist. Check the address")
+    problem = f"{address}: {first_line(error)}"
+    if not is_remote(address):
+        # On a disk the error number tells the reason; a store only has its message.
+        explained = explain_os_error(OSError(getattr(error, "errno", None), "", address))
+        return UserError(explained or f"{problem}. Check the address and the free space")
+    if isinstance(error, ValueError) or is_denied(error) or _WRONG_ADDRESS.search(str(error)):
+        return UserError(f"{problem}. Check the address and the credentials")
+    return RunAgain(f"{problem}. Check the address and the network, and run the same command again")
+
+
+def is_denied(error: BaseException | None) -> bool:
+    """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
+    while error is not None:
+        text = str(error)
+        status = getattr(getattr(error, "response", None), "status_code", None)  # of HTTP, for the Hugging Face Hub
+        denied = isinstance(error, PermissionError) or status in (401, 403) or _DENIED.search(text)
+        if denied and "expired" not in text.lower():
+            return True
+        error = error.__cause__
+    return False
 
 
 class Folder:
     """A local folder, or everything in a store under an address.
 
-    Every method raises UserError if a file does not exist, or if the file system or store refuses.
+    Every method raises UserError if a file does not exist, or if the file system or store refuses, and RunAgain if the
+    store does not answer (`failure`).
     """
 
     def __init__(self, address: str) -> None:
@@ -123,7 +218,7 @@ class Folder:
 
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
-        with self._user_errors(name):
+        with self._explained(name):
             info = self._files.get_file_info(name)
             if not info.is_file:
                 raise FileNotFoundError
@@ -135,13 +230,13 @@ class Folder:
 
     def read_if_present(self, name: str) -> bytes | None:
         """The content of a file, or None if it does not exist."""
-        with self._user_errors(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
+        with self._explained(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
             return cast(bytes, stream.read())
         return None
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """The content of a file, block by block."""
-        with self._user_errors(name), self._opened(name) as stream:
+        with self._explained(name), self._opened(name) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
 
@@ -162,7 +257,7 @@ class Folder:
 
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
         """Writes a file that appears complete or not at all, given at once or in blocks; creates its folders."""
-        with self._user_errors(name):
+        with self._explained(name):
             # A store has no folders, and shows an object only once it is complete. There a rename would be a copy.
             is_object = self._files.base_fs.type_name in ("s3", "gcs")
             unfinished = name if is_object else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
@@ -182,18 +277,18 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Removes a file."""
-        with self._user_errors(name):
+        with self._explained(name):
             self._files.delete_file(name)
 
     def clear(self) -> None:
         """Removes the folder with everything in it, if it exists."""
-        with self._user_errors(""), contextlib.suppress(FileNotFoundError):
+        with self._explained(""), contextlib.suppress(FileNotFoundError):
             self._files.base_fs.delete_dir(self._files.base_path)
 
     def _found(self, within: str) -> list[Any]:
         from pyarrow import fs
 
-        with self._user_errors(within):
+        with self._explained(within):
             found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
         return [info for info in found if info.is_file and not info.path.endswith(_TEMPORARY)]
 
@@ -201,19 +296,16 @@ class Folder:
         return self._files.open_input_stream(name, compression=None)
 
     @contextlib.contextmanager
-    def _user_errors(self, name: str) -> Iterator[None]:
-        where = f"{self.address}/{name}"
+    def _explained(self, name: str) -> Iterator[None]:
+        import pyarrow as pa
+
         try:
             yield
-        except FileNotFoundError:
-            raise UserError(f"{where} does not exist. Check the address") from None
-        except OSError as error:
-            # On a local file system the error number tells the reason; a store only has its message.
-            explained = None if is_remote(self.address) else explain_os_error(OSError(error.errno, "", where))
-            advice = f"{where}: {first_line(error)}. Check the address, the credentials and the free space"
-            raise UserError(explained or advice) from None
+        except (OSError, pa.ArrowException) as error:
+            raise failure(f"{self.address}/{name}", error) from None
 
 
 def first_line(error: BaseException) -> str:
     """The message of an error, or its type if it has none, as one line of at most 300 characters."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    text = error.strerror if isinstance(error, OSError) and error.strerror and not error.filename else str(error)
+    return (text.strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")

@@ -12,8 +12,7 @@ from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import holder
 from bert_jax.storage.conditional import open_objects
 from bert_jax.storage.holder import HOLDER_FILE, Hold, Report, Seen
-from bert_jax.storage.location import is_denied
-from bert_jax.storage.remote import first_line
+from bert_jax.storage.remote import first_line, is_denied
 
 
 class StoredHold(Hold):

@@ -108,7 +108,7 @@ def _started(task: "beam_pipeline.Task", names: list[str], workers: int, flags: 
 
 
 def _check_answer(answer: Connection, waiting: set[str]) -> None:
-    """Raises UserError unless the pipeline succeeded and no unit is left."""
+    """Raises the error of a worker, or UserError, unless the pipeline succeeded and no unit is left."""
     try:
         problem = answer.recv()
     except EOFError:
@@ -117,7 +117,7 @@ def _check_answer(answer: Connection, waiting: set[str]) -> None:
         problem = f"{len(waiting)} units, such as {min(waiting)}, have no result"
     if problem is None:
         return
-    if message := beam_pipeline.user_error_in(problem):
-        raise UserError(message)
+    if error := beam_pipeline.error_in(problem):
+        raise error
     lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["no reason given"]
     raise UserError(f"the Beam pipeline failed ({lines[-1]}); {KEPT}")

@@ -10,7 +10,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from bert_jax.command import UserError, explain_os_error
+from bert_jax.command import RunAgain, UserError, explain_os_error
 from bert_jax.storage.remote import Folder
 from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 
@@ -18,8 +18,8 @@ from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 UNITS, RESULTS, TOKENIZER = "units", "results", "tokenizer.tar"
 
 _SECONDS_TO_CANCEL = 30.0
-# Mark a user error in the text of an exception, because that text is all that a runner passes on.
-_BEGIN, _END = "[[build_examples: ", " :build_examples]]"
+# Mark an error of a worker in the text of an exception, because that text is all that a runner passes on.
+_BEGIN, _BEGIN_AGAIN, _END = "[[build_examples: ", "[[build_examples again: ", " :build_examples]]"
 
 
 class Task(NamedTuple):
@@ -65,10 +65,13 @@ def main(task: Task, names: list[str], workers: int, flags: list[str], answer: C
         os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def user_error_in(problem: str) -> str | None:
-    """The message of a worker's UserError, if the text of a failure holds one."""
-    _, begun, rest = problem.partition(_BEGIN)
-    return rest.partition(_END)[0] if begun else None
+def error_in(problem: str) -> UserError | RunAgain | None:
+    """The error of a worker, if the text of a failure holds one."""
+    for begin, kind in ((_BEGIN, UserError), (_BEGIN_AGAIN, RunAgain)):
+        _, begun, rest = problem.partition(begin)
+        if begun:
+            return kind(rest.partition(_END)[0])
+    return None
 
 
 def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
@@ -104,6 +107,8 @@ def _do(task: Task, name: str) -> None:
         exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unpack_unit(packed)))
     except UserError as error:
         raise RuntimeError(f"{_BEGIN}{error}{_END}") from error
+    except RunAgain as error:
+        raise RuntimeError(f"{_BEGIN_AGAIN}{error}{_END}") from error
     except OSError as error:
         if explained := explain_os_error(error):
             raise RuntimeError(f"{_BEGIN}{explained}{_END}") from error

@@ -1,11 +1,11 @@
-"""The decompressed bytes of an input file, with everything that can go wrong as a Refusal."""
+"""The decompressed bytes of an input file, with everything that is wrong with it as a Refusal."""
 
 import contextlib
 from collections.abc import Iterator
 
-from bert_jax.command import explain_os_error
+from bert_jax.command import RunAgain, explain_os_error
 from bert_jax.storage.compression import DamagedFile, OnRead, ignore_progress, read_blocks
-from bert_jax.storage.remote import first_line
+from bert_jax.storage.remote import failure, first_line, is_remote
 from data_prep.readers.refusal import Refusal
 
 
@@ -13,7 +13,7 @@ def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
     """A file's bytes, decompressed, block by block; `on_read` gets the number of stored bytes each block took.
 
     Raises Refusal if the file does not exist, cannot be read or is damaged; of a damaged file, everything before the
-    damage is yielded first.
+    damage is yielded first. Raises RunAgain if a store does not answer.
     """
     with refusals(path):
         yield from read_blocks(path, on_read)
@@ -44,7 +44,7 @@ def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[byte
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Raises what can go wrong with a file as Refusal."""
+    """Raises what is wrong with a file as Refusal. A store that does not answer tells nothing of it: RunAgain."""
     try:
         yield
     except FileNotFoundError:
@@ -54,7 +54,9 @@ def refusals(path: str) -> Iterator[None]:
     except DamagedFile as error:
         raise damaged(path, error) from None
     except OSError as error:
-        problem = explain_os_error(error) or first_line(error)
+        if isinstance(stopping := failure(path, error), RunAgain):
+            raise stopping from None
+        problem = (None if is_remote(path) else explain_os_error(error)) or first_line(error)
         what = f"cannot be read ({problem.rstrip('.')})"
         raise Refusal("unreadable_file", path, what, "Correct that") from None
 

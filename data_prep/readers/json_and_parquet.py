@@ -89,7 +89,7 @@ def opened(path: str) -> Iterator[BinaryFile]:
                 with contextlib.closing(open_file(path)) as file:
                     yield file
         except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
-            # pyarrow's errors have no number, those of the system have one. A damaged length may ask for any memory.
+            # Only errors of `open_file` have a number, not pyarrow's. A damaged length may ask for any memory.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise damaged(path, error) from None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from bert_jax.command import RunAgain
 from bert_jax.storage.compression import OnRead, ignore_progress
 from bert_jax.storage.remote import first_line
 from data_prep.readers import plain_text
@@ -42,21 +43,23 @@ def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
     try:
         for number, record in enumerate(ArchiveIterator(stream, parse_http=False, stream_detect=False), start=1):
             item = _item(record, path, f"{path}, record {number}")
-            if stream.refusal is None and item is not None:
+            if stream.error is None and item is not None:
                 yield item
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, Refusal) as error:
+        if stream.error is not None:
+            raise stream.error from None
+        if isinstance(error, Refusal) or error.errno is not None:
             raise
-        raise stream.refusal or damaged(path, error) from None
-    if stream.refusal is not None:
-        raise stream.refusal
+        raise damaged(path, error) from None
+    if stream.error is not None:
+        raise stream.error
 
 
 class _Stream:
     """Blocks as an open file. An error of the blocks ends the file and is kept, because fastwarc may hide it."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self.refusal: Refusal | None = None
+        self.error: Refusal | RunAgain | None = None
         self._blocks = blocks
         self._rest = b""
         self._position = 0
@@ -64,8 +67,8 @@ class _Stream:
     def read(self, size: int = -1) -> bytes:
         try:
             self._rest = self._rest or next(self._blocks, b"")
-        except Refusal as refusal:
-            self.refusal = refusal
+        except (Refusal, RunAgain) as error:
+            self.error = error
         piece = self._rest[:size] if size >= 0 else self._rest
         self._rest = self._rest[len(piece) :]
         self._position += len(piece)
