@@ -15,7 +15,10 @@ from bert_jax.command import UserError
 from bert_jax.storage.local import read_json, write_json
 
 # Boolean settings of `transformers`' tokenizer_config.json.
-_SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
+_SWITCHES = (
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
+    "replace_quotes",  # bert_jax's own
+)
 
 
 @dataclass(frozen=True)
