@@ -569,14 +569,31 @@ def test_byte_pairs_follow_the_settings_where_transformers_does(made, tmp_path):
     content["post_processor"] = {"type": "BertProcessing", "sep": ends[0], "cls": ends[1]}
     content["pre_tokenizer"]["add_prefix_space"] = True
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    for kind, space, separators in (("RobertaTokenizer", False, 2), ("PreTrainedTokenizerFast", True, 1)):
+    for kind, model, space, separators in (
+        ("RobertaTokenizer", {"model_type": "bert"}, False, 2),
+        ("PreTrainedTokenizerFast", {"model_type": "roberta"}, True, 1),
+        (None, {"model_type": "roberta"}, False, 2),  # config.json decides
+        (None, {"model_type": "bert", "tokenizer_class": "RobertaTokenizerFast"}, False, 2),
+        (None, {"model_type": "roberta", "tokenizer_class": "PreTrainedTokenizerFast"}, True, 1),
+    ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": kind}))
+        (tmp_path / "config.json").write_text(json.dumps(model))
         read = tokenizer.load(tmp_path)
         library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
         assert (read.spec.add_prefix_space, read.pair_separators) == (space, separators)
         assert (read.encode("the end").tolist() == library.encode("the end", add_special_tokens=False).ids) == space
-        read.save(tmp_path / kind)
-        again = tokenizer.load(tmp_path / kind)
+        saved_as = tmp_path / f"{kind}_{'_'.join(model.values())}"
+        read.save(saved_as)
+        again = tokenizer.load(saved_as)
         assert (again.content_hash, again.pair_separators) == (read.content_hash, separators)
-        saved = tokenizers.Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+        saved = tokenizers.Tokenizer.from_file(str(saved_as / "tokenizer.json"))
         assert saved.encode("the", "end").tokens.count("</s>") == separators + 1
+
+
+def test_the_class_of_a_vocabulary_is_also_that_of_config_json(made, tmp_path):
+    shutil.copy(made("wordpiece_cased").folder / "vocab.txt", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}')
+    with pytest.raises(UserError, match=r"vocab\.txt: its tokenizer_class is BertJapaneseTokenizer, whose words"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert tokenizer.load(tmp_path).kind == "wordpiece"
