@@ -8,19 +8,21 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
-from tokenizer_kinds import KINDS, Encode, make, random_texts, train_sentencepiece
+from tokenizer_kinds import KINDS, Encode, make, of_library, random_texts, train_sentencepiece
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.tokenization import sentencepiece_model
 from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
-from bert_jax.tokenization.tokenizer_spec import Roles
+from bert_jax.tokenization.tokenizer_spec import ALBERT_ROLES, BERT_ROLES, Roles
 
 # A little of other scripts, so that the vocabularies have some of their characters.
 SCRIPTS = [
@@ -238,12 +240,96 @@ def test_xlm_r_and_albert_number_as_the_published_models(made):
 
 @pytest.mark.parametrize("kind", ["unigram", "unigram_bytes"])
 def test_the_sentencepiece_model_is_made_again_of_tokenizer_json(made, lines, tmp_path, kind):
-    ours = made(kind).ours
+    ours, path = made(kind).ours, tmp_path / "tokenizer.json"
     ours.save(tmp_path)
-    again = tokenizer.load(tmp_path / "tokenizer.json")
+    again = tokenizer.load(path)
     assert again.content_hash == ours.content_hash
     for found, expected in zip(again.encode_many(lines), ours.encode_many(lines), strict=True):
         np.testing.assert_array_equal(found, expected)
+    library = tokenizers.Tokenizer.from_file(str(path))
+    runs, strip = tokenizers.Regex(" {2,}"), normalizers.Strip(left=False, right=True)
+    for converted in ([normalizers.Replace(runs, " ")], [strip, normalizers.Replace(runs, "▁")]):  # by transformers
+        changed = tokenizers.Tokenizer.from_str(library.to_str())
+        changed.normalizer = normalizers.Sequence([library.normalizer, *converted])
+        changed.pre_tokenizer = pre_tokenizers.Metaspace()
+        changed.save(str(path))
+        assert tokenizer.load(path).content_hash == ours.content_hash
+
+
+@pytest.mark.parametrize("changes", [{"precompiled_charsmap": b""}, {"add_dummy_prefix": False}])
+def test_a_model_of_unusual_rules_is_made_again_of_tokenizer_json(made, tmp_path, changes):
+    model = sentencepiece_model_pb2.ModelProto.FromString(made("unigram").ours.spec.model)
+    for name, value in changes.items():
+        setattr(model.normalizer_spec, name, value)
+    ours = tokenizer.Tokenizer(sentencepiece_model.SentencePieceSpec(model.SerializeToString()))
+    ours.save(tmp_path)
+    assert tokenizer.load(tmp_path / "tokenizer.json").content_hash == ours.content_hash
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("the  river", " the river ", "the\u00a0river", "the\triver\n", " \n the", "  ", ""):
+        assert library.encode(text, add_special_tokens=False).ids == ours.encode(text).tolist(), text
+
+
+QUOTES = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+ACCENTS = [normalizers.NFKD(), normalizers.StripAccents()]
+JOINED = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+WHITE_SPACE, METASPACE = pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()
+SPLIT = pre_tokenizers.Sequence([WHITE_SPACE, METASPACE])
+
+
+def unigram(roles: Roles, steps: list[Any], splitter: pre_tokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+    """A Unigram model of the `tokenizers` library, in which each text has one best segmentation."""
+    draw = random.Random(3)
+    characters = "▁abcdefghijklmnopqrstuvwxyzABCXYZ019.,'\"`-éÀßがぎ각一丁"
+    pieces = [*characters, "▁the", "the", "▁hello", "mask", "ask", "▁1"]
+    scores = [(piece, -draw.randrange(512, 2304) / 256 / len(piece)) for piece in pieces]
+    library = tokenizers.Tokenizer(models.Unigram([(token, 0.0) for token in roles] + scores, unk_id=1))
+    library.normalizer, library.pre_tokenizer = normalizers.Sequence(steps), splitter
+    library.add_special_tokens(list(roles))
+    return library
+
+
+@pytest.mark.parametrize("roles", [ALBERT_ROLES, BERT_ROLES])
+@pytest.mark.parametrize(
+    "steps",
+    [[], QUOTES, ACCENTS, [normalizers.Lowercase()], [JOINED], [*QUOTES, *ACCENTS, normalizers.Lowercase(), JOINED]],
+    ids=["nothing", "quotes", "accents", "lower", "joined", "all"],
+)
+def test_a_unigram_model_of_the_tokenizers_library_has_its_ids_also_after_saving(tmp_path, roles, steps):
+    library = unigram(roles, steps, SPLIT)
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours = Made(tmp_path, of_library(library))
+    ours.ours.save(tmp_path / "saved")
+    saved = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
+    # U+2581 stands for a space in the library, which also takes the special tokens in its vocabulary for pieces.
+    texts = ["ﬁne ①", "x\u00a0y", "``a''", *random_texts(seed=17, count=600)]
+    texts = [text.replace("▁", "") for text in texts if "[MASK]" not in text]
+    assert_equal_ids(ours, texts)
+    assert_equal_ids(Made(tmp_path / "saved", of_library(saved)), texts)
+    for again in (tmp_path / "saved", tmp_path / "saved" / "tokenizer.json"):
+        assert tokenizer.load(again).content_hash == ours.ours.content_hash
+
+
+@pytest.mark.parametrize(
+    ("steps", "splitter", "message"),
+    [
+        ([normalizers.NFKD(), normalizers.Lowercase()], SPLIT, "unsupported normalizer NFKD for a Unigram model; supp"),
+        ([normalizers.StripAccents()], SPLIT, "unsupported normalizer StripAccents"),
+        ([normalizers.Lowercase(), *ACCENTS], SPLIT, "unsupported normalizer NFKD"),
+        ([normalizers.Replace("«", '"')], SPLIT, "unsupported normalizer Replace"),
+        ([], METASPACE, "Metaspace keeps white space that SentencePiece drops. Put WhitespaceSplit before it"),
+        ([JOINED], METASPACE, "Metaspace keeps white space"),
+        (
+            [],
+            pre_tokenizers.Sequence([WHITE_SPACE, pre_tokenizers.Metaspace(prepend_scheme="never")]),
+            "WhitespaceSplit and prepend_scheme 'never'. Only 'always' is supported",
+        ),
+        ([], pre_tokenizers.Metaspace(replacement="_"), "pre_tokenizer Metaspace. Only Metaspace with ▁ is supported"),
+    ],
+)
+def test_steps_that_sentencepiece_does_not_follow_are_refused(tmp_path, steps, splitter, message):
+    unigram(ALBERT_ROLES, steps, splitter).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=message):
+        tokenizer.load(tmp_path)
 
 
 def test_albert_keeps_case_and_accents_if_configured(made, tmp_path):
@@ -483,14 +569,31 @@ def test_byte_pairs_follow_the_settings_where_transformers_does(made, tmp_path):
     content["post_processor"] = {"type": "BertProcessing", "sep": ends[0], "cls": ends[1]}
     content["pre_tokenizer"]["add_prefix_space"] = True
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    for kind, space, separators in (("RobertaTokenizer", False, 2), ("PreTrainedTokenizerFast", True, 1)):
+    for kind, model, space, separators in (
+        ("RobertaTokenizer", {"model_type": "bert"}, False, 2),
+        ("PreTrainedTokenizerFast", {"model_type": "roberta"}, True, 1),
+        (None, {"model_type": "roberta"}, False, 2),  # config.json decides
+        (None, {"model_type": "bert", "tokenizer_class": "RobertaTokenizerFast"}, False, 2),
+        (None, {"model_type": "roberta", "tokenizer_class": "PreTrainedTokenizerFast"}, True, 1),
+    ):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": kind}))
+        (tmp_path / "config.json").write_text(json.dumps(model))
         read = tokenizer.load(tmp_path)
         library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
         assert (read.spec.add_prefix_space, read.pair_separators) == (space, separators)
         assert (read.encode("the end").tolist() == library.encode("the end", add_special_tokens=False).ids) == space
-        read.save(tmp_path / kind)
-        again = tokenizer.load(tmp_path / kind)
+        saved_as = tmp_path / f"{kind}_{'_'.join(model.values())}"
+        read.save(saved_as)
+        again = tokenizer.load(saved_as)
         assert (again.content_hash, again.pair_separators) == (read.content_hash, separators)
-        saved = tokenizers.Tokenizer.from_file(str(tmp_path / kind / "tokenizer.json"))
+        saved = tokenizers.Tokenizer.from_file(str(saved_as / "tokenizer.json"))
         assert saved.encode("the", "end").tokens.count("</s>") == separators + 1
+
+
+def test_the_class_of_a_vocabulary_is_also_that_of_config_json(made, tmp_path):
+    shutil.copy(made("wordpiece_cased").folder / "vocab.txt", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}')
+    with pytest.raises(UserError, match=r"vocab\.txt: its tokenizer_class is BertJapaneseTokenizer, whose words"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    assert tokenizer.load(tmp_path).kind == "wordpiece"

@@ -80,7 +80,7 @@ def _wordpiece(lines: Sequence[str], folder: Path, *, lowercase: bool) -> Encode
     library = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     library.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return _of_library(library)
+    return of_library(library)
 
 
 def _bpe(lines: Sequence[str], folder: Path, *, prefix: bool, nfc: bool) -> Encode:
@@ -97,10 +97,10 @@ def _bpe(lines: Sequence[str], folder: Path, *, prefix: bool, nfc: bool) -> Enco
         vocabulary["<mask>"] = len(vocabulary)
         (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": prefix}))
-    return _of_library(library)
+    return of_library(library)
 
 
-def _of_library(library: tokenizers.Tokenizer) -> Encode:
+def of_library(library: tokenizers.Tokenizer) -> Encode:
     library.encode_special_tokens = True
     return lambda texts: [found.ids for found in library.encode_batch_fast(list(texts), add_special_tokens=False)]
 

@@ -11,12 +11,15 @@ from bert_jax.storage.remote import first_line
 
 PREFIX = "hf:"  # before the name of a model, where commands take a checkpoint or a tokenizer
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_TOKENIZER = (
+    "config.json",  # which may name the tokenizer's class
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model"),
+)
 # What each is opened from; a repository may also hold a model in other formats, which are large.
 _FILES = {
     "tokenizer": _TOKENIZER,
     "checkpoint": (
-        *("config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
+        *("model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
         *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
         *("1_Pooling/*", "2_Normalize/*"),
         *_TOKENIZER,

@@ -134,8 +134,9 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
     roles = named_roles(settings, known, *_usual_roles(known))
-    # RobertaTokenizer of transformers makes both steps from its own settings.
-    roberta = str(settings.get("tokenizer_class")).startswith("RobertaTokenizer")
+    # RobertaTokenizer of transformers makes both steps from its own settings. It is the class of the type roberta.
+    kind = settings.get("tokenizer_class") or settings.get("model_type")
+    roberta = str(kind).lower().startswith("roberta")
     separators = 2 if roberta else separators_of(content.get("post_processor"))
     read = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from bert_jax.array_types import Int64
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.engine import Engine, add_tokens, refuse_surrogates, template
-from bert_jax.tokenization.sentencepiece_json import schema
+from bert_jax.tokenization.sentencepiece_json import RUNS_OF_SPACES, SPACES_AT_ENDS, schema, white_space_rules
 from bert_jax.tokenization.sentencepiece_model import MARKED, SPACE, SentencePieceSpec
 from bert_jax.tokenization.tokenizer_spec import AddedToken, id_dtype
 from bert_jax.tokenization.wordpiece_engine import lines, replaced
@@ -204,13 +204,20 @@ def library_tokenizer(spec: SentencePieceSpec) -> tokenizers.Tokenizer:
         )
     normalizer = _normalizer(spec)
     steps = [normalizer] if normalizer else []
-    if rules := model.normalizer_spec.precompiled_charsmap:
+    rules, prefix = model.normalizer_spec.precompiled_charsmap, model.normalizer_spec.add_dummy_prefix
+    scheme = "always" if prefix else "never"
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    library.pre_tokenizer = metaspace
+    split = bool(rules and prefix)
+    if rules and not (split and rules == white_space_rules()):
         steps.append(normalizers.Precompiled(rules))
+    if split:
+        library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    else:
+        ends, runs = tokenizers.Regex(SPACES_AT_ENDS), tokenizers.Regex(RUNS_OF_SPACES)
+        steps += [normalizers.Replace(ends, ""), normalizers.Replace(runs, " ")]
     if steps:
         library.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
     joined = decoders.Metaspace(prepend_scheme=scheme)
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), joined]) if fallback else joined
     special = [piece.piece for piece in model.pieces if piece.type in MARKED]

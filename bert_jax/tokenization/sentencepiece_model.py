@@ -19,8 +19,8 @@ from bert_jax.command import UserError
 from bert_jax.tokenization.sentencepiece_json import (
     FAIRSEQ_HEAD,
     folds_case,
-    normalizer_steps,
     parse,
+    preparation,
     refuse_damaged,
     schema,
     unigram_model,
@@ -182,43 +182,56 @@ class SentencePieceSpec:
         elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
             config = {"tokenizer_class": "AlbertTokenizer"}
         settings = {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
+        if self.replace_quotes != (self.roles == ALBERT_ROLES):
+            settings["replace_quotes"] = self.replace_quotes
         (directory / (XLM_R_FILE if self.fairseq else ALBERT_FILE)).write_bytes(self.model)
         write_settings(directory, config | settings, special | special_token_map(self.roles))
 
 
 def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
-    """Reads a SentencePiece .model: in its own numbering if [CLS] is among its pieces, otherwise in XLM-R's."""
+    """Reads a SentencePiece .model: in its own numbering if [CLS] is among its pieces, otherwise in XLM-R's.
+
+    In its own numbering the settings state how text is prepared, by default as for ALBERT where the roles are ALBERT's.
+    """
     model = file.read_bytes()
     refuse_damaged(model)
     pieces = {piece.piece for piece in parse(model).pieces}
     roles = ROBERTA_ROLES
     if BERT_ROLES.cls_token in pieces:
         roles = named_roles(settings, pieces | {BERT_ROLES.mask_token}, ALBERT_ROLES, BERT_ROLES)
-    if roles != ALBERT_ROLES:
+    if roles == ROBERTA_ROLES:
         return _checked_case(SentencePieceSpec(model, roles), lowercase)
-    stated = settings.get("do_lower_case")
-    refuse_contradiction(lowercase, stated)
-    chosen = next(value for value in (stated, lowercase, not has_capitals(tuple(pieces))) if value is not None)
-    strip = not settings.get("keep_accents", False)
-    return SentencePieceSpec(model, roles, do_lower_case=chosen, strip_accents=strip, replace_quotes=True)
+    chosen = {"do_lower_case": False, "keep_accents": True, "replace_quotes": False}
+    if roles == ALBERT_ROLES:
+        lower = lowercase if lowercase is not None else not has_capitals(tuple(pieces))
+        chosen = {"do_lower_case": lower, "keep_accents": False, "replace_quotes": True}
+    chosen |= {name: settings[name] for name in chosen if settings.get(name) is not None}
+    read = SentencePieceSpec(
+        model,
+        roles,
+        do_lower_case=chosen["do_lower_case"],
+        strip_accents=not chosen["keep_accents"],
+        replace_quotes=chosen["replace_quotes"],
+    )
+    return _checked_case(read, lowercase)
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
     """Reads a tokenizer.json whose model is Unigram, by rebuilding its SentencePiece model.
 
-    Raises UserError for normalization steps that `sentencepiece` does not support.
+    Raises UserError for a normalizer or pre-tokenizer that `sentencepiece` does not follow.
     """
     known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
     roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)
-    steps = normalizer_steps(content)
-    model = unigram_model(content, roles)
+    prepared = preparation(content)
+    model = unigram_model(content, roles, prepared)
     refuse_damaged(model)
     read = SentencePieceSpec(
         model,
         roles,
-        do_lower_case="Lowercase" in steps,
-        strip_accents="StripAccents" in steps,
-        replace_quotes="Replace" in steps,
+        do_lower_case=prepared.do_lower_case,
+        strip_accents=prepared.strip_accents,
+        replace_quotes=prepared.replace_quotes,
     )
     check_added_ids(content, read.all_tokens())
     return _checked_case(read, lowercase)

@@ -15,7 +15,10 @@ from bert_jax.command import UserError
 from bert_jax.storage.local import read_json, write_json
 
 # Boolean settings of `transformers`' tokenizer_config.json.
-_SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
+_SWITCHES = (
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
+    "replace_quotes",  # bert_jax's own
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,9 @@ def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 def read_settings(directory: Path) -> dict[str, Any]:
     """The settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
 
-    A missing file contributes no settings. Raises UserError for a boolean setting with another value.
+    The class, and the type of model behind it, are those of config.json if these files name no class, as for
+    AutoTokenizer of transformers. A missing file contributes no settings. Raises UserError for a boolean setting with
+    another value.
     """
     files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
     settings: dict[str, Any] = {}
@@ -158,6 +163,10 @@ def read_settings(directory: Path) -> dict[str, Any]:
             if not isinstance(value := found.get(name), bool | None):
                 raise UserError(f"{name} is {value!r} in {file.name} of the same folder. Change it to true or false")
         settings |= found
+    config = directory / "config.json"
+    if not settings.get("tokenizer_class") and config.exists():
+        values = read_json(config)
+        settings |= {name: values.get(name) for name in ("tokenizer_class", "model_type")}
     return settings
 
 
