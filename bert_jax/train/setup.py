@@ -302,6 +302,12 @@ def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str]
     return [f"{what} step {meta['step']} of {run.workdir}", *differences]
 
 
+def describe_warmup(run: Run, meta: Mapping[str, Any]) -> list[str]:
+    """Returns a warning about a run that ends within its warmup; none where a checkpoint is already at the end."""
+    warning = optim.warmup_warning(run.config.optimizer, run.end)
+    return [warning] if warning and meta.get("step", 0) < run.end else []
+
+
 def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:
     """Returns lines about devices, mesh, dtype, layer loop, attention kernels for batches of `length`, and memory."""
     loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"

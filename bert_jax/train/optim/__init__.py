@@ -17,7 +17,7 @@ reductions over sharded axes.
 from bert_jax.train.optim.averages import first_average, next_average
 from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build, build_groups
 from bert_jax.train.optim.factors import decays, rate_factors
-from bert_jax.train.optim.schedules import learning_rate, with_token_shares
+from bert_jax.train.optim.schedules import learning_rate, warmup_warning, with_token_shares
 from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "learning_rate",
     "next_average",
     "rate_factors",
+    "warmup_warning",
     "with_token_shares",
 ]
