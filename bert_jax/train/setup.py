@@ -84,7 +84,7 @@ def make_mesh(run: Run, source: Source) -> Mesh:
 def make_plan(run: Run) -> Plan:
     """Returns the plan of a run's steps; with gradual unfreezing, that of its first stage (steps.at_step)."""
     config = run.config
-    abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
+    abstract = run.abstract_params()
     fresh = _initialized(run, abstract)
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
