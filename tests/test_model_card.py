@@ -95,6 +95,21 @@ def test_the_card_has_the_masks_of_the_run(tmp_path, training, changes, masking,
     assert all(f"| {setting} |" in card for setting in settings) and "mask_shape | steps" not in card
 
 
+@pytest.mark.parametrize(
+    ("decays", "rows"),
+    [
+        ("", ["weight_decay | 0.01"]),
+        (".*=0.02", ["decays | `.*=0.02`"]),
+        ("^embeddings/|norm=0.02", ["weight_decay | 0.01", r"decays | `^embeddings/\|norm=0.02`"]),
+    ],
+)
+def test_the_card_has_the_weight_decay_that_parameters_had(tmp_path, decays, rows):
+    training = {"optimizer": {"weight_decay": 0.01, "decays": decays}}
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), Heads(mlm=True), training=training)
+    card = render(loaded, BERT, "BertForMaskedLM", parameters=1, loading=TRANSFORMERS)
+    assert [line for line in card.split("\n") if "decay" in line] == [f"| optimizer.{row} |" for row in rows]
+
+
 def test_paths_of_older_runs_and_mixtures_lose_their_folders_and_hub_names_do_not(tmp_path):
     training = {"init_from": "hf:org/name", "data": {"mixture": "wiki=/data/wiki:0.5,code=gs://bucket/code:0.5"}}
     card = card_of(tmp_path, {}, training=training)

@@ -30,6 +30,15 @@ def test_rate_warms_up_then_falls_to_zero():
     np.testing.assert_allclose(rates[4:], 0.01 * (1 - np.arange(4, 21) / 20), rtol=1e-6, atol=1e-9)
 
 
+def test_a_run_that_ends_within_its_warmup_is_told_which_keys_to_set():
+    told = optim.warmup_warning(OptimizerConfig(warmup_steps=200), 199)
+    assert "optimizer.warmup_steps is 200, but the run has 199 steps" in told and "\n" not in told
+    assert rates_of(dataclasses.replace(CONFIG, warmup_steps=21, schedule="constant"), 20)[:-1].max() < 0.01
+    for warmup, steps in ((200, 200), (200, 0), (0, 5)):
+        assert not optim.warmup_warning(OptimizerConfig(warmup_steps=warmup), steps)
+    assert not optim.warmup_warning(OptimizerConfig(warmup_steps=0, warmup_share=0.06), 5)
+
+
 def test_rate_has_no_jump():
     rates = rates_of(OptimizerConfig(warmup_steps=200), 2000)
     assert np.abs(np.diff(rates)).max() <= 1e-4 / 200 * 1.001
@@ -250,6 +259,17 @@ def test_weight_decay_applies_to_matrices_unless_a_rule_matches():
     np.testing.assert_array_equal(decays["encoder/layers/feed_forward/output/bias"].ravel(), np.float32([0.5, 0, 0]))
     assert decays["mlm_head/bias"] == 0.25
     assert decays["embeddings/token/table"] == np.float32(0.01)
+
+
+@pytest.mark.parametrize("decays", [".*=0.2", "kernel$=0.3;^embeddings/=0.2"])
+def test_a_weight_decay_that_applies_to_no_parameter_is_refused(decays):
+    config = OptimizerConfig(weight_decay=0.1, decays=decays)
+    with pytest.raises(UserError, match=r"optimizer\.weight_decay is 0\.1, which has no effect") as caught:
+        optim.build(config, layers())
+    assert f"optimizer.decays={decays} matches all" in str(caught.value) and "\n" not in str(caught.value)
+    optim.build(dataclasses.replace(config, weight_decay=OptimizerConfig.weight_decay), layers())
+    for some in ("", "kernel$=0.3", "layers/[01]/=0.3;^embeddings/=0.2", "bias$=0.1"):
+        optim.build(dataclasses.replace(config, decays=some), layers())
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.5])

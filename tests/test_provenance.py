@@ -80,6 +80,27 @@ def test_settings_that_change_no_number_are_free(make, free):
     assert told(provenance(make()), make(PretrainConfig(**free))) == []
 
 
+def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(make, tiny_config):
+    """Recipes refuse them now, so a resumed run cannot repeat them."""
+
+    def decayed(decays: str, **options: float) -> PretrainConfig:
+        return PretrainConfig(optimizer=OptimizerConfig(decays=decays, **options))
+
+    all_decay, one_decays = ".*=0.2", "^embeddings/=0.2"
+    assert told(provenance(make(decayed(all_decay, weight_decay=0.1))), make(decayed(all_decay))) == []
+    for here in (decayed(one_decays), decayed("")):
+        there = provenance(make(decayed(here.optimizer.decays, weight_decay=0.1)))
+        assert "optimizer.weight_decay: 0.1 -> 0.01" in refusal(there, make(here))
+
+    def shaped(**fields: float) -> Run:
+        return make(model=dataclasses.replace(tiny_config, **fields))
+
+    assert told(provenance(shaped(global_every=3, rotary_base=160.0)), make()) == []
+    assert "model.position_offset: 2 -> 0" in refusal(provenance(shaped(position_offset=2)), make())
+    windowed = refusal(provenance(shaped(window=4, global_every=3)), make())
+    assert "model.global_every: 3 -> 1; model.window: 4 -> 0" in windowed
+
+
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
     rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
     assert "mesh.reduce_dtype: auto -> bfloat16. " in refusal(provenance(make()), rounded)

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, ModelOptions
+from bert_jax.config import MODEL_CHOICES, ModelConfig, ModelOptions
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -167,6 +167,40 @@ def test_options_override_the_preset_and_attention_dropout_follows_dropout():
     assert (config.max_positions, config.dropout, config.attention_dropout) == (64, 0.0, 0.0)
     config = sizes.model_config(ModelOptions(preset="tiny", attention_dropout=0.0), 100)
     assert (config.max_positions, config.dropout, config.attention_dropout) == (512, 0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "needed"),
+    [
+        ("tiny", {"global_every": 3}, "model.window"),
+        ("tiny", {"window": 16}, "model.global_every of 2 or more"),
+        ("tiny", {"rotary_base": 160_000.0}, "model.positions=rotary"),
+        ("modernbert_base", {"rotary_base_local": 500.0, "window": 0}, "rotary positions, model.window"),
+        ("tiny", {"rotary_base_local": 500.0, "window": 16, "global_every": 3}, "rotary positions, model.window"),
+        ("tiny", {"relative_distance": 16}, "model.relative"),
+        ("roberta_base", {"positions": "rotary", "position_offset": 2}, "model.positions=learned"),
+    ],
+)
+def test_a_field_without_effect_is_refused_with_what_it_needs(preset, given, needed):
+    with pytest.raises(UserError, match=rf"model\.\w+ is [\d.]+, which has no effect without {needed}") as caught:
+        sizes.model_config(ModelOptions(preset=preset, **given), 100)
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_with_an_effect_and_those_that_the_preset_sets_are_kept(monkeypatch):
+    for preset, given in (
+        ("tiny", {"window": 16, "global_every": 3}),
+        ("tiny", {"global_every": 1, "rotary_base": 10_000.0, "position_offset": 0}),
+        ("modernbert_base", {"window": 16}),
+        ("modernbert_base", {"rotary_base_local": 500.0}),
+        ("modernbert_base", {"window": 0}),  # the preset's global_every has no effect, but is not the recipe's
+        ("roberta_base", {"positions": "rotary", "rotary_base": 500.0}),
+        ("feed_forward_lm", {"window": 5}),
+    ):
+        model = sizes.model_config(ModelOptions(preset=preset, **given), 100)
+        assert {name: getattr(model, name) for name in given} == given
+    monkeypatch.setitem(MODEL_CHOICES, "relative", (*MODEL_CHOICES["relative"], "mine"))  # of an extension
+    assert sizes.model_config(ModelOptions(preset="tiny", relative="mine", relative_distance=16), 100).relative
 
 
 def test_an_unknown_preset_is_refused_by_name():

@@ -18,7 +18,7 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.storage import holder
-from bert_jax.train import metrics, multi_seed, trainer
+from bert_jax.train import metrics, multi_seed, setup, trainer
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import make_clock
 from bert_jax.train.evaluate import make_evaluator
@@ -399,11 +399,13 @@ def test_a_run_that_skips_steps_is_equal_when_it_is_killed_between_them(run):
 
 
 @pytest.mark.slow
-def test_training_starts_from_given_parameters(run):
+def test_training_starts_from_given_parameters(run, capsys):
     first = trainer.fit(run("first"))
+    assert "warmup" not in capsys.readouterr().err
     given = {path: np.asarray(value) for path, value in paths.flatten(first.params).items()}
     short = dataclasses.replace(CONFIG, steps=1, optimizer=OptimizerConfig(learning_rate=0.0))
     second = trainer.fit(run("second", short, initial_params=given))
+    assert "optimizer.warmup_steps is 10000, but the run has 1 steps" in " ".join(capsys.readouterr().err.split())
     for path, value in paths.flatten(second.params).items():
         np.testing.assert_array_equal(value, given[path], err_msg=path)
 
@@ -418,6 +420,14 @@ def test_a_trace_contains_the_requested_steps(run):
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     steps = {event["args"]["step_num"] for event in events if event.get("name") == "train"}
     assert steps == {"2", "3"}
+
+
+def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
+    short = run("short", dataclasses.replace(CONFIG, optimizer=OptimizerConfig(warmup_steps=7)))
+    (told,) = setup.describe_warmup(short, {})
+    assert "optimizer.warmup_steps is 7, but the run has 6 steps" in told
+    assert setup.describe_warmup(short, {"step": 5}) == [told]
+    assert setup.describe_warmup(short, {"step": 6}) == setup.describe_warmup(run("usual"), {}) == []
 
 
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):

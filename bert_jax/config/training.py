@@ -73,7 +73,7 @@ class OptimizerConfig:
     bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
     momentum: float = 0.95  # of muon: the decay of the mean of gradients
     muon_dtype: str = "float32"  # in which muon orthogonalizes matrices: float32; bfloat16 is faster on accelerators
-    weight_decay: float = 0.01  # multiplied by the learning rate; not applied to biases and norms
+    weight_decay: float = 0.01  # multiplied by the learning rate; of all but biases, norms and what decays matches
     decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
     layer_decay: float = 1.0  # learning rate of each layer relative to the layer above it
     rates: str = ""  # REGEX=FACTOR;...: learning-rate factors by parameter path, on top of layer_decay; 0 freezes

@@ -10,9 +10,11 @@ from typing import Any
 from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model.paths import unflatten
 from bert_jax.storage import hub_models, scratch
 from bert_jax.train.held_out import is_threshold
 from bert_jax.train.metrics import duration
+from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.workdir import CHECKPOINTS
 from bert_jax.vocabulary import KINDS
 
@@ -30,6 +32,7 @@ _PIPELINES = {
 
 # The keys of result.json that describe the training and not the scores.
 _EFFORT = {"step": "steps taken", "tokens": "tokens seen", "seconds": "time of training"}
+_RULES = "optimizer.decays"  # regular expressions, shown as code
 # The settings that a card names if they are set, by configuration key.
 _PATHS = ("task.train", "init_from", "branch_from", "distill.teacher")
 _DATA = ("data.train", "data.mixture", "data.phases")  # if the run did not record its data
@@ -50,6 +53,7 @@ _SETTINGS = (
     "optimizer.warmup_steps",
     "optimizer.warmup_share",
     "optimizer.weight_decay",
+    _RULES,
     "optimizer.schedule",
     "optimizer.ema_decay",
     "compute_dtype",
@@ -188,17 +192,24 @@ def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
     """The most important settings of the run by configuration key, and what it took."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
     found = {}
+    unused = _unused(loaded)
     for key in (*paths, *_SETTINGS):
         value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
         value = _without_folders(value) if key in paths and value else value
-        if value not in _UNNAMED:
-            found[key] = value
+        if value not in _UNNAMED and key not in unused:
+            found[key] = f"`{value}`" if key == _RULES else value
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
             found[title] = duration(value) if name == "seconds" else f"{value:,}"
     return found
+
+
+def _unused(loaded: LoadedModel) -> tuple[str, ...]:
+    """The settings that another one overrides."""
+    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
+    return ("optimizer.weight_decay",) if overrides_weight_decay(rules, unflatten(loaded.params)) else ()
 
 
 def _without_folders(value: str) -> str:
@@ -280,7 +291,7 @@ def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).replace("|", r"\|")
 
 
 def _plain(value: float) -> str:

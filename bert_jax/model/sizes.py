@@ -167,8 +167,35 @@ def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
 
 
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
-    """Returns an architecture with the fields that a recipe sets in addition to the preset."""
-    return dataclasses.replace(model, **given_fields(options))
+    """Returns an architecture with the fields that a recipe sets in addition to the preset.
+
+    Raises UserError for fields that ModelConfig refuses, and for those that have no effect in the result.
+    """
+    given = given_fields(options)
+    changed = dataclasses.replace(model, **given)
+    for name, needed in without_effect(vars(changed)).items():
+        if name in given and given[name] != getattr(ModelConfig, name):
+            raise UserError(
+                f"model.{name} is {given[name]}, which has no effect without {needed}. Set that as well, or omit "
+                f"model.{name}"
+            )
+    return changed
+
+
+def without_effect(fields: Fields) -> dict[str, str]:
+    """Returns the names of fields that change nothing in an architecture of these `fields`, each with what it lacks."""
+    attends, rotary = fields["encoder"] == "transformer", fields["positions"] == "rotary"
+    windowed, some_global = attends and fields["window"] > 0, fields["global_every"] > 1
+    period = "model.global_every of 2 or more"
+    needs = {
+        "window": (some_global or not attends, period),
+        "global_every": (windowed, "model.window"),
+        "rotary_base": (rotary, "model.positions=rotary"),
+        "rotary_base_local": (rotary and windowed and some_global, f"rotary positions, model.window and {period}"),
+        "relative_distance": (fields["relative"] != "none", "model.relative"),
+        "position_offset": (fields["positions"] == "learned", "model.positions=learned"),
+    }
+    return {name: needed for name, (effective, needed) in needs.items() if not effective}
 
 
 def given_fields(options: ModelOptions) -> Fields:

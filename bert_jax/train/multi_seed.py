@@ -335,6 +335,9 @@ def _describe_start(seeds: Sequence[Seed], states: Sequence[TrainState], plan: s
     lines: list[str] = []
     for seed in seeds:
         lines += setup.describe_start(seed.run, seed.meta, seed.opened.differences, seed.ended)
+    lines += dict.fromkeys(
+        line for seed in seeds if not seed.ended for line in setup.describe_warmup(seed.run, seed.meta)
+    )
     new = next((state for seed, state in zip(seeds, states, strict=True) if not seed.meta), None)
     if new is not None:
         verbose = seeds[0].run.verbose

@@ -86,6 +86,11 @@ class Run:
         """The step at which the run ends by steps or tokens; 0: unknown."""
         return self.config.steps if self.length is None else self.length.steps
 
+    def abstract_params(self) -> dict[str, Any]:
+        """Returns the shapes and dtypes of the model's parameters."""
+        shapes: dict[str, Any] = jax.eval_shape(lambda key: self.objective.init(self.model, key), jax.random.key(0))
+        return shapes
+
     def forget_result(self) -> None:
         """Removes the result files of a run that had finished and now continues; process 0 does."""
         folders = (self.workdir, self.summary_workdir) if distributed.is_primary() else ()

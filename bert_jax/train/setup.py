@@ -84,7 +84,7 @@ def make_mesh(run: Run, source: Source) -> Mesh:
 def make_plan(run: Run) -> Plan:
     """Returns the plan of a run's steps; with gradual unfreezing, that of its first stage (steps.at_step)."""
     config = run.config
-    abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
+    abstract = run.abstract_params()
     fresh = _initialized(run, abstract)
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
@@ -300,6 +300,12 @@ def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str]
         return [f"branching from {meta[branch.BRANCHED]} into {run.workdir}", *differences]
     what = "nothing is left to train after" if ended else "resuming from"
     return [f"{what} step {meta['step']} of {run.workdir}", *differences]
+
+
+def describe_warmup(run: Run, meta: Mapping[str, Any]) -> list[str]:
+    """Returns a warning about a run that ends within its warmup; none where a checkpoint is already at the end."""
+    warning = optim.warmup_warning(run.config.optimizer, run.end)
+    return [warning] if warning and meta.get("step", 0) < run.end else []
 
 
 def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:

@@ -32,6 +32,7 @@ import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, to_dict
+from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import absolute, is_stored, location, read_json, store_errors, write_json
@@ -39,6 +40,7 @@ from bert_jax.train import integrity
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.gradient_sums import Reduction, sum_dtype
 from bert_jax.train.integrity import PARAMS, read_item, read_meta
+from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.partitioning import make_mesh
 from bert_jax.train.run import Run, runtime_of
 
@@ -226,7 +228,7 @@ def check_provenance(
     before = {key: value for key, value in _defaults(run).items() if key in now} | there["configuration"]
     keys = sorted({*before, *now})
     allowed = _allowed(run.config.allow_changes, keys)
-    free = (*FREE, *_without_effect(before, now), *(key for key in run.held_out if key not in before))
+    free = (*FREE, *_without_effect(run, before, now), *(key for key in run.held_out if key not in before))
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
@@ -255,7 +257,7 @@ def _fingerprints(run: Run) -> dict[str, str]:
     return {**run.source.fingerprints, **run.held_out}
 
 
-def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+def _without_effect(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
@@ -266,8 +268,24 @@ def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[
         *(() if chosen else MEASURED_AT),
         *(() if generator else ("generator_size", "replaced_weight")),
         *(("optimizer.final_share",) if constant else ()),
+        *(("optimizer.weight_decay",) if _overridden(run, before, now) else ()),
+        *(key for key in _unused_fields(before) if key in _unused_fields(now)),
         *_sums_without_effect(before, now),
     )
+
+
+def _unused_fields(values: Mapping[str, Any]) -> list[str]:
+    """The keys of the architecture that have no effect in it."""
+    fields = {key.removeprefix("model."): value for key, value in values.items() if _within(key, ("model",))}
+    return [f"model.{name}" for name in sizes.without_effect(fields)]
+
+
+def _overridden(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether optimizer.weight_decay differs without effect: earlier versions accepted it next to rules for all."""
+    weight_decay, decays = "optimizer.weight_decay", "optimizer.decays"
+    if before.get(weight_decay) == now.get(weight_decay) or before.get(decays) != now.get(decays):
+        return False
+    return overrides_weight_decay(now[decays], run.abstract_params())
 
 
 def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:

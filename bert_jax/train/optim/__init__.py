@@ -16,8 +16,8 @@ reductions over sharded axes.
 
 from bert_jax.train.optim.averages import first_average, next_average
 from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build, build_groups
-from bert_jax.train.optim.factors import decays, rate_factors
-from bert_jax.train.optim.schedules import learning_rate, with_token_shares
+from bert_jax.train.optim.factors import decays, overrides_weight_decay, rate_factors
+from bert_jax.train.optim.schedules import learning_rate, warmup_warning, with_token_shares
 from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "first_average",
     "learning_rate",
     "next_average",
+    "overrides_weight_decay",
     "rate_factors",
+    "warmup_warning",
     "with_token_shares",
 ]

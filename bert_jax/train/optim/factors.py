@@ -9,6 +9,8 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 from bert_jax.train import rules
 
+_WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
+
 
 def rate_factors(
     config: OptimizerConfig, params: dict[str, Any], trainable: dict[str, Any] | None = None
@@ -45,5 +47,16 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
     rules.parse rejects; `build` refuses those that match no parameter of the model.
     """
     given = rules.parse(config.decays, "optimizer.decays")
-    none = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
-    return rules.per_layer((*given, *none, (r".*", config.weight_decay)), params)
+    return rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
+
+
+def overrides_weight_decay(rule_text: str, params: dict[str, Any]) -> bool:
+    """Whether optimizer.decays=rule_text leaves no parameter to optimizer.weight_decay; False without rules.
+
+    params may be abstract. Raises UserError for rules that rules.parse rejects.
+    """
+    given = tuple((pattern, 0.0) for pattern, _ in rules.parse(rule_text, "optimizer.decays"))
+    if not given:
+        return False
+    left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
+    return not any(layers.any() for layers in jax.tree.leaves(left))

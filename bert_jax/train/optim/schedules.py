@@ -106,6 +106,17 @@ def check_schedule(config: OptimizerConfig) -> None:
         )
 
 
+def warmup_warning(config: OptimizerConfig, steps: int) -> str:
+    """Returns a warning where a run of this many steps (0: unknown) ends within its warmup; otherwise nothing."""
+    if not 0 < steps < config.warmup_steps:
+        return ""
+    return (
+        f"warning: optimizer.warmup_steps is {config.warmup_steps}, but the run has {steps} steps, so the learning "
+        "rate never reaches its peak. Set --config.optimizer.warmup_steps to less, or to 0 with "
+        "--config.optimizer.warmup_share=0.06"
+    )
+
+
 def with_token_shares(config: OptimizerConfig, tokens: float) -> OptimizerConfig:
     """Returns the configuration with warmup_tokens and decay_tokens as shares of a run of that many tokens.
 
