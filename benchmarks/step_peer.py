@@ -154,7 +154,8 @@ def loss_of(model: transformers.BertForPreTraining, work: str) -> Callable[..., 
         labels = labels.scatter(1, masked_positions, input_ids.gather(1, masked_positions))
         return model(input_ids=input_ids, labels=labels, **others).loss
 
-    return {"equal": equal_work, "head": head_work, "full": full_work}[work]
+    losses: dict[str, Callable[..., torch.Tensor]] = {"equal": equal_work, "head": head_work, "full": full_work}
+    return losses[work]
 
 
 def layer_at(
