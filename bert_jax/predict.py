@@ -21,7 +21,7 @@ from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.predictor import InputPredictor, Predictions
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.texts import refuse_table
+from bert_jax.tasks.texts import refuse_other_inputs
 from bert_jax.train.compilation_cache import enable_compilation_cache
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
@@ -117,7 +117,8 @@ def predict(
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
-    refuse_table(inputs)
+    if not isinstance(inputs, Path):
+        refuse_other_inputs(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
         loaded,
