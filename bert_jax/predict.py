@@ -63,7 +63,8 @@ object has the same id.
 For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
 text is already split into words separated by spaces, pass --words.
 
-Lines are written as soon as they are predicted. A file named by --output appears only when it is complete.
+Lines are written as soon as they are predicted. Text and JSON lines are read in bounded memory, a file in the format of
+the training files as a whole. A file named by --output appears only when it is complete.
 
 To submit to the GLUE or SuperGLUE leaderboard, pass the benchmark's own test file as --input, glue or superglue as
 --format, and a folder as --output. With --format squad, the answers to questions are written as predictions.json and,
