@@ -11,7 +11,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -80,7 +80,7 @@ class Model:
         self,
         texts: str | Iterable[Any],
         *,
-        layers: str = "last",
+        layers: str | int = "last",
         pool: str = "",
         normalize: bool | None = None,
         prompt: str | None = None,
@@ -116,13 +116,13 @@ class Model:
         report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
 
-    @overload  # a str is a Sequence[str], too; the first one that fits counts
+    @overload  # a str is an Iterable[str], too; the first one that fits counts
     def fill_mask(self, sentences: str, *, top: int = 5) -> Filled: ...  # type: ignore[overload-overlap]
 
     @overload
-    def fill_mask(self, sentences: Sequence[str], *, top: int = 5) -> list[Filled]: ...
+    def fill_mask(self, sentences: Iterable[str], *, top: int = 5) -> list[Filled]: ...
 
-    def fill_mask(self, sentences: str | Sequence[str], *, top: int = 5) -> Filled | list[Filled]:
+    def fill_mask(self, sentences: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
         """Returns the `top` most probable tokens at each [MASK]: fill_mask.Filled of a sentence, or a list of them.
 
         Raises UserError as `bert_jax.fill_mask.fill_mask` does.
@@ -198,16 +198,16 @@ def finetune(
 ) -> Model:
     """Fine-tunes a model on a table and returns it; `result` of the returned model has the metrics on dev.
 
-    train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas DataFrame or a
-                 datasets.Dataset
+    train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas or polars
+                 DataFrame, or a datasets.Dataset
     text, text_pair, label   the names of its columns, of which some kinds need none; multilabel may have several labels
     kind         classification, regression, multilabel, tagging, ... (bert-jax finetune --help); empty: by the file
     workdir      keeps the run, which the same call then resumes; None: a temporary folder
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
                  {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
 
-    Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows, and for data in memory
-    with a workdir in a store.
+    Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows or have values of other
+    types than files in the columns of the task, and for data in memory with a workdir in a store.
     """
     enable_compilation_cache()
     in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
@@ -216,13 +216,15 @@ def finetune(
         folder = location(workdir or scratch / "run")
         kept = Path(f"{folder}-data")  # next to the run, because a workdir must be its own
         tables = {name: data for name, data in (("train", train), ("dev", dev)) if data is not None}
-        keys: dict[str, Any] = {
-            f"task.{name}": in_memory.data_file(data, kept / f"{name}.jsonl") for name, data in tables.items()
-        }
         columns = {"text": text, "text_pair": text_pair, "label": label, "kind": kind}
-        keys |= {f"task.{name}": value for name, value in columns.items() if not isinstance(value, str | None) or value}
+        given = {name: value for name, value in columns.items() if not isinstance(value, str | None) or value}
+        keys: dict[str, Any] = {f"task.{name}": value for name, value in given.items()}
         keys["init_from"] = _path_of(model, scratch / "start")
         config = config_lib.load(FinetuneConfig, config_lib.read_values("own", keys, overrides or {}))
+        files: dict[str, Any] = {
+            name: in_memory.data_file(data, kept / f"{name}.jsonl", config.task) for name, data in tables.items()
+        }
+        config = dataclasses.replace(config, task=dataclasses.replace(config.task, **files))
         result = run_finetuning(config, folder)
         # A temporary folder is about to be removed, so no path of it is kept.
         loaded = load(workdir).loaded if workdir else dataclasses.replace(open_checkpoint(folder), origin="")

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.device_params import device_params
 from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
+from bert_jax.tasks.texts import checked_strings
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
 from bert_jax.train.compilation_cache import enable_compilation_cache
@@ -63,15 +64,16 @@ class Filled(NamedTuple):
 
 
 def fill_mask(
-    checkpoint: str | Path | LoadedModel, sentences: Sequence[str], top: int = 5, average: str = ""
+    checkpoint: str | Path | LoadedModel, sentences: Iterable[str], top: int = 5, average: str = ""
 ) -> list[Filled]:
     """Returns the most probable tokens at each [MASK] of each sentence, by a float32 softmax over the vocabulary.
 
     average applies to a checkpoint given by its path, as in open_checkpoint. Of a model trained with
-    config.objective=replaced_tokens, the generator predicts. Raises UserError for a
-    sentence without a mask or longer than the model, a checkpoint of a causal model or without a masked
-    language model head, and a top outside 1 to the vocabulary size.
+    config.objective=replaced_tokens, the generator predicts. Raises UserError for sentences that are no list of
+    strings, for one without a mask or longer than the model, for a checkpoint of a causal model or without a masked
+    language model head, and for a top outside 1 to the vocabulary size.
     """
+    sentences = checked_strings(sentences)
     loaded = _open(checkpoint, average)
     if not 1 <= top <= loaded.vocabulary.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
@@ -86,7 +88,7 @@ def fill_mask(
 def generate(
     checkpoint: str | Path | LoadedModel,
     new_tokens: int,
-    prompts: Sequence[str] = ("",),
+    prompts: Iterable[str] = ("",),
     *,
     steps: int | None = None,
     seed: int = 0,
@@ -98,6 +100,7 @@ def generate(
     steps is the number of denoising steps; None means new_tokens. The same arguments give the same texts. Masks in a
     prompt are filled too. Raises UserError for new_tokens below 1, and as fill_mask and ancestral_sampling.unmask do.
     """
+    prompts = checked_strings(prompts)
     if new_tokens < 1:
         raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
     loaded = _open(checkpoint, average)

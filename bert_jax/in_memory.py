@@ -1,22 +1,31 @@
 """Data and models in memory, as the files that a run reads: what `bert_jax.finetune` takes."""
 
+import datetime
+import decimal
+import enum
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_jax import export
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.hub_models import PREFIX
 from bert_jax.storage.location import location, location_address
 from bert_jax.storage.stores import store_of
 from bert_jax.tasks.input_records import is_unicode
+from bert_jax.tasks.kinds.choice_items import CHOICES
+from bert_jax.tasks.kinds.question_files import QUESTION_COLUMNS
+from bert_jax.tasks.texts import is_iterable
 from bert_jax.train.workdir import CHECKPOINTS
 
-Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas DataFrame or a datasets.Dataset
+Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas or polars DataFrame, datasets.Dataset
+SETS = "multilabel"  # the kind of task whose label may be a set
+# The kinds whose columns are all named (empty: classification or choice), and what others read where none are named.
+OF_NAMED_COLUMNS = ("", "classification", "regression", "embedding", SETS)
+DEFAULT_COLUMNS = ("tokens", "labels", "spans", "relations", *QUESTION_COLUMNS, "is_impossible", CHOICES)
 
 
 def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
@@ -45,11 +54,12 @@ def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
         )
 
 
-def data_file(table: Table, path: Path) -> str:
-    """The file of a table. Data in memory is written to `path` as JSON lines; a datasets.Dataset as Parquet, next to
-    `path`, because its classes are numbers, and have names and an order only there.
+def data_file(table: Table, path: Path, task: TaskConfig) -> str:
+    """The file of a table for a task. Data in memory is written to `path` as JSON lines; a datasets.Dataset as Parquet,
+    next to `path`, because its classes are numbers, and have names and an order only there.
 
-    Raises UserError for data that are no rows.
+    A value that JSON does not have is written as its text in Python, in columns that the task does not read. Raises
+    UserError for one that it reads, for data that are no rows, and for a column whose name is no text.
     """
     if isinstance(table, str | Path):
         return str(table)
@@ -58,8 +68,7 @@ def data_file(table: Table, path: Path) -> str:
         parquet = str(path.with_suffix(".parquet"))
         table.to_parquet(parquet)
         return parquet
-    to_dict = getattr(table, "to_dict", None) if hasattr(table, "columns") else None  # pandas.DataFrame
-    rows = list(table) if to_dict is None else to_dict("records")
+    rows = _rows(table)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(
             f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
@@ -68,25 +77,75 @@ def data_file(table: Table, path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows, 1):
-            values = {key: _plain(value) for key, value in row.items()}
-            line = json.dumps(values, ensure_ascii=False, default=str)  # str: dates, in unused columns
-            if not is_unicode(line):
-                raise UserError(
-                    f"row {number} of the data has half of a surrogate pair, which is no character: {line!r:.80}. "
-                    "Correct the text, or omit the row"
-                )
-            file.write(line + "\n")
+            file.write(_line(f"row {number} of the data", row, task) + "\n")
     return str(path)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: a number of NumPy as one of Python, what is missing as null."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
+def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
+    labels = _names(task.label)
+    read = labels | _names(task.text, task.text_pair, task.marks, task.choices, task.negatives)
+    read.update(() if task.kind in OF_NAMED_COLUMNS else DEFAULT_COLUMNS)
+    values = {}
+    for name, value in row.items():
+        if not isinstance(name, str | int):
+            raise UserError(
+                f"{where} has the column {name!r:.60}, whose name is no text. Rename the columns of the table"
+            )
+        try:
+            values[name] = _plain(value, sets=task.kind == SETS and str(name) in labels)
+        except ValueError as error:
+            if str(name) in read:
+                raise UserError(f"{where}: column {name!r} holds {value!r:.60}; {error}") from None
+            values[name] = str(value)
+    line = json.dumps(values, ensure_ascii=False)
+    if not is_unicode(line):
+        raise UserError(
+            f"{where} has half of a surrogate pair, which is no character: {line!r:.80}. Correct the text, or omit "
+            "the row"
+        )
+    return line
+
+
+def _rows(table: Any) -> list[Any]:
+    """The rows of a DataFrame, or the items of any other table; none of what is no table."""
+    if hasattr(table, "columns") and hasattr(table, "to_dicts"):  # polars
+        return list(table.to_dicts())
+    if hasattr(table, "columns") and hasattr(table, "to_dict"):  # pandas
+        return list(table.to_dict("records"))
+    return list(table) if is_iterable(table) else []
+
+
+def _names(*columns: str) -> set[str]:
+    """The names in keys that each name one column, or several separated by commas."""
+    return {name.strip() for names in columns for name in names.split(",")} - {""}
+
+
+def _plain(value: Any, sets: bool = False) -> Any:
+    """A value as JSON has it: what is missing as null, bytes and dates as texts, arrays as lists, and with `sets` also
+    a set as one. Raises ValueError, which says what is expected, for other values."""
+    for method in ("tolist", "item"):  # of NumPy, JAX and PyTorch
+        if hasattr(value, method) and type(found := getattr(value, method)()) is not type(value):
+            return _plain(found)
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str | int) for key in value):
+            raise ValueError("expected keys that are texts")
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    if (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+    if isinstance(value, set | frozenset):
+        if not sets:
+            raise ValueError("a set has no order, so give a list")
+        return sorted(map(_plain, value), key=str)
+    missing = isinstance(value, float | decimal.Decimal) and value != value
+    if value is None or missing or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
         return None
-    return value
+    if isinstance(value, bytes | bytearray):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError("the bytes are not UTF-8, so give a text") from None
+    if isinstance(value, str | int | float):
+        return value
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal | enum.Enum):
+        return str(value)
+    raise ValueError("expected a text, a number, true or false, or a list or dictionary of these")

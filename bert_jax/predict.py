@@ -21,7 +21,7 @@ from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.predictor import InputPredictor, Predictions
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.texts import refuse_table
+from bert_jax.tasks.texts import refuse_other_inputs
 from bert_jax.train.compilation_cache import enable_compilation_cache
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
@@ -63,7 +63,8 @@ object has the same id.
 For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
 text is already split into words separated by spaces, pass --words.
 
-Lines are written as soon as they are predicted. A file named by --output appears only when it is complete.
+Lines are written as soon as they are predicted. Text and JSON lines are read in bounded memory, a file in the format of
+the training files as a whole. A file named by --output appears only when it is complete.
 
 To submit to the GLUE or SuperGLUE leaderboard, pass the benchmark's own test file as --input, glue or superglue as
 --format, and a folder as --output. With --format squad, the answers to questions are written as predictions.json and,
@@ -117,7 +118,8 @@ def predict(
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
-    refuse_table(inputs)
+    if not isinstance(inputs, Path):
+        refuse_other_inputs(inputs)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
         loaded,

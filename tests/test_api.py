@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import datetime
+import decimal
 import errno
 import fnmatch
 import importlib
@@ -22,6 +23,7 @@ from typing import Any
 import huggingface_hub
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -95,6 +97,7 @@ def test_a_model_computes_what_the_commands_compute(model, folder):
     texts = ["the cat sat", ("a dog .", "the mat")]
     found = model.encode(texts, layers="1", pool="max")
     np.testing.assert_array_equal(found, embed(folder, texts, layers="1", pool="max")["embeddings"])
+    np.testing.assert_array_equal(found, model.encode(iter(texts), layers=1, pool="max"))
     np.testing.assert_allclose(model.encode("the cat sat", layers="1", pool="max"), found[0], atol=1e-6)
     sentences = ["the [MASK] sat", "a [MASK] [MASK]"]
     assert model.fill_mask(sentences, top=3) == fill_mask(folder, sentences, 3)
@@ -196,6 +199,28 @@ class Frame:
         return [dict(row) for row in ROWS]
 
 
+class Polars:
+    """What bert_jax uses of a DataFrame of polars, whose to_dict gives columns."""
+
+    columns = Frame.columns
+
+    def to_dict(self, *, as_series: bool = True) -> dict[str, Any]:
+        raise AssertionError("these are no rows")
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in ROWS]
+
+
+class Tensor:
+    """What bert_jax uses of a tensor of PyTorch."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tolist(self) -> Any:
+        return self.value
+
+
 class Dataset:
     """What bert_jax uses of a datasets.Dataset, whose classes are numbers with names in the schema of its files."""
 
@@ -282,20 +307,58 @@ def test_rows_with_dates_and_missing_values_are_written_as_json(tmp_path):
         "tags": np.array([1, 0, -1]),
     }
     expected = {"date": "2026-11-24", "missing": None, "none": None, "answers": {"text": ["a", "b"], "start": [3]}}
-    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl"))
+    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl", TaskConfig(kind="tagging")))
     assert json.loads(path.read_text()) == expected | {"tags": [1, 0, -1]}
+
+
+def written(folder: Path, table: Any, **task: str) -> list[dict[str, Any]]:
+    """The rows of the file of a table."""
+    path = Path(in_memory.data_file(table, folder / "rows.jsonl", TaskConfig(**task)))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
+    sets = [{"text": "caf\u00e9".encode(), "labels": {"y", "x"}}, {"text": np.bytes_(b"a"), "labels": frozenset()}]
+    found = written(tmp_path, sets, kind="multilabel", text="text", label="labels")
+    assert found == [{"text": "caf\u00e9", "labels": ["x", "y"]}, {"text": "a", "labels": []}]
+    numbers = [Tensor(0), jnp.int32(1), np.float32(0.5), decimal.Decimal("2.5"), True, None]
+    found = written(tmp_path, [{"text": "a", "label": one} for one in numbers], text="text", label="label")
+    assert [row["label"] for row in found] == [0, 1, 0.5, "2.5", True, None]
+    words = {"tokens": [b"a", "b"], "labels": Tensor([1, 0])}
+    assert written(tmp_path, [words], kind="tagging") == [{"tokens": ["a", "b"], "labels": [1, 0]}]
+    assert written(tmp_path, Polars(), text="review", label="stars") == ROWS
+    unread = {"text": "a", 0: {1}, "image": b"\xff", "more": {("a", "b"): 1}, "labels": 1j}
+    assert written(tmp_path, [unread], text="text")[0].keys() == {"text", "0", "image", "more", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "said"),
+    [
+        ({"stars": object()}, {}, r"row 2 of the data: column 'stars' holds <object .*>; expected a text, a number"),
+        ({"stars": {"one"}}, {}, r"column 'stars' holds {'one'}; a set has no order, so give a list"),
+        ({"review": b"\xff"}, {}, "column 'review' holds .*; the bytes are not UTF-8"),
+        ({"wrong": [1, 2j]}, {"choices": "right,wrong"}, r"column 'wrong' holds \[1, 2j\]; expected a text"),
+        ({"answers": {"a", "b"}}, {"kind": "question"}, "column 'answers' holds .*; a set has no order"),
+        ({("stars", "mean"): 1}, {}, r"row 2 of the data has the column \('stars', 'mean'\), whose name is no text"),
+    ],
+)
+def test_values_that_no_file_has_are_refused_with_their_row(model, row, task, said):
+    overrides = {"task": {"text": "review", "label": "stars", **task}}
+    with pytest.raises(UserError, match=said) as refused:
+        bert_jax.finetune(model, [ROWS[0], ROWS[1] | row], overrides=overrides)
+    assert "\n" not in str(refused.value)
 
 
 def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
     """Those of rows without names, in another file, mean the same classes."""
-    train = in_memory.data_file(Dataset(), tmp_path / "train.jsonl")
+    task = TaskConfig(text="review", label="stars")
+    train = in_memory.data_file(Dataset(), tmp_path / "train.jsonl", task)
     numbers = [{"review": row["review"], "stars": ["five", "one"].index(row["stars"])} for row in ROWS]
-    dev = in_memory.data_file(numbers, tmp_path / "dev.jsonl")
-    config = TaskConfig(train=train, dev=dev, text="review", label="stars")
-    task, files = registry.resolve(config)
-    task = task.complete(registry.read(task, files["train"]))
-    assert task.labels == ("five", "one")
-    assert [item.label for item in registry.read(task, files["dev"]).items] == [row["stars"] for row in ROWS]
+    dev = in_memory.data_file(numbers, tmp_path / "dev.jsonl", task)
+    resolved, files = registry.resolve(dataclasses.replace(task, train=train, dev=dev))
+    resolved = resolved.complete(registry.read(resolved, files["train"]))
+    assert resolved.labels == ("five", "one")
+    assert [item.label for item in registry.read(resolved, files["dev"]).items] == [row["stars"] for row in ROWS]
 
 
 @pytest.mark.parametrize(
@@ -306,9 +369,12 @@ def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
         ([("a", "b", "c")], r"text 1 is \('a', 'b', 'c'\)"),
         ({"text": "a"}, "one object with the keys text; expected a list of inputs"),
         (Frame(), r"a table with the columns review, stars; expected texts. Give a column of it"),
+        (None, "texts is None; expected a list of texts"),
+        (np.array("a"), r"texts is array\('a', .*; expected a list of texts"),
     ],
 )
-def test_what_is_no_text_is_refused(model, texts, message):
+def test_what_is_no_text_is_refused(model, texts, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in a user's program
     with pytest.raises(UserError, match=message):
         model.encode(texts)
     if not isinstance(texts, list):
@@ -383,7 +449,7 @@ def test_a_model_of_the_hub_is_named_by_its_address_where_a_run_begins(model, fo
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [([], "without rows"), ([1, 2], "without rows"), (["text"], "without rows")],
+    [([], "without rows"), ([1, 2], "without rows"), (["text"], "without rows"), (3, "the data is int without rows")],
 )
 def test_data_that_are_no_rows_are_refused(model, data, message):
     with pytest.raises(UserError, match=message):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.stats
@@ -35,6 +36,22 @@ def test_probabilities_cover_the_vocabulary_and_decrease(loaded):
         values = np.array([prediction.probability for prediction in predictions])
         assert abs(values.sum() - 1) < 1e-5 and (np.diff(values) <= 0).all()
         assert len({prediction.token for prediction in predictions}) == loaded.vocabulary.vocab_size
+
+
+def test_sentences_are_any_strings_of_a_caller(loaded, monkeypatch):
+    sentences = ["a [MASK]", "the [MASK] sat"]
+    assert fill_mask.fill_mask(loaded, iter(sentences)) == fill_mask.fill_mask(loaded, sentences)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in a user's program
+    for given, said in (
+        (["a [MASK]", float("nan")], "text 2 is nan; expected a string"),
+        ([("a [MASK]", "b")], r"text 1 is \('a \[MASK\]', 'b'\); expected a string"),
+        (None, "texts is None; expected a list of texts"),
+        ("a [MASK]", r"texts is the text 'a \[MASK\]'; expected a list of texts"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fill_mask.fill_mask(loaded, given)
+        with pytest.raises(UserError, match=said):
+            fill_mask.generate(loaded, 1, given)
 
 
 def test_other_sentences_in_the_call_change_nothing(loaded):

@@ -12,9 +12,12 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.storage.location import location
 from bert_jax.tasks import measurement, pairs, texts
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tokenizer import Tokenizer
 
 TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
@@ -182,3 +185,26 @@ def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
     many = split_of(*(("x", None, f"{number}.5") for number in range(80)))
     with pytest.raises(UserError, match=r"80 different labels in 80 lines.*task.kind=regression"):
         unlabelled.complete(many)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "lines", "looks"),
+    [
+        ("classification", "0", ["text,label", "a,pos", "b,neg", "c,pos", "d,neg"], True),
+        ("multilabel", "0", ["text,label", "a,pos", 'b,"neg,pos"', "c,neg"], True),
+        ("classification", "0", ["a,pos", "b,neg", "c,pos"], False),
+        ("classification", "text", ["text,label", "a,pos", "b,neg", "c,neg"], False),  # a name means a header
+        ("regression", "0", ["a,1.5", "b,2"], False),
+    ],
+)
+def test_a_header_under_numbered_columns_is_reported(
+    letters: Tokenizer, tmp_path: Path, kind: str, text: str, lines: list[str], looks: bool
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(lines) + "\n")
+    task = TaskConfig(kind=kind, train=str(path), text=text, label="1", max_length=12)
+    reported: list[str] = []
+    config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=task)
+    prepare(config, location(tmp_path / "run"), letters, reported.append)
+    said = f"{path}: line 1 looks like a header (no other line has the label 'label'); name columns by their header"
+    assert [line for line in reported if "header" in line] == [said] * looks

@@ -70,6 +70,8 @@ def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None
         lines = ["text\tlabels", *(f"{text}\t{write(list(one))}" for text, one in zip(TEXTS, SETS, strict=True))]
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
         assert sets_of(tmp_path / f"{name}.tsv") == SETS
+    (tmp_path / "sets.tsv").write_text("text\tlabels\na\t{'joy', 'fear'}\nb\tset()\n")
+    assert sets_of(tmp_path / "sets.tsv") == [("fear", "joy"), ()]
     (tmp_path / "numbers.tsv").write_text("text\tlabels\na\t[0, 2]\n")
     assert sets_of(tmp_path / "numbers.tsv", names=LABELS) == [("joy", "fear")]
 

@@ -1,5 +1,6 @@
 """Questions as files have them: SQuAD's JSON, records, and what is wrong with either."""
 
+import csv
 import json
 import lzma
 import math
@@ -11,14 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_checkpoints import write_vocabulary
 
+from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.config import TaskConfig
+from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.storage.location import location
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.question_files import Answer, Question, locate
+from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.reading import Columns
 
 TASK = QuestionTask("own")
@@ -81,6 +86,43 @@ def test_questions_without_answers_are_read_where_no_labels_are_asked_for(tmp_pa
 def test_answers_of_records_may_be_written_in_each_usual_way(tmp_path, answers, expected):
     path = json_lines(tmp_path / "train.jsonl", {"id": 7, "question": "When?", "context": CONTEXT, "answers": answers})
     assert read(path).items == (Question("7", "When?", CONTEXT, expected, "line 1"),)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{'text': ['1905'], 'answer_start': [24]}", (Answer("1905", 24),)),
+        (json.dumps({"text": ["1905"], "answer_start": [24]}), (Answer("1905", 24),)),
+        (
+            "{'text': array(['1905', \"Ada's\"],\n dtype=object), 'answer_start': array([24, 0], dtype=int32)}",
+            (Answer("1905", 24), Answer("Ada's", 0)),
+        ),
+        ("{'text': array([], dtype=object), 'answer_start': array([], dtype=int32)}", ()),
+        ("[{'text': '1905', 'answer_start': np.int64(24)}]", (Answer("1905", 24),)),
+        ("['1905', 'in 1905']", (Answer("1905", None), Answer("in 1905", None))),
+        (" [] ", ()),
+        ("[24]", (Answer("[24]", None),)),
+        ("{bridge}", (Answer("{bridge}", None),)),
+        ("[sic] 1905", (Answer("[sic] 1905", None),)),
+    ],
+)
+def test_answers_of_a_table_may_be_written_as_pandas_does(tmp_path, written, expected):
+    path = tmp_path / "train.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["question", "context", "answers"], ["When?", CONTEXT, written]])
+    assert [one.answers for one in read(path).items] == [expected]
+
+
+def test_answers_that_are_not_in_their_contexts_are_refused_before_training(tmp_path):
+    write_vocabulary(tmp_path, 131)
+    tokenizer = tokenizer_lib.load(tmp_path, lowercase=True)
+    record = {"question": "When?", "context": CONTEXT}
+    path = json_lines(tmp_path / "train.jsonl", record | {"answers": "1906"}, record | {"answers": []})
+    config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=TaskConfig(kind="question", train=str(path)))
+    with pytest.raises(UserError, match=r"train\.jsonl: no answer occurs in its context, .*\(line 1: '1906'\)"):
+        prepare(config, location(tmp_path / "run"), tokenizer)
+    json_lines(path, record | {"answers": "1906"}, record | {"answers": "1905"})
+    assert TASK.training_remarks(TASK.encode(read(path), tokenizer)) == []
 
 
 def test_records_have_the_columns_that_a_user_names(tmp_path):

@@ -214,3 +214,21 @@ def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
         task.read(path, Columns(), True)
     some = write(tmp_path / "some.conll", "a\tN\n\nb\t\n")  # whose tags predict does not read
     assert [item.words for item in task.read(some, Columns(), False).items] == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize("withheld", [None, []])
+@pytest.mark.parametrize("kind", ["tagging", "token_regression"])
+def test_lists_of_words_without_any_label_are_unlabelled(tmp_path: Path, kind: str, withheld: list | None) -> None:
+    pq.write_table(pa.table({"tokens": [["a", "b"], ["c"]], "labels": [withheld] * 2}), tmp_path / "a.parquet")
+    rows = "".join(json.dumps({"tokens": words, "labels": withheld}) + "\n" for words in (["a", "b"], ["c"]))
+    for path in (tmp_path / "a.parquet", write(tmp_path / "a.jsonl", rows)):
+        split = KINDS[kind]("own").read(path, Columns(), False)
+        assert not split.labelled and [item.words for item in split.items] == [("a", "b"), ("c",)]
+        with pytest.raises(UserError, match=r"line 1: labels .*; expected a list of 2|line 1: labels has 0 labels"):
+            KINDS[kind]("own").read(path, Columns(), True)
+
+
+def test_a_list_of_labels_that_is_missing_among_others_is_a_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"tokens": ["a"], "labels": ["N"]}\n{"tokens": ["b"], "labels": null}\n')
+    with pytest.raises(UserError, match="line 2: labels is None; expected a list of 1"):
+        TaggingTask("own").read(path, Columns(), False)

@@ -87,3 +87,13 @@ def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_
         task.read(written(tmp_path, {"tokens": ["a"]}), Columns(), False)
     with pytest.raises(UserError, match="has no column 'relations'"):
         task.read(written(tmp_path, bare), Columns(), True)
+
+
+def test_a_file_whose_labels_are_all_null_is_not_labelled(tmp_path: Path) -> None:
+    withheld = GOOD | {"spans": None, "relations": None}
+    for relations, name in ((False, "spans"), (True, "relations")):
+        path = written(tmp_path, withheld, withheld)
+        assert not read_spans(path, Columns(), False, relations=relations).labelled
+        with pytest.raises(UserError, match=f"train.jsonl has no labels: column '{name}' is null throughout"):
+            read_spans(path, Columns(), True, relations=relations)
+        assert read_spans(written(tmp_path, withheld, withheld | {name: []}), Columns(), False, relations).labelled

@@ -47,7 +47,7 @@ class VectorSettings:
 def settings_of(
     loaded: LoadedModel,
     *,
-    layers: str = "last",
+    layers: str | int = "last",
     pool: str = "",
     normalize: bool | None = None,
     prompt: str | None = None,
@@ -62,6 +62,7 @@ def settings_of(
     they are cut, as sentence-transformers does it. Raises UserError for a choice that is unknown or does not fit the
     model.
     """
+    layers = str(layers)
     width = LayerSelection.parse(layers, loaded.model.layers).width(loaded.model.width)
     if not 0 <= truncate_dim <= width:
         raise UserError(f"--truncate_dim is {truncate_dim}; use 1 to {width} (the width of --layers {layers})")

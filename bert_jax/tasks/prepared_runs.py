@@ -239,7 +239,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             continue
         rows[name] = task.encode(split, start.tokenizer)
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
-        for line in measurement.remarks(rows[name], registry.metrics_of(task, name)):
+        further = task.training_remarks(rows[name]) if name == "train" else []
+        for line in (*measurement.remarks(rows[name], registry.metrics_of(task, name)), *further):
             report(line)
     return Data(task, dict(splits), rows, counts)
 

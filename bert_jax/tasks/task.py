@@ -149,6 +149,10 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """Warnings about a split, one line each, beginning with the name of its file."""
         return []
 
+    def training_remarks(self, rows: Rows) -> list[str]:
+        """Further warnings about the training file. Raises UserError for rows from which nothing can be learned."""
+        return []
+
     def check_metrics(self, split: Split[Item]) -> None:
         """Raises UserError for a metric of the task that a labelled split cannot have."""
 

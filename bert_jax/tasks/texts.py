@@ -59,11 +59,9 @@ def encode(
 def checked_texts(texts: Iterable[Any]) -> list[Texts]:
     """The texts of a caller.
 
-    Raises UserError for a single text, for a table, and for an item that is neither a string nor a pair.
+    Raises UserError for what refuse_other_inputs refuses, and for an item that is neither a string nor a pair.
     """
-    if isinstance(texts, str):
-        raise UserError(f"texts is the text {texts!r:.40}; expected a list of texts")
-    refuse_table(texts)
+    refuse_other_inputs(texts)
     found = []
     for number, text in enumerate(texts, 1):
         parts = (text,) if isinstance(text, str) else text
@@ -74,8 +72,22 @@ def checked_texts(texts: Iterable[Any]) -> list[Texts]:
     return found
 
 
-def refuse_table(texts: Any) -> None:
-    """Raises UserError for a dictionary, and a pandas DataFrame, whose items are the names of its columns."""
+def checked_strings(texts: Iterable[Any]) -> list[str]:
+    """The texts of a caller, none of which is a pair. Raises UserError as checked_texts does."""
+    refuse_other_inputs(texts)
+    found = list(texts)
+    for number, text in enumerate(found, 1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is {text!r:.60}; expected a string")
+    return found
+
+
+def refuse_other_inputs(texts: Any) -> None:
+    """Raises UserError for a single text, for what is no list of anything, and for a dictionary and a DataFrame, whose
+    items are the names of columns."""
+    if isinstance(texts, str) or not is_iterable(texts):
+        what = "the text " if isinstance(texts, str) else ""
+        raise UserError(f"texts is {what}{texts!r:.40}; expected a list of texts")
     if isinstance(texts, Mapping):
         raise UserError(f"the data is one object with the keys {', '.join(map(str, texts))}; expected a list of inputs")
     if hasattr(texts, "to_dict") and hasattr(texts, "columns"):
@@ -83,3 +95,12 @@ def refuse_table(texts: Any) -> None:
             f"the data is a table with the columns {', '.join(map(str, texts.columns))}; expected texts. Give a column "
             "of it, such as table['text']"
         )
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether a value can be iterated over, also by its indices alone. An array without axes cannot."""
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True

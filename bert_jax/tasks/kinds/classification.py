@@ -19,7 +19,7 @@ from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, LabelSet, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
-from bert_jax.tasks.kinds.labels import LabelTask, check_label, parse_number, shown_labels
+from bert_jax.tasks.kinds.labels import LabelTask, check_label, header_remarks, parse_number, shown_labels
 from bert_jax.tasks.kinds.target_scale import ScaledTask
 from bert_jax.tasks.metric_functions import (
     CLASSIFICATION_METRICS,
@@ -189,6 +189,10 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy", "f1") if self.positive or self.labels == ("0", "1") else ("accuracy", "macro_f1")
+
+    def training_remarks(self, rows: LabelledRows) -> list[str]:
+        """A warning about a first line that looks like a header."""
+        return header_remarks(self, rows.split)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> int:
         return check_label(split, line, label, self.labels)

@@ -5,11 +5,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.label_names import parse_label_map, same_names
+from bert_jax.tasks.reading import is_stored
+from bert_jax.tasks.reading.columns import is_number
 from bert_jax.tasks.task import Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
@@ -120,6 +123,22 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
                 f"task.class_weights has {given!r}, but {number!r} is not a weight; use a number of 0 or more"
             )
         return label, weight
+
+
+def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[str]:
+    """A warning about a first line that looks like a header, in a table whose columns are numbered, so that none is
+    read."""
+    columns = task.columns
+    names = columns.text, columns.text_pair, columns.label, *columns.marks
+    if not all(is_number(name) for name in names if name) or is_stored(split.path):
+        return []
+    first, others = (task.labels_in(replace(split, items=part)) for part in (split.items[:1], split.items[1:]))
+    if not first or first & others:
+        return []
+    return [
+        f"{split.path}: line {split.items[0].line} looks like a header (no other line has the label {min(first)!r}); "
+        "name columns by their header"
+    ]
 
 
 def parse_number(text: str) -> float:

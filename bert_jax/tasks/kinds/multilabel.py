@@ -18,7 +18,7 @@ from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import LabelledRows, LabelSet, Split, TaskBatch
 from bert_jax.tasks.kinds.classification import TextTask, label_order
-from bert_jax.tasks.kinds.labels import NamedLabelsTask, check_label
+from bert_jax.tasks.kinds.labels import NamedLabelsTask, check_label, header_remarks
 from bert_jax.tasks.metric_functions import MULTILABEL_METRICS, best_threshold, multilabel_metrics
 from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.reading import Columns
@@ -92,6 +92,10 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("micro_f1", "macro_f1", "auroc")
+
+    def training_remarks(self, rows: LabelledRows) -> list[str]:
+        """A warning about a first line that looks like a header."""
+        return header_remarks(self, rows.split)
 
     def label_value(self, split: Split[Any], line: int, label: str) -> int:
         return check_label(split, line, label, self.labels)

@@ -142,6 +142,17 @@ class QuestionTask(Task[Question, QuestionRows]):
             )
         return found
 
+    def training_remarks(self, rows: QuestionRows) -> list[str]:
+        """Raises UserError where no answer of the file occurs in its context."""
+        if rows.not_found and rows.not_found == sum(bool(question.answers) for question in rows.split.items):
+            answers = ((question.place, one.text) for question in rows.split.items for one in question.answers or ())
+            place, text = next(answers)
+            raise UserError(
+                f"{rows.split.path}: no answer occurs in its context, so none can be learned ({place}: {text!r:.60}). "
+                "Correct the answers, or the columns (task.text_pair, task.label)"
+            )
+        return []
+
     def objective(self) -> TaskObjective:
         return QuestionObjective(self.n_best, self.max_answer_length)
 

@@ -18,9 +18,9 @@ def read_spans(
 ) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
 
-    A file is labelled if it has spans or, where relations are read, relations. With spans_required it must have spans,
-    also where labels need not be there: they are part of the input. Raises UserError, with file and line,
-    for a file of another kind, a missing column that is required, and a malformed span or relation.
+    A file is labelled if it has spans or, where relations are read, relations, and not null alone. With spans_required
+    it must have spans, also where labels need not be there: they are part of the input. Raises UserError, with file and
+    line, for a file of another kind, missing labels or columns that are required, and a malformed span or relation.
     """
     if not is_stored(path):
         raise UserError(
@@ -33,6 +33,10 @@ def read_spans(
         Column("relations", "label", required=label_required and relations),
     ]
     found = read_records(path, requested)
+    deciding = 2 if relations else 1
+    labelled = any(record.values[deciding] is not None for record in found.records)
+    if label_required and not labelled:
+        raise UserError(f"{path} has no labels: column {requested[deciding].name!r} is null throughout")
     items = []
     for number, (words, span_values, relation_values) in found.records:
         where = f"{path} line {number}"
@@ -43,7 +47,7 @@ def read_spans(
         of_words = checked_spans(f"{where}: {spans}", span_values or [], len(words))
         between = _relations(f"{where}: relations", relation_values or [], len(of_words))
         items.append(SpannedSentence(tuple(words), of_words, between, number))
-    return Split(path, tuple(items), found.present[2 if relations else 1])
+    return Split(path, tuple(items), labelled)
 
 
 def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:

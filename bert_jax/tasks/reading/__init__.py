@@ -8,6 +8,7 @@ typed_tables    reads JSON lines, Parquet, and data prepared by TensorFlow Datas
 parquet_parts   finds the files of a data set that is split into several Parquet files
 labelled_texts  reads labelled texts and pairs of texts from tables, and marks the words that a task asks about
 label_sets      reads texts and pairs of texts that have any number of labels
+written_values  opens lists and objects that a table holds as texts
 conll           reads words and tags from CoNLL columns and CoNLL-U
 word_lists      reads words and their labels from lists
 """
@@ -20,6 +21,7 @@ from bert_jax.tasks.reading.parquet_parts import check_apart, files_of, first_fi
 from bert_jax.tasks.reading.tables import is_stored, read_records
 from bert_jax.tasks.reading.text_lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
 from bert_jax.tasks.reading.word_lists import read_word_lists
+from bert_jax.tasks.reading.written_values import opened
 
 __all__ = [
     "COMPRESSED",
@@ -33,6 +35,7 @@ __all__ = [
     "kind_of_file",
     "mark_words",
     "numbered_lines",
+    "opened",
     "plain_name",
     "read_conll",
     "read_conllu",

@@ -1,7 +1,5 @@
 """Reads texts and pairs of texts that have any number of labels."""
 
-import ast
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +10,8 @@ from bert_jax.tasks.example import LabelSet, Split
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.labelled_texts import is_held_back, text_of, yes_or_no
 from bert_jax.tasks.reading.tables import read_records
+from bert_jax.tasks.reading.written_values import opened
 
-# Texts without a comma between them, as numpy writes a list: Python would join them to one text.
-_NO_COMMA = re.compile(r"""['"]\s+['"]""")
 # What only a list has: quotes, or several parts in one pair of brackets. A label may itself be in brackets.
 _OF_LISTS = re.compile(r"""['"]|\[[^][]*,[^][]*\]""")
 
@@ -24,10 +21,10 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is that
     of a class of the file, or else an index in `labels` unless these are numbers; labels separated by commas in TSV and
-    CSV, or a list in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by commas: each
-    is a label, and holds 1 or 0 (or true or false). A text may have no label. A file without the columns, or whose
-    columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values, and for a
-    missing label column that is required.
+    CSV, or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by
+    commas: each is a label, and holds 1 or 0 (or true or false). A text may have no label. A file without the columns,
+    or whose columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values,
+    and for a missing label column that is required.
     """
     if not columns.text or (label_required and not columns.label):
         role = "label" if columns.text else "text"
@@ -46,7 +43,7 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
     by_number = found.class_names[2] or (() if numbered else tuple(labels))
     if known and len(names) == 1:
-        _check_pairs(f"{path}: column {columns.label!r}", [_opened(record.values[2]) for record in found.records])
+        _check_pairs(f"{path}: column {columns.label!r}", [opened(record.values[2]) for record in found.records])
     items = []
     for line, (text, text_pair, *values) in found.records:
         where = f"{path} line {line}: column"
@@ -65,7 +62,7 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     """The labels in a list, or in a text that separates them by commas."""
     if value is None:
         return ()
-    value = _opened(value)
+    value = opened(value)
     if isinstance(value, str) and not (_in_brackets(value) and _OF_LISTS.search(value)):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
@@ -84,21 +81,6 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
 
 def _in_brackets(text: str) -> bool:
     return text.strip().startswith("[") and text.strip().endswith("]")
-
-
-def _opened(value: Any) -> Any:
-    """The list that a text in brackets holds, as JSON or Python writes it; any other value is unchanged."""
-    if not isinstance(value, str) or not _in_brackets(value):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        found = value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
-        return found if isinstance(found, list) else value
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return value
 
 
 def _is_withheld(value: Any, columns: int) -> bool:

@@ -1,0 +1,42 @@
+"""Lists and objects that a table of texts, such as CSV, holds as JSON, Python or NumPy writes them."""
+
+import ast
+import json
+import re
+from typing import Any
+
+# Texts without a comma between them, as NumPy writes a list: Python would join them to one text.
+_NO_COMMA = re.compile(r"""['"]\s+['"]""")
+_BRACKETS = ("[", "]"), ("{", "}"), ("set(", ")")  # those of lists, of objects and sets, and of an empty set
+
+
+def opened(value: Any) -> Any:
+    """The list or object that a text in brackets holds; any other value, and a text that holds neither, is unchanged.
+
+    A set becomes a sorted list, and `array([...], dtype=object)` and `np.int64(3)` within a list or an object are what
+    they hold: so pandas writes the columns of data sets.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if not any(text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS):
+        return value
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    if _NO_COMMA.search(text):
+        return value
+    try:
+        found = ast.literal_eval(_WithoutCalls().visit(ast.parse(text, mode="eval")))
+        found = sorted(found, key=str) if isinstance(found, set) else found
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return value
+    return found if isinstance(found, list | dict) else value
+
+
+class _WithoutCalls(ast.NodeTransformer):
+    """Replaces `array(VALUE, ...)` and `np.NAME(VALUE)` by VALUE."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        is_numpy = node.args and ast.unparse(node.func).split(".")[0] in ("array", "np")
+        return node.args[0] if is_numpy else node
