@@ -26,6 +26,7 @@ from bert_jax.model import bert, paths
 from bert_jax.model.dropout import uniform
 from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import is_unpacked
 from bert_jax.train import optim, steps
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import DiffusionObjective, diffusion, means
@@ -185,6 +186,14 @@ def test_special_tokens_and_padding_are_never_masked_and_the_shards_masks_are_un
     np.testing.assert_array_equal(ever, ~given)  # each other token is masked at least once in 50 steps
     assert given[np.asarray(batch.sequence_ids) > 0].any()
     assert OBJECTIVE.counts(batch)["mdm"] == (~given).sum()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_with_masks_are_unpacked_if_their_batch_is(packed):
+    batch = packed_batch(40, rows=2) if packed else text_batch(np.full((2, 6), 9, np.int32))
+    made = jax.eval_shape(OBJECTIVE.corrupt, batch, jax.random.key(0))
+    assert is_unpacked(made) == batch.unpacked == (not packed)
+    assert {leaf.shape[0] for leaf in made} == {2}  # all of it is split into microbatches
 
 
 @pytest.mark.slow

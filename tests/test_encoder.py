@@ -8,10 +8,12 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, gather_positions
+from bert_jax.model.positions import BUCKETS
 from bert_jax.model.runtime import Runtime
 
 # Three layers: a first, a middle and a last one.
 CONFIG = ModelConfig(vocab_size=10, layers=3, width=12, heads=3, feed_forward=20, initializer_range=0.3)
+BUCKETED = dataclasses.replace(CONFIG, layers=2, relative="buckets", relative_distance=4)
 SEQUENCES = jnp.asarray([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], jnp.int32)
 HIDDEN = jax.random.normal(jax.random.key(1), (2, 7, 12))
 POSITIONS = jnp.asarray([[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]], jnp.int32)
@@ -91,6 +93,42 @@ def test_the_last_layer_at_some_positions_equals_the_whole_layer(layers, layer_l
 
     for got, wanted in jax.jit(both_ways)(HIDDEN):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_buckets_at_all_positions_equal_the_whole_layer(dtype):
+    """In values, and in the gradients of parameters and embeddings."""
+    runtime, slots = Runtime(compute_dtype=dtype), jnp.tile(jnp.arange(7)[::-1], (2, 1))
+    graph, params = nnx.split(Encoder(BUCKETED, runtime=runtime, key=jax.random.key(0)))
+
+    def loss(params, hidden, slots):
+        last = _last(nnx.merge(graph, params), (hidden, SEQUENCES, POSITIONS), None, slots).astype(jnp.float32)
+        return jnp.sin(last).sum(), last if slots is None else last[:, ::-1]
+
+    @jax.jit
+    def both_ways(*given):
+        return [jax.grad(loss, (0, 1), has_aux=True)(*given, chosen) for chosen in (slots, None)]
+
+    some, whole = map(jax.tree.leaves, both_ways(params, HIDDEN.astype(dtype)))
+    for got, wanted in zip(some, whole, strict=True):
+        got, wanted = np.asarray(got, np.float32), np.asarray(wanted, np.float32)
+        if dtype == "float32":
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+        else:  # a few roundings of bfloat16 (2^-9) apart, of the whole array
+            assert np.linalg.norm(got - wanted) <= 2**-5 * np.linalg.norm(wanted) + 1e-3
+
+
+def test_buckets_at_some_positions_have_no_array_of_all_buckets_for_each_row():
+    rows, some, length = 16, 16, 64
+    module = encoder("unrolled", dataclasses.replace(BUCKETED, layers=1))
+    ids = jnp.ones((rows, length), jnp.int32)
+
+    def last(hidden):
+        return module.at_positions(hidden, ids, ids, ids[:, :some], None)
+
+    program = jax.jit(last).lower(jnp.zeros((rows, length, 12))).compile()
+    one_hot = 4 * rows * some * length * BUCKETS
+    assert program.memory_analysis().temp_size_in_bytes < one_hot
 
 
 def test_layers_differ_in_their_dropout():

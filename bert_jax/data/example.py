@@ -66,7 +66,12 @@ class Batch(NamedTuple):
     @property
     def unpacked(self) -> bool:
         """Whether each row holds one sequence at most, as S tells. Attention uses it (model/token_positions.py)."""
-        return np.shape(self.cls_positions)[-1:] == (1,)
+        return one_in_each_row(self.cls_positions)
+
+
+def one_in_each_row(cls_positions: Any) -> bool:
+    """Whether a batch with these cls_positions [B, S] holds one sequence at most in each row: S is 1."""
+    return np.shape(cls_positions)[-1:] == (1,)
 
 
 # [CLS], a token that can be predicted, and [SEP]: a shorter sequence has no prediction.

@@ -71,8 +71,8 @@ class Encoder(nnx.Module):
         unpacked   whether each row holds one sequence at most, from the first position on
         """
         keys = token_positions(sequence_ids, positions, unpacked)
-        stacked = self._stacked(hidden.shape[0], dropout_key)
-        last, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
+        stacked, bias = self._stacked(hidden.shape[0], dropout_key), self._bias(keys)
+        last, (layers, maps) = self._loop(hidden, keys, bias, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm != "post":
             last = self.final_norm(last)
             layers = None if layers is None else layers.at[-1].set(last)
@@ -94,9 +94,9 @@ class Encoder(nnx.Module):
         """
         keys, depth = token_positions(sequence_ids, positions, unpacked), self.config.layers
         below, last = split_layers(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
-        hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
+        bias = self._bias(keys)
+        hidden, _ = self._loop(hidden, keys, bias, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
-        bias = self._bias(wanted, keys.in_row)
         hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=wanted)
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
@@ -129,15 +129,24 @@ class Encoder(nnx.Module):
             first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer)
         )
 
-    def _bias(self, queries: Int[Array, "B Q"], keys: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
-        """Returns the bias that every layer adds to its scores, from positions in the row."""
-        return self.relative_bias(queries, keys) if self.config.relative in ATTENTION_BIASES else None
+    def _bias(self, keys: TokenPositions) -> Float[Array, "1 N T T"] | None:
+        """Returns the bias that every layer adds to its scores, by query and key.
+
+        It is the same for each row, since positions in the row are.
+        """
+        in_row = keys.in_row[:1]
+        return self.relative_bias(in_row, in_row) if self.config.relative in ATTENTION_BIASES else None
 
     def _loop(
-        self, hidden: Array, keys: TokenPositions, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool
+        self,
+        hidden: Array,
+        keys: TokenPositions,
+        bias: Array | None,
+        stacked: tuple,
+        depth: int,
+        all_layers: bool,
+        attention_maps: bool,
     ) -> tuple[Array, tuple[Array | None, Array | None]]:
-        bias = self._bias(keys.in_row[:1], keys.in_row[:1])  # the positions are the same in each row
-
         def apply(
             hidden: Array, layer: tuple, layer_type: LayerType
         ) -> tuple[Array, tuple[Array | None, Array | None]]:

@@ -103,11 +103,14 @@ class EncoderLayer(nnx.Module):
         keys: TokenPositions,
         seeds: UInt32[Array, "3 B 2"] | None,
         *,
-        bias: Float[Array, "#B N Q T"] | None = None,
+        bias: Float[Array, "1 N T T"] | None = None,
         queries: Int[Array, "B Q"] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Returns the next hidden state of every position, or of `queries` only; and the attention map if asked for."""
+        """Returns the next hidden state of every position, or of `queries` only; and the attention map if asked for.
+
+        bias   added to the scores of all positions in each row
+        """
         config, rate = self.config, self.config.dropout
         seed = [None] * SITES if seeds is None else seeds
         seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
@@ -116,6 +119,7 @@ class EncoderLayer(nnx.Module):
         if queries is not None:
             residual, positions = gather_positions(hidden, queries), keys.at(queries)
             selected = (residual if config.norm == "post" else gather_positions(seen, queries)), positions
+            bias = None if bias is None else gather_queries(bias, queries)
         attended, attention_map = self.attention(
             seen,
             keys,
@@ -150,3 +154,12 @@ def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]
     """
     chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
     return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) -> Float[Array, "B N Q T"]:
+    """Returns the bias of the queries at Q positions of each row, exactly, from that of all queries of any row.
+
+    A one-hot matmul, for the reason in gather_positions.
+    """
+    chosen = jax.nn.one_hot(positions, bias.shape[2], dtype=bias.dtype)
+    return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)

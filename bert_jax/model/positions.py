@@ -115,9 +115,9 @@ ATTENTION_BIASES: dict[str, Callable[..., nnx.Module]] = {"buckets": DistanceBuc
 def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
     """Makes a bias of attention scores available as model.relative=NAME.
 
-    module(config, key=...) gives an nnx.Module, which all layers share. It is called with the query positions [B, Q]
-    and the key positions [B, T] in the row (B is 1 where they are the same in each row), and returns the float32 bias
-    [B, N, Q, T] that is added to the scaled scores. Attention then runs by einsum, since fused kernels take no bias.
+    module(config, key=...) gives an nnx.Module, which all layers share. It is called with the query positions [1, T]
+    and the key positions [1, T] in the row, which are the same in each row, and returns the finite float32 bias
+    [1, N, T, T] that is added to the scaled scores. Attention then runs by einsum, since fused kernels take no bias.
     """
     ATTENTION_BIASES[name] = module
     if name not in MODEL_CHOICES["relative"]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from bert_jax.data.example import Batch
+from bert_jax.data.example import Batch, one_in_each_row
 from bert_jax.model.bert import Bert
 from bert_jax.model.dropout import uniform
 from bert_jax.model.heads import Heads
@@ -24,16 +24,22 @@ EVALUATION_RATES = 8  # mask rates at which a held-out sequence is measured: thi
 class MaskedBatch(NamedTuple):
     """A training batch with its masks, as numpy or jax arrays.
 
-    input_ids, segment_ids, sequence_ids and positions are those of Batch, with the mask token at masked positions.
-    targets is i32[B,T], the ids of the text. weights is f32[B,T]: 1/t at masked positions, and 0 at others.
+    input_ids, segment_ids, sequence_ids, positions and cls_positions are those of Batch, with the mask token at masked
+    positions. targets is i32[B,T], the ids of the text. weights is f32[B,T]: 1/t at masked positions, and 0 at others.
     """
 
     input_ids: Any
     segment_ids: Any
     sequence_ids: Any
     positions: Any
+    cls_positions: Any
     targets: Any
     weights: Any
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether each row holds one sequence at most, as in Batch."""
+        return one_in_each_row(self.cls_positions)
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,8 @@ class DiffusionObjective(Objective):
         chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
         ids = jnp.where(chosen, self.mask_id, text)
         weights = jnp.where(chosen, 1 / rates, 0)
-        return MaskedBatch(ids, batch.segment_ids, batch.sequence_ids, batch.positions, text, weights)
+        layout = batch.segment_ids, batch.sequence_ids, batch.positions, batch.cls_positions
+        return MaskedBatch(ids, *layout, text, weights)
 
     def _bound(self, model: Bert, batch: Batch) -> Terms:
         text = unmasked(batch)
