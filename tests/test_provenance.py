@@ -80,6 +80,13 @@ def test_settings_that_change_no_number_are_free(make, free):
     assert told(provenance(make()), make(PretrainConfig(**free))) == []
 
 
+def test_a_run_of_version_0_1_0_which_records_task_normalize_resumes(make):
+    there = provenance(make(FinetuneConfig()))
+    assert there["configuration"]["task.normalize"] is None
+    there["configuration"]["task.normalize"] = True
+    assert told(there, make(FinetuneConfig())) == []
+
+
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
     rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
     assert "mesh.reduce_dtype: auto -> bfloat16. " in refusal(provenance(make()), rounded)
