@@ -16,9 +16,9 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.layer_selection import LAYERS
 from bert_jax.progress import print_note
 from bert_jax.storage.local import refuse_existing, write_atomic
-from bert_jax.tasks import vector_files
+from bert_jax.tasks import measurement, vector_files
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
-from bert_jax.tasks.text_stream import FORMS, read_stream, read_texts
+from bert_jax.tasks.text_stream import FORMS, files_read, read_stream, read_texts
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.train.compilation_cache import enable_compilation_cache
 
@@ -32,7 +32,7 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file,
 --input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
           .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts; --form jsonl for a
                            .json file
-          .parquet         --text and --text_pair name columns
+          .parquet         --text and --text_pair name columns; NAME-00000-of-00003.parquet stands for all three files
           .csv             the same, in a header line, or numbers from 0 for a table without one; --form tsv for tabs
           any other        one text per line; a tab separates the two texts of a pair
           A pair is encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in
@@ -132,6 +132,7 @@ def embed_file(
     """
     source, output = Path(source), Path(output)
     texts = read_stream(source, form, text, text_pair)
+    files = _input_files(source, form)
     refuse_existing(output)
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     found = settings_of(loaded, **settings)
@@ -143,7 +144,7 @@ def embed_file(
         "step": loaded.step,
         "average": average,
         "input": str(source),
-        "input_bytes": source.stat().st_size if source.exists() else 0,
+        "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
         "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
@@ -154,6 +155,15 @@ def embed_file(
     )
     report_truncated(model, manifest["count"])
     return manifest
+
+
+def _input_files(source: Path, form: str) -> list[Path]:
+    """The files of the input. Prints that they are several."""
+    files = files_read(source, form)
+    if len(files) > 1:
+        for line in measurement.file_remarks(source):
+            print_note(line)
+    return files
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -211,6 +221,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     refuse_existing(output)
     del options["format"]
+    _input_files(source, options["form"])
     texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
     dtype = options.pop("dtype")
     if dtype not in vector_files.DTYPES:

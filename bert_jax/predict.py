@@ -214,7 +214,8 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
             )
         if (questions := predictor.task_split(path)) is not None:
             model.task = task.for_questions_of(questions)
-        found = [one for window in predictor.file(path, quiet=False) for one in window if "answer" in one]
+        windows = predictor.file(path, quiet=False, split=questions)
+        found = [one for window in windows for one in window if "answer" in one]
         return submission.write_squad(found, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):

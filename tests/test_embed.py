@@ -7,6 +7,8 @@ import lzma
 
 import jax
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 from families import FAMILIES
 from random_checkpoints import odd_config, random_checkpoint
@@ -15,7 +17,7 @@ from tokenizer_kinds import byte_pairs
 from bert_jax import embed as command
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.embed import embed
+from bert_jax.embed import embed, embed_file
 from bert_jax.interop import huggingface_export
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -24,7 +26,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.embedder import POOLS
 from bert_jax.tasks.example import TaskBatch, TokenRows
 from bert_jax.tasks.length_batches import LENGTHS, bucketed_batches
-from bert_jax.tasks.text_stream import read_texts
+from bert_jax.tasks.text_stream import read_stream, read_texts
 from bert_jax.tasks.texts import encode
 
 PAIRS = [("a dog unwantable .", "the mat"), ("cat", "dog\u200b \x01 s")]
@@ -284,6 +286,28 @@ def test_tables_are_read_by_columns_and_never_as_lines(tmp_path):
     (tmp_path / "header.csv").write_text("text\n")
     with pytest.raises(UserError, match="has no texts"):
         read_texts(tmp_path / "header.csv")
+
+
+def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path, loaded, capsys):
+    files = [tmp_path / f"train-{number:05}-of-00003.parquet" for number in range(3)]
+    for file, texts in zip(files, (["the cat", "a dog"], [], ["river"]), strict=True):
+        pq.write_table(pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())}), file)
+    assert read_texts(files[0]) == [("the cat",), ("a dog",), ("river",)] and read_texts(files[2]) == [("river",)]
+    manifest = embed_file(loaded, files[0], tmp_path / "out", shard_size=2)
+    assert manifest["count"] == 3 and manifest["input_bytes"] == sum(file.stat().st_size for file in files)
+    assert f"{files[0]}: reading all 3 files of this data set as one" in capsys.readouterr().err
+    whole = embed(loaded, ["the cat", "a dog", "river"])["embeddings"]
+    shards = [np.load(tmp_path / "out" / name) for name in manifest["shards"]]
+    np.testing.assert_allclose(np.concatenate(shards), whole, atol=1e-6)
+    pq.write_table(pyarrow.table({"text": ["a", None]}), files[2])
+    with pytest.raises(UserError, match=r"train-00000-of-00003\.parquet line 4: 'text' is None"):
+        read_texts(files[0])
+    pq.write_table(pyarrow.table({"body": ["a"]}), files[2])
+    with pytest.raises(UserError, match=r"train-00002-of-00003\.parquet has no column 'text'"):
+        next(read_stream(files[0]))
+    files[1].unlink()
+    with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003\.parquet"):
+        next(read_stream(files[0]))
 
 
 def test_a_tab_in_a_text_of_a_caller_is_white_space(loaded):

@@ -3,22 +3,30 @@
 import dataclasses
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from extensions import new_task
+from random_checkpoints import WORDS
+from test_report_finetuning import workdir
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.evaluate import evaluate
 from bert_jax.finetune import finetune
+from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict
 from bert_jax.report import report
+from bert_jax.reporting.chart import percent
+from bert_jax.reporting.dev_predictions import predict_dev
+from bert_jax.reporting.finetuning import error_sections
 from bert_jax.tasks import registry
 from bert_jax.tasks.task_json import DEFAULTS, from_json, to_json
+from bert_jax.train.workdir import read_config
 
 FILE = Path(new_task.__file__)
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -66,6 +74,35 @@ def test_an_option_that_its_objective_does_not_read_is_refused(
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, layer_mix=True))
     with pytest.raises(UserError, match=r"task\.layer_mix is set, but the objective of kind ordinal does not read it"):
         finetune(config, tmp_path / "run", tokenizer.load(vocab_dir))
+
+
+def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
+    lines = [
+        "text\tstars",
+        *(f"{' '.join(words)}\t{1 + n % 4}" for n, words in enumerate(product(WORDS[:6], repeat=2))),
+    ]
+    alike = workdir(tmp_path, "ordinal", lines, "dev.tsv", text="text", label="stars")
+    found = predict_dev(alike, read_config(alike), most=100)
+    # The same model, with logits that differ more between texts, and on the mean not at all between classes.
+    means = np.mean([np.log(list(one["scores"].values())) for one in found.predictions], axis=0)
+    loaded = open_checkpoint(alike)
+    kernel, bias = (loaded.params[f"classifier/dense/{name}"] for name in ("kernel", "bias"))
+    changed = {"classifier/dense/kernel": 60 * kernel, "classifier/dense/bias": 60 * (bias - means).astype(np.float32)}
+    run = tmp_path / "spread"
+    bert_jax_export.write(dataclasses.replace(loaded, params={**loaded.params, **changed}), run)
+    found = predict_dev(run, read_config(run), most=100)
+    assert any(one["label"] != max(one["scores"], key=one["scores"].get) for one in found.predictions)
+    matrix, calibration, cards = error_sections(run, read_config(run), 100)
+    accuracy = evaluate(run, tmp_path / "dev.tsv", metrics="accuracy")["accuracy"]
+    confidence = float(np.mean([one["score"] for one in found.predictions]))
+    assert f"the mean confidence is {percent(confidence)}, the accuracy {percent(accuracy)}" in calibration.note
+    shown = re.findall(r"<h3>. *, predicted (.) <span>line (\d+)</span>(.*?)</article>", cards.blocks[0].html)
+    assert len(shown) > 5
+    for label, line, content in shown:
+        assert label == found.predictions[int(line) - 2]["label"] and f">{label}<" in content
+    counts = {(n % 4, found.task.labels.index(one["label"])) for n, one in enumerate(found.predictions)}
+    titles = re.findall(r'title="(.) predicted as (.): [^0]', matrix.blocks[0].html)
+    assert {(found.task.labels.index(a), found.task.labels.index(b)) for a, b in titles} == counts
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
-from bert_jax.tasks import embedder, input_lines, measurement, predictor
+from bert_jax.tasks import embedder, input_lines, measurement, predictor, registry
 from bert_jax.tasks.kinds.question_metrics import compared_words
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.submission import write_squad
@@ -484,7 +484,10 @@ def test_squad_s_files_leave_out_invalid_questions(
 
 
 def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their scores, computed from the files, are those of evaluate at the threshold of the task."""
     task = QUESTION | {"unanswerable": True, "null_threshold": 0.5, "metrics": ["exact", "NoAns_exact"]}
@@ -504,7 +507,12 @@ def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
     least = (shares[1] + shares[2]) / 2  # two questions have an answer
     asked = dataclasses.replace(asked, task=task | {"null_threshold": least})
     bert_jax_export.write(asked, tmp_path / "squad")
-    run("--checkpoint", tmp_path / "squad", "--output", tmp_path / "out", "--format", "squad", "--input", file)
+    reads: list[Path] = []
+    read = registry.read
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "read", lambda *given, **options: reads.append(given[1]) or read(*given, **options))
+        run("--checkpoint", tmp_path / "squad", "--output", tmp_path / "out", "--format", "squad", "--input", file)
+    assert reads == [file]
     names = ("predictions", "null_odds")
     assert capsys.readouterr().out.split() == [str(tmp_path / "out" / f"{name}.json") for name in names]
     texts, odds = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("predictions", "null_odds"))

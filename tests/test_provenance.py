@@ -101,6 +101,13 @@ def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(m
     assert "model.global_every: 3 -> 1; model.window: 4 -> 0" in windowed
 
 
+def test_a_run_of_version_0_1_0_which_records_task_normalize_resumes(make):
+    there = provenance(make(FinetuneConfig()))
+    assert there["configuration"]["task.normalize"] is None
+    there["configuration"]["task.normalize"] = True
+    assert told(there, make(FinetuneConfig())) == []
+
+
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
     rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
     assert "mesh.reduce_dtype: auto -> bfloat16. " in refusal(provenance(make()), rounded)

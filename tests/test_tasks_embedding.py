@@ -28,7 +28,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.placement import ALONE
 from bert_jax.model.runtime import Runtime
 from bert_jax.predict import predict
-from bert_jax.tasks import registry
+from bert_jax.tasks import key_sweep, registry
 from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
@@ -360,21 +360,47 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
             "max_length": 16,
             "pooling": "cls",
             "normalize": False,
+            "prompt": "x",
             "query_prompt": "query: ",
             "prompts": [["query", "query: "], ["other", "x"]],
+            "truncate_dim": 5,
         },
     )
     huggingface_export.write_sentence_transformer(loaded, tmp_path / "folder")
     own = open_checkpoint(tmp_path / "folder").task
-    task, _ = registry.resolve(
-        TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", document_prompt="d: ")
-    )
-    continued = task.continuing(from_json(own), "")
-    assert (continued.pooling, continued.normalize) == ("cls", False)
-    assert continued.named_prompts() == {"query": "query: ", "document": "d: ", "other": "x"}
-    assert task.continuing(from_json(own), "max").pooling == "max"
-    retrained = dataclasses.replace(task, query_prompt="search: ").continuing(from_json(own), "")
-    assert retrained.named_prompts()["query"] == "search: "
+    options = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b")
+
+    def continued(**changes: object) -> EmbeddingTask:
+        config = dataclasses.replace(options, **changes)
+        return registry.resolve(config)[0].continuing(from_json(own), config)
+
+    kept = continued(document_prompt="d: ")
+    assert (kept.pooling, kept.normalize, kept.prompt, kept.truncate_dim) == ("cls", False, "x", 5)
+    assert kept.named_prompts() == {"query": "query: ", "document": "d: ", "other": "x"}
+    given = continued(pooling="max", normalize=True, prompt="none", query_prompt="search: ", truncate_dim=24)
+    assert (given.pooling, given.normalize, given.prompt, given.truncate_dim) == ("max", True, "", 24)
+    assert given.named_prompts()["query"] == "search: "
+    assert continued(query_prompt="none").named_prompts() == {"other": "x"}
+
+    config = FinetuneConfig(init_from=str(tmp_path / "folder"), task=dataclasses.replace(options, max_length=8))
+    lines: list[str] = []
+    _, data, _ = prepare(config, tmp_path / "run", report=lines.append)
+    assert data.task.normalize is False
+    said = "task.pooling='cls', task.normalize=False, task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5"
+    assert f"as in {config.init_from}: {said}" in lines
+    swept = dataclasses.replace(config, sweep="task.normalize=true,false;task.query_prompt=none,a: ")
+    found = [prepare(one.config, tmp_path / "run")[1].task for one in key_sweep.settings_of(swept)]
+    assert [one.normalize for one in found] == [True, True, False, False]
+    assert [one.query_prompt for one in found] == ["", "a:", "", "a:"]
+
+
+def test_a_configuration_that_states_the_default_of_normalize_fits_every_kind(tmp_path: Path) -> None:
+    """Version 0.1.0 wrote it to the config.json of tasks of all kinds."""
+    path = written(tmp_path, "t.tsv", ("a", "b"), [("the cat", "x"), ("a dog", "y")])
+    options = TaskConfig(train=str(path), text="a", label="b", normalize=True)
+    assert registry.resolve(options)[0].kind == "classification"
+    with pytest.raises(UserError, match=r"task\.normalize is for embedding, not for classification"):
+        registry.resolve(dataclasses.replace(options, normalize=False))
 
 
 def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:

@@ -42,6 +42,11 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
     assert dataclasses.replace(same, task=config.task) == dataclasses.replace(config, sweep="")
 
 
+def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
+    found = key_sweep.settings_of(FinetuneConfig(sweep="task.normalize=true,False;task.null_threshold=0.5"))
+    assert [(one.config.task.normalize, one.config.task.null_threshold) for one in found] == [(True, 0.5), (False, 0.5)]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -36,6 +36,12 @@ def test_regression_metrics_follow_their_definitions() -> None:
     assert found["spearman"] == pytest.approx(1 - 6 * (1 + 1) / (4 * 15))  # by differences of ranks
 
 
+def test_metrics_of_predictions_that_are_no_numbers_are_nan() -> None:
+    guess = np.array([0.5, math.nan, 1.0], np.float32)
+    found = compute_metrics(REGRESSION_METRICS, tuple(REGRESSION_METRICS), np.arange(3, dtype=np.float32), guess)
+    assert len(found) == 3 and all(map(math.isnan, found.values()))
+
+
 def test_entities_count_when_type_and_borders_are_right() -> None:
     truth = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG", "B-ORG", "O"]]
     guess = [["B-PER", "I-PER", "O", "B-ORG"], ["B-ORG", "I-ORG", "O"]]

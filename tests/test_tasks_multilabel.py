@@ -23,6 +23,7 @@ from bert_jax.predict import predict
 from bert_jax.reporting.finetuning import error_sections
 from bert_jax.tasks import measurement, registry, task_json
 from bert_jax.tasks.example import LabelSet, Split
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.metric_functions import best_threshold, multilabel_metrics
 from bert_jax.tasks.reading import Columns, read_label_sets
@@ -32,6 +33,7 @@ start = test_finetune.start  # a fixture
 
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
 LABELS = ("joy", "anger", "fear")
+AREAS_AND_LOSS = ("auroc", "micro_auroc", "task_loss")
 SETS = [("joy",), (), ("joy", "fear"), ("anger",), ("anger", "fear"), ("fear",)]
 
 
@@ -157,24 +159,47 @@ def test_each_label_has_the_threshold_with_its_best_f1() -> None:
 def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) -> None:
     data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
     model = model_of(tmp_path, metrics=["macro_f1", "micro_f1"])
-    before = measurement.evaluate(model, data, columns=columns).metrics
-    assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS), "task_loss"]
+    in_training = FineTuned(model, columns=columns)
+    rows = in_training.encode(registry.read(in_training.task, data))
+    before = in_training.task.measure(rows, in_training.answers(rows))
+    assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS)]
     task = task_json.task_of(model).calibrated(before)
     assert task.thresholds == tuple(before[f"threshold/{label}"] for label in LABELS)
     assert task.calibrated({}) == task and MultiLabelTask("own", LABELS).calibrated({}).thresholds == (0.5,) * 3
     kept = dataclasses.replace(model, task=json.loads(json.dumps(task_json.to_json(task))))
     after = measurement.evaluate(kept, data, columns=columns).metrics
-    assert after == {name: value for name, value in before.items() if "threshold" not in name}
+    assert after.pop("task_loss") and after == {name: before[name] for name in ("macro_f1", "micro_f1")}
     for one in predict(kept, TEXTS, all_scores=True):
         chosen = [label for label, cut in zip(LABELS, task.thresholds, strict=True) if one["scores"][label] >= cut]
         assert one["labels"] == chosen and one["label_scores"] == [one["scores"][label] for label in chosen]
-    rows = [[one["scores"][label] for label in LABELS] for one in predict(model, TEXTS, all_scores=True)]
+
+
+def test_without_thresholds_a_file_is_measured_by_what_is_predicted(tmp_path: Path) -> None:
+    data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
+    model = model_of(tmp_path, metrics=["micro_f1"])
+    found = measurement.evaluate(model, data, columns=columns).metrics
+    assert list(found) == ["micro_f1", "task_loss"]
+    predictions = predict(model, TEXTS, all_scores=True)
+    predicted = [set(one["labels"]) for one in predictions]
+    hits = sum(len(one & set(labels)) for one, labels in zip(predicted, SETS, strict=True))
+    assert found["micro_f1"] == pytest.approx(2 * hits / (sum(map(len, predicted)) + sum(map(len, SETS))))
+    rows = [[one["scores"][label] for label in LABELS] for one in predictions]
     losses = [
         -np.log(share if label in labels else 1 - share)
         for shares, labels in zip(rows, SETS, strict=True)
         for share, label in zip(shares, LABELS, strict=True)
     ]
-    assert before["task_loss"] == pytest.approx(np.mean(losses), rel=1e-5)  # torch's BCEWithLogitsLoss
+    assert found["task_loss"] == pytest.approx(np.mean(losses), rel=1e-5)  # torch's BCEWithLogitsLoss
+
+
+def test_a_model_that_has_diverged_is_measured_and_reported(tmp_path: Path) -> None:
+    data, model = json_lines(tmp_path / "dev.jsonl"), model_of(tmp_path, metrics=["micro_f1", "auroc", "micro_auroc"])
+    nowhere = {path: np.full_like(value, np.nan) for path, value in model.params.items()}
+    columns = Columns("text", label="labels")
+    found = measurement.evaluate(dataclasses.replace(model, params=nowhere), data, columns=columns)
+    assert found.metrics == pytest.approx({"micro_f1": 0} | dict.fromkeys(AREAS_AND_LOSS, np.nan), nan_ok=True)
+    assert any("metrics mean nothing, as parameters are NaN" in line for line in found.remarks)
+    assert not any("NaN" in line for line in measurement.evaluate(model, data, columns=columns).remarks)
 
 
 def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path) -> None:

@@ -281,11 +281,11 @@ def test_a_folder_without_the_task_is_refused_with_the_paths_tried(tmp_path: Pat
 
 
 def test_options_have_the_same_defaults_in_configurations_and_in_tasks() -> None:
-    """Except options that are empty in a configuration, which leaves the choice to the task."""
+    """Except options that are empty or unset in a configuration, which leaves the choice to the task."""
     configured = {item.name: item.default for item in dataclasses.fields(TaskConfig)}
     for kind in registry.KINDS.values():
         for item in dataclasses.fields(kind):
-            if configured.get(item.name, "") != "":
+            if configured.get(item.name) not in ("", None):
                 assert item.default == configured[item.name], (kind, item.name)
 
 

@@ -1,8 +1,10 @@
 """Spans and pairs of them: targets, scores and thresholds against loops, and what must not change the loss."""
 
 import copy
+import dataclasses
 import functools
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import measurement
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_decoding import spans_above, without_overlaps
@@ -27,6 +32,7 @@ from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.metric_functions import best_threshold
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_json import to_json
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
 
@@ -40,6 +46,7 @@ PAIRS = SpanPairTask(
     relation_labels=("r", "s"),
     threshold=0.5,
 )
+WORDS_OF_LINES = ["the cat sat on a mat", "a dog .", "river the the cat"]
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=16, max_positions=32)
 
 
@@ -178,6 +185,19 @@ def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, gu
     task = TASK.calibrated(best)
     assert task.measure(rows, answers) == {name: best[name] for name in TASK.metrics}
     assert TASK.calibrated({}).threshold == 0.5 and task.calibrated({}) == task
+
+
+def test_without_a_threshold_a_file_is_measured_at_that_of_predictions(tmp_path: Path) -> None:
+    path = tmp_path / "dev.jsonl"
+    spans = [{"start": 0, "end": 2, "label": "X"}, {"start": 2, "end": 3, "label": "Y"}]
+    path.write_text("".join(json.dumps({"tokens": words.split(), "spans": spans}) + "\n" for words in WORDS_OF_LINES))
+    model = random_checkpoint(tmp_path, odd_config(layers=1), TASK.objective().heads, task=to_json(TASK))
+    found = measurement.evaluate(model, path).metrics
+    half = dataclasses.replace(model, task=to_json(replace(TASK, threshold=0.5)))
+    assert found == measurement.evaluate(half, path).metrics and "threshold" not in found
+    best = FineTuned(model)
+    rows = best.encode(TASK.read(path, TASK.columns, True))
+    assert found["f1"] < TASK.measure(rows, best.answers(rows))["f1"]
 
 
 @settings(deadline=None)

@@ -259,16 +259,22 @@ class TaskConfig:
     threshold: float = 0.0  # spans, multilabel: minimum probability of a prediction; 0: the best on dev (of each label)
     relation_threshold: float = 0.0  # span_pairs: minimum probability of a relation; 0: that of no relation
     relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
-    normalize: bool = True  # embedding: vectors have length 1
-    prompt: str = ""  # embedding: put before single texts, and before both texts of pairs with a score
-    query_prompt: str = ""  # embedding: put before text, of pairs without a score
-    document_prompt: str = ""  # embedding: put before text_pair and negatives, of pairs without a score
+    normalize: bool | None = None  # embedding: vectors have length 1; unset: as those of init_from, or else True
+    # embedding: put before single texts, and before both texts of pairs with a score; none: no prompt; empty: that of
+    # init_from.
+    prompt: str = ""
+    # embedding: put before text, of pairs without a score; none: no prompt; empty: that of init_from
+    query_prompt: str = ""
+    # embedding: put before text_pair and negatives, of pairs without a score; none: no prompt; empty: that of init_from
+    document_prompt: str = ""
     negatives: str = ""  # embedding: the columns of hard negatives, separated by commas
     loss: str = ""  # embedding: contrastive, cosent; empty: cosent if the training file has scores (label)
     scale: float = 20.0  # embedding: of cosines; the inverse of the temperature
     symmetric: bool = False  # embedding: also finds text by text_pair
     dimensions: tuple[int, ...] = ()  # embedding: Matryoshka, such as (384,128,64); empty: whole vectors
-    truncate_dim: int = 0  # embedding: vectors are cut to their first dimensions after training; 0: whole vectors
+    # embedding: vectors are cut to their first dimensions after training; the model's width: whole vectors; 0: those of
+    # init_from, or else whole.
+    truncate_dim: int = 0
     submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # question: questions are truncated to this many pieces
     doc_stride: int = 128  # question: pieces between the starts of successive windows of a long context

@@ -35,7 +35,7 @@ WORST = 12  # examples shown
 MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
 NARROW = 6  # classes of a matrix next to which a table fits
 MOST_CONFUSED = 15
-BARS = 3  # most likely labels shown
+BARS = 3  # classes shown on a card
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
@@ -56,12 +56,13 @@ def tagged_spans(tags: list[str]) -> list[Span]:
 def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
     names, labels = found.task.labels, found.rows.labels.astype(int)
     shares = np.array([[prediction["scores"][name] for name in names] for prediction in found.predictions])
-    predicted = shares.argmax(axis=1)
+    predicted = np.array([names.index(prediction["label"]) for prediction in found.predictions])
+    confidence = shares[np.arange(len(shares)), predicted]
 
     def card(item: int) -> ErrorCard:
-        # The label is among the bars, in place of the last of the most likely classes if it is not one of them.
-        likely = np.argsort(-shares[item])[:BARS]
-        shown = likely if labels[item] in likely else [*likely[:-1], labels[item]]
+        # The prediction and the label are among the bars; the most likely of the other classes fill them.
+        classes = dict.fromkeys([predicted[item], labels[item], *np.argsort(-shares[item])])
+        shown = sorted(list(classes)[:BARS], key=lambda k: -shares[item, k])
         bars = [Bar(names[k], shares[item, k], percent(shares[item, k]), bool(k == labels[item])) for k in shown]
         correct = predicted[item] == labels[item]
         result = "correct with a low probability" if correct else f"predicted {names[predicted[item]]}"
@@ -70,7 +71,7 @@ def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> 
 
     return [
         Section("Confusion matrix", [Markup(_confusions(labels, predicted, names))], f"On {found.description}."),
-        _calibration_section(found, shares.max(axis=1), predicted == labels),
+        _calibration_section(found, confidence, predicted == labels),
         error_section(map(card, found.worst(WORST))),
     ]
 

@@ -183,8 +183,9 @@ def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
 
 def _read(written: str, before: Any) -> Any:
     """A value as the type of the one before it; as it is written where that type cannot read it, which load refuses."""
-    if isinstance(before, bool):
-        return {"true": True, "false": False}.get(written.lower(), written)
+    truth = {"true": True, "false": False}
+    if isinstance(before, bool) or (before is None and written.lower() in truth):
+        return truth.get(written.lower(), written)
     for kind in (int, float) if before is None else (type(before),):
         try:
             return kind(written)

@@ -1,12 +1,14 @@
 """The metrics of a task on its files: in the training loop, at its end, and for `bert_jax.evaluate`."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.command import UserError
@@ -19,7 +21,6 @@ from bert_jax.tasks.inference import Predictor, task_params, with_max_length, wi
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.labels import NamedLabelsTask
-from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.label_names import parse_names
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.reading import Columns
@@ -121,10 +122,11 @@ def evaluate(
     the same (label_names.py). max_length and truncate_dim replace those of training, unless they are 0. metrics names
     those to return, and positive is the class that f1, precision and recall are of; empty: as in training (accuracy and
     macro_f1 of a Hugging Face folder, with positive accuracy and f1). null_threshold is the probability of no answer
-    above which a question has none; None: that of the checkpoint, or NULL_THRESHOLD if it has none. config says how to
-    run the model (batch_size, compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown
-    label or metric, a label_map, a positive class, a null_threshold or a truncate_dim for a task without them, a
-    max_length that the model does not have, and a folder without such files.
+    above which a question has none; None: that of the checkpoint. Thresholds that the checkpoint does not record, such
+    as those of a run that has not ended, are 1/2, as in predictions. config says how to run the model (batch_size,
+    compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label or metric, a label_map,
+    a positive class, a null_threshold or a truncate_dim for a task without them, a max_length that the model does not
+    have, and a folder without such files.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
@@ -136,8 +138,7 @@ def evaluate(
             )
         task = dataclasses.replace(task, label_map=label_map)
     task = with_null_threshold(task, null_threshold)
-    if isinstance(task, QuestionTask):
-        task = task.calibrated({})
+    task = task.calibrated({})  # thresholds chosen on the measured file would flatter the model
     if truncate_dim:
         if not isinstance(task, EmbeddingTask):
             raise UserError(f"--truncate_dim is {truncate_dim}, but a task of kind {task.kind} has no vectors; omit it")
@@ -162,6 +163,8 @@ def evaluate(
         measured = measure(split_task, loaded.model, config, params, rows)
         values |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         messages += file_remarks(split.path) + remarks(rows, split_task)
+        if math.isnan(measured["task_loss"]) and any(jnp.isnan(leaf).any() for leaf in jax.tree.leaves(params)):
+            messages.append(f"{split.path}: metrics mean nothing, as parameters are NaN; use an earlier checkpoint")
     return Evaluation(values, sizes, tuple(messages))
 
 

@@ -1,4 +1,4 @@
-"""The metrics of the tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN.
+"""The metrics of the tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as are those of NaN.
 
 A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
 """
@@ -119,7 +119,7 @@ def _spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _mean_squared_error(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return float(metrics.mean_squared_error(labels, predicted))
+    return math.nan if np.isnan(predicted).any() else float(metrics.mean_squared_error(labels, predicted))
 
 
 def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
@@ -162,7 +162,8 @@ def _macro_auroc(labels: np.ndarray, shares: np.ndarray) -> float:
 
 
 def _auroc(labels: np.ndarray, shares: np.ndarray) -> float:
-    return math.nan if _constant(labels) else float(metrics.roc_auc_score(labels, shares))
+    undefined = _constant(labels) or np.isnan(shares).any()
+    return math.nan if undefined else float(metrics.roc_auc_score(labels, shares))
 
 
 # Metrics of sets of labels, [R,C]: of the predicted ones, and of the probabilities of all (SCORED_METRICS).

@@ -41,10 +41,11 @@ class InputPredictor:
         self._skip = on_error == "skip"
         self._window = WINDOW * model.batch_size
 
-    def file(self, path: Path, quiet: bool = True) -> Iterator[Predictions]:
+    def file(self, path: Path, quiet: bool = True, split: Split[Any] | None = None) -> Iterator[Predictions]:
         """The predictions for a file, window by window. Unless quiet, progress is shown on stderr.
 
-        A pipe, such as /dev/stdin or the file of <(...) in a shell, is read as standard input is.
+        split is the file's task_split, where the caller has read it. A pipe, such as /dev/stdin or the file of <(...)
+        in a shell, is read as standard input is.
         """
         if _is_pipe(path):
             with path.open("rb") as stream:
@@ -52,7 +53,8 @@ class InputPredictor:
             return
         form = self._form_of(path)
         self._check_options(path, form)
-        if (split := self.task_split(path)) is not None:
+        split = self.task_split(path) if split is None else split
+        if split is not None:
             total = len(split.items)
             starts = range(0, total, self._window)
             parts = (dataclasses.replace(split, items=split.items[first : first + self._window]) for first in starts)

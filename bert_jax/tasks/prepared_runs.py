@@ -149,10 +149,7 @@ def prepare(
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
-        stored = dict(start.loaded.task)
-        if config.task.pooling and "pooling" in stored:  # it may be one that bert_jax does not have
-            stored["pooling"] = config.task.pooling
-        task = task.continuing(task_json.from_json(stored), config.task.pooling)
+        task = _continuing(task, start.loaded.task, config, report)
     task.check_model(start.model)
     if getattr(task, "layer_mix", False) and not task.objective().heads.layer_mix:  # a kind of the user's own
         raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")
@@ -162,6 +159,18 @@ def prepare(
         report(UNTRAINED_CLS)
     data = kept.data.get(lambda report: _encode(task, splits, start, report), report)
     return start, data, _runs(config, workdir, start, data, report)
+
+
+def _continuing(task: Task, stored: Mapping[str, Any], config: FinetuneConfig, report: Report) -> Task:
+    """The task with what the stored one of the checkpoint decides, which is reported."""
+    if config.task.pooling and "pooling" in stored:  # it may be one that bert_jax does not have
+        stored = {**stored, "pooling": config.task.pooling}
+    found = task.continuing(task_json.from_json(stored), config.task)
+    keys = [item.name for item in dataclasses.fields(TaskConfig) if hasattr(task, item.name)]
+    changed = [f"task.{key}={value!r}" for key in keys if (value := getattr(found, key)) != getattr(task, key)]
+    if changed:
+        report(f"as in {config.init_from}: {', '.join(changed)}")
+    return found
 
 
 def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:

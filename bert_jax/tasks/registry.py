@@ -63,6 +63,7 @@ KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "taggi
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 STORED_ENDINGS = (".parquet", ".jsonl")
 NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
+PROMPTS = ("prompt", "query_prompt", "document_prompt")  # for which none stands for no text
 # Keys that describe a user's own files.
 OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
 
@@ -139,17 +140,21 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
 
     Raises UserError for an option that the kind of task does not have.
     """
-    every = {name: {item.name for item in fields(kind)} for name, kind in KINDS.items()}
+    every = {name: {item.name: item.default for item in fields(kind)} for name, kind in KINDS.items()}
     own = {item.name for item in fields(task)}
     options = {}
     for item in fields(config):
         value = getattr(config, item.name)
-        kinds = [kind for kind, names in every.items() if item.name in names]
+        kinds = [kind for kind, defaults in every.items() if item.name in defaults]
         if item.name == "name" or value == item.default or not (kinds or item.name in own):
             continue
+        if item.name not in own and item.default is None and value == every[kinds[0]][item.name]:
+            continue  # config.json of version 0.1.0 has task.normalize=true for every kind
         if item.name not in own or (item.name == "labels" and not task.has_labels):
             kinds = [kind for kind in kinds if item.name != "labels" or KINDS[kind].has_labels]
             raise UserError(f"task.{item.name} is for {', '.join(kinds)}, not for {task.kind}; leave it out")
+        if item.name in PROMPTS and value.lower() == "none":
+            value = ""
         options[item.name] = parse_names(f"task.{item.name}", value) if item.name in NAME_LISTS else value
     if "label_map" in options and task.labels and "labels" not in options:  # a named task takes the new names
         names = parse_label_map(config.label_map)

@@ -124,8 +124,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """The task with the pooling of a checkpoint, for kinds that read one vector of each text."""
         return self
 
-    def continuing(self, start: "Task | None", pooling: str) -> "Task":
-        """The task with what a checkpoint's own task decides, where the configuration does not (pooling: its key)."""
+    def continuing(self, start: "Task | None", given: TaskConfig) -> "Task":
+        """The task with what a checkpoint's own task decides, where the configuration `given` does not."""
         return self
 
     @property

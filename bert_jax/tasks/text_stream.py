@@ -1,5 +1,6 @@
 """Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ import pyarrow
 import pyarrow.parquet as pq
 
 from bert_jax.command import UserError
-from bert_jax.tasks.reading import numbered_lines, plain_name
+from bert_jax.tasks.reading import files_of, numbered_lines, plain_name
 from bert_jax.tasks.reading.columns import is_number, place_of
 from bert_jax.tasks.reading.delimited import delimited_lines, ragged
 from bert_jax.tasks.reading.text_lines import check_file
@@ -26,15 +27,16 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
     """The texts of a file in order, of which only a part is in memory at a time.
 
-    form auto is that of the file's name. Of lines, a tab separates the two texts of a pair. In the other forms, text
-    (empty: `text`) and text_pair name the fields or columns, and a text may hold line ends and tabs. CSV and TSV have a
-    header line, unless both are numbers, from 0. Blank lines between JSON lines are not texts. Raises UserError, with
-    file and line, for a missing file, a missing field, a value that is not a text, names where the file has lines
-    without fields, and form auto for a .json file, which may hold a document.
+    form auto is that of the file's name; a Parquet file may stand for several (files_read). Of lines, a tab separates
+    the two texts of a pair. In the other forms, text (empty: `text`) and text_pair name the fields or columns, and a
+    text may hold line ends and tabs. CSV and TSV have a header line, unless both are numbers, from 0. Blank lines
+    between JSON lines are not texts. Raises UserError, with file and line, for a missing file, a missing field, a value
+    that is not a text, names where the file has lines without fields, and form auto for a .json file, which may hold a
+    document.
     """
     if form not in FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(FORMS)}")
-    form = FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
+    form = _form_of(path, form)
     if form == "json":
         raise UserError(
             f"{path} may be one JSON document, and texts are read from lines. Write one object per line and name its "
@@ -53,12 +55,21 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
     return _json_lines(path, names) if form == "jsonl" else _parquet(path, names)
 
 
+def files_read(path: Path, form: str = "auto") -> list[Path]:
+    """The files whose texts read_stream returns: path, or all of a data set in Parquet whose first one it is."""
+    return files_of(path) if _form_of(path, form) == "parquet" else [path]
+
+
 def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> list[Texts]:
     """All texts of a file. Raises UserError as read_stream does, and for a file without texts."""
     texts = list(read_stream(path, form, text, text_pair))
     if not texts:
         raise UserError(f"{path} has no texts. Write one on each line, or below the header of a table")
     return texts
+
+
+def _form_of(path: Path, form: str) -> str:
+    return FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
 
 
 def _lines(path: Path) -> Iterator[Texts]:
@@ -102,17 +113,29 @@ def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
 
 
 def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:
-    check_file(path)
-    try:
-        with pq.ParquetFile(path) as file:
-            if missing := [name for name in names if name not in file.schema_arrow.names]:
-                there = ", ".join(file.schema_arrow.names)
-                raise UserError(f"{path} has no column {missing[0]!r}; its columns are: {there}. Name one with --text")
-            number = 0
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=names):
+    """The texts of all files of a data set, whose rows are numbered through. All are checked before the first text."""
+    files = files_of(path)
+    for file in files:
+        check_file(file)
+        with _parquet_file(file) as content:
+            columns = content.schema_arrow.names
+        if missing := [name for name in names if name not in columns]:
+            there = ", ".join(columns)
+            raise UserError(f"{file} has no column {missing[0]!r}; its columns are: {there}. Name one with --text")
+    number = 0
+    for file in files:
+        with _parquet_file(file) as content:
+            for batch in content.iter_batches(ROWS_AT_ONCE, columns=names):
                 for values in batch.to_pylist():
                     number += 1
                     yield tuple(_text(path, number, values, name) for name in names)
+
+
+@contextlib.contextmanager
+def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as content:
+            yield content
     except pyarrow.ArrowException as error:
         raise UserError(f"{path} is not a Parquet file, or is damaged ({error}). Write it again") from error
 

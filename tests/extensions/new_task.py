@@ -56,7 +56,8 @@ class OrdinalTask(ClassificationTask):
 
     def predictions(self, rows, answers):
         classes = super().predictions(rows, answers)
-        return [one | {"label": self.labels[rank]} for one, rank in zip(classes, self.ranks(answers), strict=True)]
+        labels = [self.labels[rank] for rank in self.ranks(answers)]
+        return [one | {"label": x, "score": one["scores"][x]} for one, x in zip(classes, labels, strict=True)]
 
 
 KINDS[OrdinalTask.kind] = OrdinalTask

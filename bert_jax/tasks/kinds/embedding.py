@@ -24,6 +24,9 @@ from bert_jax.tokenizer import Tokenizer
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
 LOSSES = ("contrastive", "cosent")
+QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
+# What training leaves as it is in the checkpoint, unless the configuration sets it.
+KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
 SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pairs with and without a score
 
 
@@ -51,7 +54,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     unread_columns = ("marks",)
 
     pooling: str = "mean"
-    normalize: bool = TaskConfig.normalize
+    normalize: bool = True
     prompt: str = TaskConfig.prompt
     query_prompt: str = TaskConfig.query_prompt
     document_prompt: str = TaskConfig.document_prompt
@@ -91,24 +94,17 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
                     f"task.{option} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
                 )
 
-    def continuing(self, start: Task | None, pooling: str) -> "EmbeddingTask":
-        """Takes from a checkpoint of this kind how its vectors are made, where that is not configured."""
+    def continuing(self, start: Task | None, given: TaskConfig) -> "EmbeddingTask":
+        """Takes from a checkpoint of this kind how its vectors are made, where `given` has the default."""
         if not isinstance(start, EmbeddingTask):
             return self
-        return replace(
-            self,
-            pooling=pooling or start.pooling,
-            normalize=self.normalize and start.normalize,
-            prompt=self.prompt or start.prompt,
-            query_prompt=self.query_prompt or start.query_prompt,
-            document_prompt=self.document_prompt or start.document_prompt,
-            prompts=start.prompts,
-            truncate_dim=self.truncate_dim or start.truncate_dim,
-        )
+        kept = {name: getattr(start, name) for name in KEPT if getattr(given, name) == getattr(TaskConfig, name)}
+        prompts = tuple(one for one in start.prompts if one[0] not in (QUERY, DOCUMENT))  # which have their own options
+        return replace(self, prompts=prompts, **kept)
 
     def named_prompts(self) -> dict[str, str]:
         """All prompts by name, with the names that sentence-transformers gives to those of queries and documents."""
-        named = {"query": self.query_prompt, "document": self.document_prompt}
+        named = {QUERY: self.query_prompt, DOCUMENT: self.document_prompt}
         named = {name: text for name, text in named.items() if text}
         return named | {name: text for name, text in self.prompts if name not in named}
 
