@@ -166,6 +166,7 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
         ("AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation: The AWS Access Key Id ...", UserError),
         ("AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation: The specified bucket does not exist", UserError),
         ("AWS Error UNKNOWN (HTTP status 301) during HeadObject operation: No response body.", UserError),
+        ("Cannot reach https://huggingface.co: please unset the `HF_HUB_OFFLINE` environment variable.", UserError),
         (PermissionError(13, "google::cloud::Status(UNAUTHENTICATED: Permanent error)"), UserError),
         (FileNotFoundError(2, "google::cloud::Status(NOT_FOUND: Permanent error)"), UserError),
         (pa.ArrowInvalid("google::cloud::Status(INVALID_ARGUMENT: Permanent error)"), UserError),

@@ -31,8 +31,11 @@ _TIMEOUT_SECONDS = 120  # for a store that does not answer
 _DENIED = re.compile(
     r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
 )
-# Nothing at the address, an address that cannot exist, and, with 301, a bucket in another region.
-_WRONG_ADDRESS = re.compile(r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301)\b")
+# What the same command meets again: nothing at the address, an address that cannot exist, a bucket in another region
+# (301), and a variable by which the Hub must not be asked.
+_LASTING = re.compile(
+    r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
+)
 
 
 @runtime_checkable
@@ -177,7 +180,7 @@ def failure(address: str, error: Exception) -> UserError | RunAgain:
         # On a disk the error number tells the reason; a store only has its message.
         explained = explain_os_error(OSError(getattr(error, "errno", None), "", address))
         return UserError(explained or f"{problem}. Check the address and the free space")
-    if isinstance(error, ValueError) or is_denied(error) or _WRONG_ADDRESS.search(str(error)):
+    if isinstance(error, ValueError) or is_denied(error) or _LASTING.search(str(error)):
         return UserError(f"{problem}. Check the address and the credentials")
     return RunAgain(f"{problem}. Check the address and the network, and run the same command again")
 
