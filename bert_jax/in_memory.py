@@ -13,6 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.hub_models import PREFIX
+from bert_jax.storage.local import write_atomic
 from bert_jax.storage.location import location, location_address
 from bert_jax.storage.stores import store_of
 from bert_jax.tasks.input_records import is_unicode
@@ -75,16 +76,15 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
             "dictionaries, a DataFrame or a datasets.Dataset"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(rows, 1):
-            file.write(_line(f"row {number} of the data", row, task) + "\n")
+    lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
+    write_atomic(path, (f"{line}\n".encode() for line in lines))  # a refused row leaves the file of an earlier run
     return str(path)
 
 
 def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
     labels = _names(task.label)
     read = labels | _names(task.text, task.text_pair, task.marks, task.choices, task.negatives)
-    read.update(() if task.kind in OF_NAMED_COLUMNS else DEFAULT_COLUMNS)
+    read.update([] if task.kind else [CHOICES], [] if task.kind in OF_NAMED_COLUMNS else DEFAULT_COLUMNS)
     values = {}
     for name, value in row.items():
         if not isinstance(name, str | int):
@@ -123,9 +123,11 @@ def _names(*columns: str) -> set[str]:
 def _plain(value: Any, sets: bool = False) -> Any:
     """A value as JSON has it: what is missing as null, bytes and dates as texts, arrays as lists, and with `sets` also
     a set as one. Raises ValueError, which says what is expected, for other values."""
+    if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # dates of NumPy, which tolist makes numbers
+        value = value.astype(str)
     for method in ("tolist", "item"):  # of NumPy, JAX and PyTorch
         if hasattr(value, method) and type(found := getattr(value, method)()) is not type(value):
-            return _plain(found)
+            return _plain(found, sets)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int) for key in value):
             raise ValueError("expected keys that are texts")

@@ -301,12 +301,19 @@ class NAType:
 def test_rows_with_dates_and_missing_values_are_written_as_json(tmp_path):
     row = {
         "date": datetime.date(2026, 11, 24),
+        "dates": np.array(["2026-11-24"], "datetime64[ns]"),
         "missing": NAType(),
         "none": float("nan"),
         "answers": {"text": np.array(["a", "b"]), "start": [np.int64(3)]},
         "tags": np.array([1, 0, -1]),
     }
-    expected = {"date": "2026-11-24", "missing": None, "none": None, "answers": {"text": ["a", "b"], "start": [3]}}
+    expected = {
+        "date": "2026-11-24",
+        "dates": ["2026-11-24T00:00:00.000000000"],
+        "missing": None,
+        "none": None,
+        "answers": {"text": ["a", "b"], "start": [3]},
+    }
     path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl", TaskConfig(kind="tagging")))
     assert json.loads(path.read_text()) == expected | {"tags": [1, 0, -1]}
 
@@ -324,6 +331,8 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
     numbers = [Tensor(0), jnp.int32(1), np.float32(0.5), decimal.Decimal("2.5"), True, None]
     found = written(tmp_path, [{"text": "a", "label": one} for one in numbers], text="text", label="label")
     assert [row["label"] for row in found] == [0, 1, 0.5, "2.5", True, None]
+    boxed = np.array({"x"}, dtype=object)
+    assert written(tmp_path, [{"labels": boxed}], kind="multilabel", label="labels") == [{"labels": ["x"]}]
     words = {"tokens": [b"a", "b"], "labels": Tensor([1, 0])}
     assert written(tmp_path, [words], kind="tagging") == [{"tokens": ["a", "b"], "labels": [1, 0]}]
     assert written(tmp_path, Polars(), text="review", label="stars") == ROWS
@@ -339,6 +348,7 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
         ({"review": b"\xff"}, {}, "column 'review' holds .*; the bytes are not UTF-8"),
         ({"wrong": [1, 2j]}, {"choices": "right,wrong"}, r"column 'wrong' holds \[1, 2j\]; expected a text"),
         ({"answers": {"a", "b"}}, {"kind": "question"}, "column 'answers' holds .*; a set has no order"),
+        ({"choices": {"a", "b"}}, {}, "column 'choices' holds .*; a set has no order"),
         ({("stars", "mean"): 1}, {}, r"row 2 of the data has the column \('stars', 'mean'\), whose name is no text"),
     ],
 )

@@ -81,7 +81,7 @@ def test_settings_that_change_no_number_are_free(make, free):
 
 
 def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(make, tiny_config):
-    """Recipes refuse them now, so a resumed run cannot repeat them."""
+    """Recipes refuse or report them now, so a resumed run cannot or need not repeat them."""
 
     def decayed(decays: str, **options: float) -> PretrainConfig:
         return PretrainConfig(optimizer=OptimizerConfig(decays=decays, **options))

@@ -1,11 +1,13 @@
 """Addresses in object stores, and TFDS datasets: listed and read like local files."""
 
+import errno
 import glob
 import importlib.util
 import json
 import lzma
 import os
 import random
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +157,19 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def caused_by(cause: Exception) -> OSError:
+    error = OSError(errno.EIO, str(cause))
+    error.__cause__ = cause
+    return error
+
+
+def of_status(status: int) -> Exception:
+    class HubError(RuntimeError):
+        response = types.SimpleNamespace(status_code=status)
+
+    return HubError(f"the Hub answered {status}")
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -170,6 +185,13 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path):
         (PermissionError(13, "google::cloud::Status(UNAUTHENTICATED: Permanent error)"), UserError),
         (FileNotFoundError(2, "google::cloud::Status(NOT_FOUND: Permanent error)"), UserError),
         (pa.ArrowInvalid("google::cloud::Status(INVALID_ARGUMENT: Permanent error)"), UserError),
+        ("google::cloud::Status(PERMISSION_DENIED: no access to /expired-domains/x.txt)", UserError),
+        (caused_by(ValueError("Repository id must be 'namespace/name'")), UserError),
+        (caused_by(json.JSONDecodeError("Expecting value", "", 0)), RunAgain),
+        (caused_by(of_status(404)), UserError),
+        (caused_by(of_status(403)), UserError),
+        (caused_by(of_status(429)), RunAgain),
+        (caused_by(of_status(503)), RunAgain),
     ],
 )
 def test_a_command_may_succeed_again_only_after_some_failures_of_a_store(tmp_path, monkeypatch, error, kind):

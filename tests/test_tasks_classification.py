@@ -192,7 +192,10 @@ def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
     [
         ("classification", "0", ["text,label", "a,pos", "b,neg", "c,pos", "d,neg"], True),
         ("multilabel", "0", ["text,label", "a,pos", 'b,"neg,pos"', "c,neg"], True),
+        ("classification", "0", ["text,label", "a,1", "b,0"], True),
         ("classification", "0", ["a,pos", "b,neg", "c,pos"], False),
+        ("classification", "0", ["a,rare", "b,neg", "c,pos", "d,neg"], False),
+        ("multilabel", "0", ["a,rare", "b,neg", 'c,"pos,neg"'], False),
         ("classification", "text", ["text,label", "a,pos", "b,neg", "c,neg"], False),  # a name means a header
         ("regression", "0", ["a,1.5", "b,2"], False),
     ],
@@ -206,5 +209,5 @@ def test_a_header_under_numbered_columns_is_reported(
     reported: list[str] = []
     config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=task)
     prepare(config, location(tmp_path / "run"), letters, reported.append)
-    said = f"{path}: line 1 looks like a header (no other line has the label 'label'); name columns by their header"
+    said = f"{path}: only line 1 has the label 'label'; if it is a header, name columns by it"
     assert [line for line in reported if "header" in line] == [said] * looks

@@ -80,8 +80,8 @@ def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None
 
 def test_labels_that_are_themselves_in_brackets_are_separated_by_commas(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    path.write_text("text\tlabels\na\t[other]\nb\t[a], [b]\nc\t[1], [2]\nd\tjoy\n")
-    assert sets_of(path) == [("[other]",), ("[a]", "[b]"), ("[1]", "[2]"), ("joy",)]
+    path.write_text("text\tlabels\na\t[other]\nb\t[a], [b]\nc\t[1], [2]\nd\tjoy\ne\t{}\n")
+    assert sets_of(path) == [("[other]",), ("[a]", "[b]"), ("[1]", "[2]"), ("joy",), ("{}",)]
 
 
 @pytest.mark.parametrize("withheld", ["", "-1"])

@@ -422,12 +422,18 @@ def test_a_trace_contains_the_requested_steps(run):
     assert steps == {"2", "3"}
 
 
+def test_a_run_warns_of_a_weight_decay_without_effect(run):
+    config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays=".*=0.2")
+    (told,) = setup.describe_optimizer(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
+    assert "optimizer.weight_decay=0.1 has no effect" in told
+
+
 def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
     short = run("short", dataclasses.replace(CONFIG, optimizer=OptimizerConfig(warmup_steps=7)))
-    (told,) = setup.describe_warmup(short, {})
+    (told,) = setup.describe_optimizer(short, {})
     assert "optimizer.warmup_steps is 7, but the run has 6 steps" in told
-    assert setup.describe_warmup(short, {"step": 5}) == [told]
-    assert setup.describe_warmup(short, {"step": 6}) == setup.describe_warmup(run("usual"), {}) == []
+    assert setup.describe_optimizer(short, {"step": 5}) == [told]
+    assert setup.describe_optimizer(short, {"step": 6}) == setup.describe_optimizer(run("usual"), {}) == []
 
 
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):

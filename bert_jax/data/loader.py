@@ -22,6 +22,7 @@ from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, span_targets
 from bert_jax.data.step_batches import StepBatches
 from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.storage.remote import address_of
 
 # Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
@@ -66,8 +67,8 @@ def check_tokenizer(dataset: RowTable, tokenizer: LoaderTokenizer) -> None:
     if tokenizer.content_hash != dataset.tokenizer_hash:
         raise UserError(
             f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from that of the shards in "
-            f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}). Use {dataset.directory / 'tokenizer'}, "
-            "or build the examples again with this tokenizer"
+            f"{address_of(dataset.directory)} (hash {dataset.tokenizer_hash[:12]}). Use "
+            f"{address_of(dataset.directory / 'tokenizer')}, or build the examples again with this tokenizer"
         )
 
 
@@ -104,7 +105,7 @@ class PretrainingLoader:
         check_tokenizer(dataset, tokenizer)
         if rates is not None and dataset.static:
             raise UserError(
-                f"the masks of {dataset.directory} are static, with the rate of build_examples. Leave out "
+                f"the masks of {address_of(dataset.directory)} are static, with the rate of build_examples. Leave out "
                 "data.mask_rate and data.mask_schedule (--config.data.mask_rate=none unsets that of a recipe), or "
                 "build the examples with --masking dynamic"
             )

@@ -14,7 +14,7 @@ from bert_jax.data.phases import Phase, parse_phases
 from bert_jax.data.shard_cache import local_copy, open_output
 from bert_jax.data.shards import Dataset, check_arrow, check_has_rows, open_dataset
 from bert_jax.data.streamed_dataset import open_streamed
-from bert_jax.storage.remote import is_remote
+from bert_jax.storage.remote import address_of, is_remote
 
 
 def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:
@@ -81,9 +81,10 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
     held_out = [_held_out(config, phase) for phase in phases]
     for phase, sources in zip(phases, held_out, strict=True):
         if config.checkpoint.best and not sources:
+            where = f"{phase.key} ({address_of(phase.mixture.dataset.directory)})"
             raise UserError(
-                f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.mixture.dataset.directory}) has no "
-                "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
+                f"checkpoint.best={config.checkpoint.best}, but {where} has no held-out part to evaluate; set "
+                "one by --config.data.eval, or do not set checkpoint.best"
             )
     name, slash, _ = config.checkpoint.best.removeprefix("eval_").partition("/")  # of one source of a mixture
     if not any(one.name == name for sources in held_out for one in sources):
@@ -108,7 +109,7 @@ def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
     if held_out.tokenizer_hash != phase.mixture.dataset.tokenizer_hash:
         raise UserError(
             f"data.eval={config.data.eval} was built with a different tokenizer than {phase.key} "
-            f"({phase.mixture.dataset.directory}); build both with the same --tokenizer"
+            f"({address_of(phase.mixture.dataset.directory)}); build both with the same --tokenizer"
         )
     return (Source("", held_out),)
 

@@ -23,6 +23,7 @@ from bert_jax.data.row_shares import DIGITS
 from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.data.streamed_dataset import StreamedDataset, window_caches
 from bert_jax.data.window_order import common_lanes
+from bert_jax.storage.remote import address_of
 
 
 class Phase(NamedTuple):
@@ -72,7 +73,7 @@ def check_phases(phases: Sequence[Phase]) -> None:
     first = phases[0].mixture.dataset
     for phase in phases[1:]:
         dataset = phase.mixture.dataset
-        where, there = f"{phase.key} ({dataset.directory})", phases[0].key
+        where, there = f"{phase.key} ({address_of(dataset.directory)})", phases[0].key
         if dataset.tokenizer_hash != first.tokenizer_hash:
             raise UserError(
                 f"{where} was built with a different tokenizer than {there} ({first.directory}). Build all phases "

@@ -137,7 +137,7 @@ def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
     if manifest["format"] != "arrow":
         raise UserError(
             f"{address_of(directory)} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
-            f"python -m data_prep.convert_examples --input {directory} --output {directory}_arrow"
+            f"python -m data_prep.convert_examples --input {address_of(directory)} --output DIR"
         )
 
 
@@ -250,8 +250,8 @@ class Dataset:
 
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
-        f"damaged shard {path}: {problem}. Copy the folder again, or build the examples again "
-        f"(to list all damage: python -m data_prep.inspect_shards {path.parent.parent} --verify)"
+        f"damaged shard {address_of(path)}: {problem}. Copy the folder again, or build the examples again "
+        f"(to list all damage: python -m data_prep.inspect_shards {address_of(path.parent.parent)} --verify)"
     )
 
 

@@ -10,6 +10,7 @@ import errno
 import functools
 import hashlib
 import io
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,11 @@ _DENIED = re.compile(
 _LASTING = re.compile(
     r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
 )
+
+# HTTP statuses of a request that is wrong in itself; 401 and 403 are denied, and after 408 and 429 it may succeed.
+_LASTING_STATUS = {*range(400, 500)} - {401, 403, 408, 429}
+# Of a token, not of an address with this word in it.
+_EXPIRED = re.compile(r"expired.?token|\b(token|credentials?)\b[^/]{0,60}\bexpired", re.IGNORECASE)
 
 
 @runtime_checkable
@@ -180,21 +186,40 @@ def failure(address: str, error: Exception) -> UserError | RunAgain:
         # On a disk the error number tells the reason; a store only has its message.
         explained = explain_os_error(OSError(getattr(error, "errno", None), "", address))
         return UserError(explained or f"{problem}. Check the address and the free space")
-    if isinstance(error, ValueError) or is_denied(error) or _LASTING.search(str(error)):
+    if is_denied(error) or _is_lasting(error):
         return UserError(f"{problem}. Check the address and the credentials")
     return RunAgain(f"{problem}. Check the address and the network, and run the same command again")
 
 
 def is_denied(error: BaseException | None) -> bool:
     """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
+    return any(
+        (isinstance(one, PermissionError) or _http_status(one) in (401, 403) or _DENIED.search(str(one)))
+        and not _EXPIRED.search(str(one))
+        for one in _with_causes(error)
+    )
+
+
+def _is_lasting(error: BaseException) -> bool:
+    """Whether the same command meets this error again, unless an address or a setting changes."""
+    return any(
+        isinstance(one, ValueError | NotImplementedError)
+        or _http_status(one) in _LASTING_STATUS
+        or _LASTING.search(str(one))
+        for one in _with_causes(error)
+        if not isinstance(one, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
+    )
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        text = str(error)
-        status = getattr(getattr(error, "response", None), "status_code", None)  # of HTTP, for the Hugging Face Hub
-        denied = isinstance(error, PermissionError) or status in (401, 403) or _DENIED.search(text)
-        if denied and "expired" not in text.lower():
-            return True
+        yield error
         error = error.__cause__
-    return False
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The status of the answer by HTTP that an error of the Hugging Face Hub is about."""
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 class Folder:

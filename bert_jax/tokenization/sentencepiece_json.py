@@ -101,7 +101,7 @@ def preparation(content: Mapping[str, Any]) -> Preparation:
             "`` and '', NFKD with StripAccents, Lowercase, Precompiled. Give its SentencePiece .model"
         )
     splitter = content.get("pre_tokenizer") or {}
-    *first, metaspace = splitter.get("pretokenizers", [splitter])
+    *first, metaspace = splitter.get("pretokenizers") or [splitter]
     split = [part["type"] for part in first] == ["WhitespaceSplit"]
     if metaspace.get("type") != "Metaspace" or metaspace["replacement"] != "▁" or not (split or not first):
         kind = splitter.get("type")
@@ -112,10 +112,8 @@ def preparation(content: Mapping[str, Any]) -> Preparation:
             f"its pre_tokenizer has WhitespaceSplit and prepend_scheme {prefix!r}. Only 'always' is supported"
         )
     if not split and steps != [_DROP, _JOIN] and not (rules and steps):
-        raise UserError(
-            "its pre_tokenizer Metaspace keeps white space that SentencePiece drops. Put WhitespaceSplit before it, or "
-            "give its SentencePiece .model"
-        )
+        advice = "Give its SentencePiece .model" if rules else "Put WhitespaceSplit before it"
+        raise UserError(f"its pre_tokenizer Metaspace keeps white space that SentencePiece drops. {advice}")
     if split and not rules:
         rules = white_space_rules()
     quotes, accents, lower = found

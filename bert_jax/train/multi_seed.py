@@ -336,7 +336,7 @@ def _describe_start(seeds: Sequence[Seed], states: Sequence[TrainState], plan: s
     for seed in seeds:
         lines += setup.describe_start(seed.run, seed.meta, seed.opened.differences, seed.ended)
     lines += dict.fromkeys(
-        line for seed in seeds if not seed.ended for line in setup.describe_warmup(seed.run, seed.meta)
+        line for seed in seeds if not seed.ended for line in setup.describe_optimizer(seed.run, seed.meta)
     )
     new = next((state for seed, state in zip(seeds, states, strict=True) if not seed.meta), None)
     if new is not None:

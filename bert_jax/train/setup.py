@@ -302,10 +302,13 @@ def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str]
     return [f"{what} step {meta['step']} of {run.workdir}", *differences]
 
 
-def describe_warmup(run: Run, meta: Mapping[str, Any]) -> list[str]:
-    """Returns a warning about a run that ends within its warmup; none where a checkpoint is already at the end."""
-    warning = optim.warmup_warning(run.config.optimizer, run.end)
-    return [warning] if warning and meta.get("step", 0) < run.end else []
+def describe_optimizer(run: Run, meta: Mapping[str, Any]) -> list[str]:
+    """Returns warnings about what is set in vain; none where a checkpoint is already at the end."""
+    if 0 < run.end <= meta.get("step", 0):
+        return []
+    config = run.config.optimizer
+    warnings = optim.warmup_warning(config, run.end), optim.weight_decay_warning(config, run.abstract_params())
+    return [warning for warning in warnings if warning]
 
 
 def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:

@@ -131,7 +131,7 @@ def _report_start(
     length = setup.batch_length(run.source, int(state.step))
     ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
     lines = setup.describe_start(run, meta, opened.differences, ended)
-    lines += [] if ended else setup.describe_warmup(run, meta)
+    lines += [] if ended else setup.describe_optimizer(run, meta)
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]

@@ -1,6 +1,7 @@
 """Tasks with labels: their names and ids, and the weights of their classes in the loss."""
 
 import abc
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -132,12 +133,14 @@ def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[s
     names = columns.text, columns.text_pair, columns.label, *columns.marks
     if not all(is_number(name) for name in names if name) or is_stored(split.path):
         return []
-    first, others = (task.labels_in(replace(split, items=part)) for part in (split.items[:1], split.items[1:]))
-    if not first or first & others:
+    first, *others = [task.labels_in(replace(split, items=(item,))) for item in split.items]
+    times = Counter(itertools.chain.from_iterable(others))
+    repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
+    if not first or not first.isdisjoint(times) or not repeated:
         return []
     return [
-        f"{split.path}: line {split.items[0].line} looks like a header (no other line has the label {min(first)!r}); "
-        "name columns by their header"
+        f"{split.path}: only line {split.items[0].line} has the label {min(first)!r}; if it is a header, name columns "
+        "by it"
     ]
 
 

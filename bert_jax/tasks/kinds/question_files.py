@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord, checked_text, is_unicode, texts_of
-from bert_jax.tasks.reading import Column, Columns, numbered_lines, opened, read_records
+from bert_jax.tasks.reading import Column, Columns, is_stored, numbered_lines, opened, read_records
 from bert_jax.tasks.reading.columns import is_number
 from bert_jax.tasks.reading.labelled_texts import yes_or_no
 from bert_jax.tokenization.scripts import is_unspaced
@@ -62,8 +62,8 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 
     A true is_impossible (or 1) means that there is no answer, whatever the answers.
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
-    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. Each
-    may be written as a text (reading.opened), as in CSV.
+    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
+    CSV and TSV each is written as a text (reading.opened).
     Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
     questions have answers.
     """
@@ -171,7 +171,8 @@ def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
 
 def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
     if isinstance(answers, str):
-        answers = _written(answers)
+        read = (lambda text: [text]) if is_stored(path) else _written
+        answers = read(answers) if answers.strip() else []
     if isinstance(answers, dict) and "text" in answers:
         texts, starts = answers["text"], answers.get("answer_start")
         texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
@@ -196,13 +197,12 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
 
 
 def _written(text: str) -> Any:
-    """The answers that a text holds; otherwise the text is the answer."""
+    """The answers that a table holds as a text; otherwise the text is the answer."""
     found = opened(text)
     if isinstance(found, dict) and "text" in found:
         return found
-    if isinstance(found, list) and all(isinstance(one, str | dict) for one in found):
-        return found
-    return [text] if text.strip() else []
+    is_list = isinstance(found, list) and text.strip().startswith("[")  # otherwise a set
+    return found if is_list and all(isinstance(one, str | dict) for one in found) else [text]
 
 
 def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:

@@ -62,7 +62,8 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
     """The labels in a list, or in a text that separates them by commas."""
     if value is None:
         return ()
-    value = opened(value)
+    found = opened(value)
+    value = found if isinstance(found, list) else value  # a label may be in braces
     if isinstance(value, str) and not (_in_brackets(value) and _OF_LISTS.search(value)):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):

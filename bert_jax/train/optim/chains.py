@@ -18,7 +18,7 @@ from bert_jax.train import rules
 from bert_jax.train.freezing import Trained, union
 from bert_jax.train.optim.adam import scale_by_adam
 from bert_jax.train.optim.averages import check_decay
-from bert_jax.train.optim.factors import decays, overrides_weight_decay
+from bert_jax.train.optim.factors import decays
 from bert_jax.train.optim.muon import scale_by_muon
 from bert_jax.train.optim.schedules import check_schedule
 from bert_jax.train.optim.tensors import hidden_matrices, map_by_path
@@ -49,12 +49,6 @@ def build(
     check_decay(config.ema_decay)
     check_schedule(config)
     rules.parse(config.decays, "optimizer.decays", params)
-    if config.weight_decay != OptimizerConfig.weight_decay and overrides_weight_decay(config.decays, params):
-        raise UserError(
-            f"optimizer.weight_decay is {config.weight_decay}, which has no effect, since optimizer.decays="
-            f"{config.decays} matches all parameters that it is for. Omit it and change optimizer.decays, or set that "
-            "to ''"
-        )
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.

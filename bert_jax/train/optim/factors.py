@@ -60,3 +60,13 @@ def overrides_weight_decay(rule_text: str, params: dict[str, Any]) -> bool:
         return False
     left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
     return not any(layers.any() for layers in jax.tree.leaves(left))
+
+
+def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str:
+    """Returns a warning where another weight_decay than the default has no effect; otherwise nothing."""
+    if config.weight_decay == OptimizerConfig.weight_decay or not overrides_weight_decay(config.decays, params):
+        return ""
+    return (
+        f"warning: optimizer.weight_decay={config.weight_decay} has no effect, because optimizer.decays="
+        f"{config.decays} matches all parameters that it is for"
+    )
