@@ -135,9 +135,10 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
 def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Raises UserError for an output in another format than that which training reads."""
     if manifest["format"] != "arrow":
+        address = address_of(directory)
         raise UserError(
-            f"{address_of(directory)} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
-            f"python -m data_prep.convert_examples --input {address_of(directory)} --output DIR"
+            f"{address} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
+            f"python -m data_prep.convert_examples --input {address} --output {address}_arrow"
         )
 
 
