@@ -10,8 +10,9 @@ CoSENT, learning rate 2e-5, batches of 32, warmup over a tenth of the steps, wei
 folder's pooling, at most 128 tokens, and the model's dropout.
 
 embed   chunks of texts, which both programs sort by length within a chunk, in batches of 32, in turns
-train   whole training steps including batches, in turns. bert_jax groups rows by length (length_pool), the peer pads to
-        the longest text of a batch. With --length_pool=1 both take random batches.
+train   whole training steps including batches, but not tokenization, in turns. The peer pads random batches to the
+        longest text. bert_jax groups rows by length (length_pool); with --length_pool=1 it takes random batches, too.
+        Both programs keep freed memory.
 parity  both programs train `--seeds` times. The line gives the difference of the means of Spearman on dev, and twice
         its standard error, which the difference should not exceed.
 """
@@ -105,7 +106,8 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, flags.part, folder)))
+            line = peer_line(flags, config, flags.part, folder)
+            turn, versions = stack.enter_context(peer_turn(line, flags.keep_memory))
             turns.append(turn)
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     size = CHUNK if embeds else config.batch_size
@@ -121,7 +123,12 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
         "texts/s" if embeds else "pairs/s",
         peer=PEER if flags.peer_python else None,
         peer_value=medians[1] if flags.peer_python else None,
-        settings={"model": flags.model.name, "batch_size": config.batch_size, "length_pool": config.length_pool},
+        settings={
+            "model": flags.model.name,
+            "batch_size": config.batch_size,
+            "length_pool": config.length_pool,
+            "keep_memory": flags.keep_memory,
+        },
         peer_versions={name: str(value) for name, value in versions.items()},
     )
 
@@ -181,7 +188,7 @@ def main(arguments: Sequence[str]) -> None:
     data = common.shared_data()
     if data is None:
         raise UserError("BERT_JAX_DATA is not set; it names the folder that holds glue/STS-B")
-    keep_freed_memory()
+    flags.keep_memory = keep_freed_memory()
     (measure_parity if flags.part == "parity" else measure_speed)(flags, config_of(flags, data))
 
 

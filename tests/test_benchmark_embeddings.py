@@ -35,7 +35,7 @@ def test_the_line_has_the_ratio_of_the_rates(flags, monkeypatch, capsys, one_dev
     lines = []
 
     @contextlib.contextmanager
-    def peer_turn(line):
+    def peer_turn(line, keep_memory):
         parsed = embeddings_peer.parse(line[2:])
         lines.append((parsed, json.loads(parsed.rows.read_text())))
         yield (lambda count: [1.0] * count), {"peer torch": "1"}

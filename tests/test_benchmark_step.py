@@ -53,7 +53,7 @@ def test_the_ratio_to_equal_work_comes_first(monkeypatch, capsys):
     """bert_jax takes 2 s for a step of 32 tokens, the peers 1 s at equal work and 8 s at more."""
 
     @contextlib.contextmanager
-    def peer_turn(line):
+    def peer_turn(line, keep_memory):
         yield (lambda count: [1.0 if "--work=equal" in line else 8.0] * count), {"peer torch": "1"}
 
     monkeypatch.setattr(step, "our_turn", lambda *_: lambda count: [2.0] * count)
