@@ -40,6 +40,8 @@ def test_the_record_of_a_run_is_followed(tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     clock = Clock(steps=0, budget_minutes=9.0, log_every=1, replay=str(log))
     assert [clock.read(step) for step in range(6)] == [0, 0, 0.5, 0.5, 0.5, 1.0]
+    sooner = Clock(steps=3, budget_minutes=9.0, log_every=1, replay=str(tmp_path))  # the workdir
+    assert [sooner.read(step) for step in range(4)] == [0, 0, 0.5, 1.0] and sooner.refreshed
 
 
 def test_the_end_of_a_budget_that_was_extended_does_not_end_the_run_that_follows_it(tmp_path):
@@ -47,6 +49,9 @@ def test_the_end_of_a_budget_that_was_extended_does_not_end_the_run_that_follows
     fractions = {2: 0.5, 4: 1.0, 6: 0.75, 8: 1.0}
     lines = [json.dumps({"step": step, "budget_fraction": value}) for step, value in fractions.items()]
     log.write_text("\n".join(lines) + "\n")
+    assert read_fractions(str(log)) == {2: 0.5, 6: 0.75, 8: 1.0}
+    (tmp_path / "metrics").mkdir()
+    log.rename(tmp_path / "metrics" / "000001-000000.jsonl")  # as in a store
     assert read_fractions(str(log)) == {2: 0.5, 6: 0.75, 8: 1.0}
 
 
@@ -152,7 +157,7 @@ def test_a_log_without_fractions_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     with pytest.raises(UserError, match="budget_fraction"):
         read_fractions(str(tmp_path / "metrics.jsonl"))
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="no log in"):
         read_fractions(str(tmp_path / "nothing"))
 
 

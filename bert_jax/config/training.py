@@ -139,7 +139,7 @@ class TrainConfig:
     microbatches: int = 1  # gradient accumulation: each step processes the batch in this many parts
     steps: int = 0  # the length of the run; 0: by budget_minutes, tokens or epochs
     budget_minutes: float = 0.0  # wall-clock limit; if steps is set too, whichever ends first
-    budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions replace the clock
+    budget_replay: str = ""  # a workdir or metrics.jsonl whose logged budget fractions replace the clock
     seed: int = 0  # of initial parameters, the order of rows, masks and dropout
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: float32 on CPU, else bfloat16
     prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh

@@ -19,7 +19,7 @@ def open_initial(config: TrainConfig) -> LoadedModel | None:
     Raises UserError for init_layers without init_from, and whenever open_checkpoint and with_layers do.
     """
     if not config.init_from:
-        if config.init_layers:
+        if config.init_layers and not getattr(config, "branch_from", ""):  # a branch has the layers of its trunk
             raise UserError(
                 f"init_layers is {config.init_layers}, but init_from is not set. Name the checkpoint that has the "
                 "layers with --config.init_from=CHECKPOINT, or omit init_layers"

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +9,9 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
+from bert_jax.storage.location import location
 from bert_jax.train import distributed
-from bert_jax.train.metrics import read_lines
+from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
 from bert_jax.train.token_length import TokenLength
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
@@ -105,6 +105,8 @@ class Clock:
         if self._replay is not None:
             self.refreshed = step in self._replay or (self._changed and step == self._start)
             self.fraction = self._replay.get(step, self.fraction)
+            if 0 < self.steps <= step:  # the first of the two ends the run, as with a budget
+                self.fraction, self.refreshed = 1.0, True
         elif self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0 or self._changed:
@@ -153,16 +155,21 @@ def check_end(steps: int, budget_minutes: float, replay: str, length: TokenLengt
         )
 
 
-def read_fractions(metrics_file: str) -> dict[int, float]:
-    """Returns the budget fractions that a run logged, by step. Raises UserError if the file has none.
+def read_fractions(log: str) -> dict[int, float]:
+    """Returns the budget fractions that a run logged, by step. Raises UserError if the log has none.
+
+    log   a metrics.jsonl, or the workdir of a run, also in a store
 
     A 1 before the last line is left out: an earlier version of bert_jax logged it where a run ended whose budget was
     then extended, and the run continued there.
     """
-    path = Path(metrics_file)
-    if not path.is_file():
-        raise UserError(f"budget_replay: no such file: {path}; name the metrics.jsonl of a run with a time budget")
-    lines = read_lines(path)
+    path = location(log)
+    workdir = path.parent if path.name == METRICS_FILE else path  # one in a store has its log in segments
+    lines = read_lines(path) if path.is_file() else read_metrics(workdir)
+    if not lines:
+        raise UserError(
+            f"budget_replay: no log in {log}; name the workdir, or metrics.jsonl, of a run with a time budget"
+        )
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
     if not fractions:
         raise UserError(f"budget_replay: {path} contains no budget_fraction; name the log of a run with a time budget")

@@ -193,7 +193,8 @@ class SeedGroup:
         if evaluated := done or leader.evaluation.due(step):
             self._evaluate(step, state, due, interruption)
         if logged := evaluated or leader.logger.due(step):
-            shown = means([seed.recorder.logger.log(step, evaluated, waited_seconds) for seed in due])
+            values = [seed.recorder.logger.log(step, evaluated, waited_seconds) for seed in due]
+            shown = means(values) | {"tokens/s": sum(one["tokens/s"] or 0.0 for one in values)}  # of the program
         ending = [seed for seed in running if seed.recorder.evaluation.stops_early]
         if ending or any(seed.recorder.saver.due(step, logged) for seed in running):
             self.save(step, state)

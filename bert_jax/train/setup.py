@@ -44,6 +44,9 @@ from bert_jax.train.workdir import (
 )
 from bert_jax.vocabulary import TOKENIZER
 
+# The keys of a provenance that say with which parameters a run began.
+INITIAL = ("init_from", "init_layers")
+
 
 @dataclass(frozen=True)
 class OpenWorkdir:
@@ -200,7 +203,7 @@ def _resume(run: Run, made_by: dict[str, Any], newest: Mapping[str, Any], step: 
         branch.check_origin(run.branch_from, recorded, run.workdir)
     if there is not None and recorded is not None:  # its parameters come from the trunk, whatever those began with
         made_by[branch.RECORD] = recorded
-        made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
+        _begin_as(made_by, there)
     return check_provenance(run, made_by, there, f"step {newest.get('step', step)} of {run.workdir}")
 
 
@@ -214,12 +217,19 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     distributed.check_same({"branch_from": origin.sha256}, "give all processes the same checkpoint")
     there = origin.meta.get("provenance")
     if there is not None:
-        made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
+        _begin_as(made_by, there)
     differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
     tokens = origin.tokens(made_by["configuration"], run.tokens_before)
     origin.check_left(run, tokens)
     made_by[branch.RECORD] = origin.record(differences, tokens)
     return differences
+
+
+def _begin_as(made_by: dict[str, Any], trunk: Mapping[str, Any]) -> None:
+    """Gives the provenance of a branch the initial parameters of its trunk, whatever its own recipe names."""
+    for key in INITIAL:
+        if key in trunk["configuration"]:
+            made_by["configuration"][key] = trunk["configuration"][key]
 
 
 def place_constants(run: Run, mesh: Mesh) -> dict[str, Any]:
