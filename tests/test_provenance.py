@@ -149,11 +149,13 @@ def test_one_device_sums_gradients_with_no_other(make):
 
 
 def test_the_rows_of_an_evaluation_are_compared_where_it_selects_a_checkpoint(make):
-    def measured(max_rows: int) -> Run:
-        best = CheckpointConfig(best="eval_loss")
-        return make(PretrainConfig(checkpoint=best, eval=EvalConfig(every_steps=5, max_rows=max_rows)))
+    def measured(max_rows: int, allowed: str = "") -> Run:
+        best, rows = CheckpointConfig(best="eval_loss"), EvalConfig(every_steps=5, max_rows=max_rows)
+        return make(PretrainConfig(checkpoint=best, eval=rows, allow_changes=allowed))
 
     assert "eval.max_rows: 8 -> 16" in refusal(provenance(measured(8)), measured(16))
+    changed, compared = told(provenance(measured(8)), measured(16, "eval"))
+    assert changed.endswith("eval.max_rows: 8 -> 16") and "scores until here are of other held-out rows" in compared
 
 
 def test_a_branch_chooses_the_rows_that_choose_its_checkpoint(make):

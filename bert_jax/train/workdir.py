@@ -245,6 +245,12 @@ def check_provenance(
     batches = (*BATCHES, "steps") if now.get("length_pool", 1) > 1 else BATCHES
     if any(_within(key, batches) and not _within(key, HELD_OUT) for key in changed):
         lines.append("from here on, batches are those of a run that had this configuration from its first step")
+    resumes = not may_change  # a branch compares the evaluations in its own workdir only
+    if resumes and now.get("checkpoint.best") and any(_within(key, HELD_OUT) for key in changed):
+        lines.append(
+            "scores until here are of other held-out rows, but checkpoint.best and early_stop compare with them; to "
+            "compare anew, begin another --workdir with --config.init_from"
+        )
     versions = [
         f"{name} {there['versions'].get(name)} -> {version}"
         for name, version in here["versions"].items()
