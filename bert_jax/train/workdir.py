@@ -249,7 +249,7 @@ def check_provenance(
     if resumes and now.get("checkpoint.best") and any(_within(key, HELD_OUT) for key in changed):
         lines.append(
             "scores until here are of other held-out rows, but checkpoint.best and early_stop compare with them; to "
-            "compare anew, begin another --workdir with --config.init_from"
+            "compare new scores alone, begin another --workdir with --config.init_from"
         )
     versions = [
         f"{name} {there['versions'].get(name)} -> {version}"

@@ -131,7 +131,7 @@ def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[s
     read."""
     columns = task.columns
     names = columns.text, columns.text_pair, columns.label, *columns.marks
-    if not all(is_number(name) for name in names if name) or is_stored(split.path):
+    if not split.items or not all(is_number(name) for name in names if name) or is_stored(split.path):
         return []
     first, *others = [task.labels_in(replace(split, items=(item,))) for item in split.items]
     times = Counter(itertools.chain.from_iterable(others))
