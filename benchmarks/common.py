@@ -83,13 +83,14 @@ def short_commit(commit: str | None) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine: processor, cores that this process may use, memory in GB."""
+    """The machine: processor, cores that this process may use, memory in GB, and its NVIDIA GPUs if it has any."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
+    found: dict[str, Any] = {
         "processor": _processor(),
         "cores": cores,
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
     }
+    return found | ({"gpus": gpus} if (gpus := _gpus()) else {})
 
 
 def shared_data() -> Path | None:
@@ -216,6 +217,15 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """The names of the NVIDIA GPUs, without opening them as jax would."""
+    try:
+        line = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(line, check=True, capture_output=True, text=True, timeout=30).stdout.split("\n")[:-1]
+    except (OSError, subprocess.SubprocessError):
+        return []
 
 
 def _rounded(value: float | None) -> float | None:

@@ -40,9 +40,9 @@ from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import Embedder, settings_of
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.trainer import runtime_of
 
 CHUNK = 512  # texts of a step of the part embed
-PEER = "sentence-transformers, torch, float32"
 
 
 def config_of(flags: Any, data: Path) -> FinetuneConfig:
@@ -118,10 +118,10 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
         for found in seconds
     ]
     common.emit(
-        f"sentence embeddings, {flags.part}, {jax.default_backend()}",
+        f"sentence embeddings, {flags.part}, {jax.devices()[0].device_kind}",
         medians[0],
         "texts/s" if embeds else "pairs/s",
-        peer=PEER if flags.peer_python else None,
+        peer=peer_name("float32" if embeds else runtime_of(config).compute_dtype) if flags.peer_python else None,
         peer_value=medians[1] if flags.peer_python else None,
         settings={
             "model": flags.model.name,
@@ -148,11 +148,15 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         f"dev spearman of STS-B over {len(values)} seeds, CoSENT",
         statistics.mean(values),
         "spearman",
-        peer=PEER if peers else None,
+        peer=peer_name(runtime_of(config).compute_dtype) if peers else None,
         peer_value=statistics.mean(peers) if peers else None,
         settings={"epochs": config.epochs, **compared(values, peers)},
         peer_versions=versions,
     )
+
+
+def peer_name(compute_dtype: str) -> str:
+    return f"sentence-transformers, torch, {compute_dtype}"
 
 
 def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> list[str]:
@@ -163,6 +167,7 @@ def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> li
         "model": flags.model,
         "rows": file,
         "work": work,
+        "compute_dtype": runtime_of(config).compute_dtype,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,

@@ -1,9 +1,10 @@
 """The peer of benchmarks/embeddings.py: sentence-transformers embeds texts, or trains with CoSENTLoss.
 
-benchmarks/embeddings.py starts it under a Python that has that library, which is imported only when it is used. Its
-first line has its versions. With --work=embed or --work=train it then reads a number of steps from each line of its
-input and answers with a JSON list of their seconds. Otherwise --work names seeds: it trains once for each, and prints
-Spearman on dev as a JSON line.
+benchmarks/embeddings.py starts it under a Python that has that library, which is imported only when it is used. It runs
+on the GPU if there is one; --compute_dtype=bfloat16 then means training by autocast, with float32 parameters. Its first
+line has its versions. With --work=embed or --work=train it then reads a number of steps from each line of its input and
+answers with a JSON list of their seconds. Otherwise --work names seeds: it trains once for each, and prints Spearman on
+dev as a JSON line.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class PeerModel:
         transformers.set_seed(seed)
         self.arguments = arguments
         self.rows = json.loads(arguments.rows.read_text(encoding="utf-8"))
-        self.model = SentenceTransformer(arguments.model, device="cpu")
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = SentenceTransformer(arguments.model, device=self.device)
         self.model.max_seq_length = arguments.max_length
         self.loss = CoSENTLoss(self.model)
         without_decay = ("bias", "LayerNorm.weight")
@@ -40,7 +42,7 @@ class PeerModel:
             {"params": [value for name, value in named if not name.endswith(without_decay)], "weight_decay": 0.01},
             {"params": [value for name, value in named if name.endswith(without_decay)], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=2e-5)
+        self.optimizer = torch.optim.AdamW(groups, lr=2e-5, fused=self.device == "cuda" or None)
         self.total = round(-(-len(self.rows["train"]) // arguments.batch_size) * arguments.epochs)
         self.schedule = transformers.get_linear_schedule_with_warmup(self.optimizer, self.total // 10, self.total)
         self.generator = np.random.default_rng(seed)
@@ -64,11 +66,21 @@ class PeerModel:
         import torch
 
         self.model.train()
-        self.loss(features, torch.tensor(scores)).backward()
+        placed = [{name: value.to(self.device) for name, value in one.items()} for one in features]
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.arguments.compute_dtype == "bfloat16"):
+            loss = self.loss(placed, torch.tensor(scores, device=self.device))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
+
+    def wait(self) -> None:
+        """Waits until the GPU has done what it was given."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def embed(self) -> None:
         """Embeds the next chunk of texts."""
@@ -107,6 +119,7 @@ def take_turns(peer: PeerModel) -> None:
             batch = () if embeds else peer.tokenized(next(batches))  # before the clock starts, as in bert_jax
             start = time.perf_counter()
             peer.embed() if embeds else peer.train(*batch)
+            peer.wait()
             seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), flush=True)
 
@@ -116,6 +129,7 @@ def parse(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--work", required=True)
+    parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--epochs", type=float, required=True)
     for name in ("batch_size", "max_length", "chunk"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -124,10 +124,10 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
     rates = [[flags.steps * config.batch_size / sum(turn) for turn in _parts(found, flags.steps)] for found in seconds]
     medians = [statistics.median(found) for found in rates]
     common.emit(
-        f"fine-tuning {flags.task}, {jax.default_backend()}",
+        f"fine-tuning {flags.task}, {jax.devices()[0].device_kind}",
         medians[0],
         "examples/s",
-        peer=f"transformers, torch, float32, dynamic padding, {flags.peer_batches}" if flags.peer_python else None,
+        peer=f"{peer_name(config)}, dynamic padding, {flags.peer_batches}" if flags.peer_python else None,
         peer_value=medians[1] if flags.peer_python else None,
         settings={
             "model": "all-MiniLM-L6-v2" if "minilm" in str(flags.model).lower() else flags.model.name,
@@ -162,7 +162,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
             f"dev {name} of {flags.task} over {len(values)} seeds",
             statistics.mean(values),
             name,
-            peer="transformers, torch, float32" if peers else None,
+            peer=peer_name(config) if peers else None,
             peer_value=statistics.mean(peers) if peers else None,
             settings={"seeds": list(config.seeds), "epochs": config.epochs, **found},
             peer_versions=versions,
@@ -189,15 +189,19 @@ def measure_whole(flags: Any, config: FinetuneConfig) -> None:
             theirs = time.perf_counter() - start
             scores = {name: [*values, answers[0][name]] for name, values in scores.items()}
     common.emit(
-        f"whole fine-tuning on {flags.task}, {jax.default_backend()}",
+        f"whole fine-tuning on {flags.task}, {jax.devices()[0].device_kind}",
         ours,
         "s",
-        peer="transformers, torch, float32, dynamic padding" if flags.peer_python else None,
+        peer=f"{peer_name(config)}, dynamic padding" if flags.peer_python else None,
         peer_value=theirs,
         settings={"epochs": config.epochs, "batch_size": config.batch_size, "scores": scores},
         peer_versions=versions,
         lower_is_better=True,
     )
+
+
+def peer_name(config: FinetuneConfig) -> str:
+    return f"transformers, torch, {trainer.runtime_of(config).compute_dtype}"
 
 
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> list[str]:
@@ -217,6 +221,7 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> l
         "rows": file,
         "seeds": seeds,
         "labels": max(len(task.labels), 1),
+        "compute_dtype": trainer.runtime_of(config).compute_dtype,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,

@@ -1,5 +1,7 @@
 """The peer of benchmarks/finetune.py: transformers fine-tunes a sequence classifier, padded by DataCollatorWithPadding.
 
+It runs on the GPU if there is one; --compute_dtype=bfloat16 then means autocast, with float32 parameters.
+
 benchmarks/finetune.py starts it under a Python that has torch and transformers, which are imported only when they are
 used. Its first line has its versions. With --seeds=turns it then reads a number of steps from each line of its input
 and answers with a JSON list of their seconds. Otherwise it trains once for each seed and prints the dev metrics of each
@@ -35,20 +37,22 @@ class PeerTrainer:
 
         transformers.set_seed(seed)
         self.arguments = arguments
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
         splits = json.loads(arguments.rows.read_text(encoding="utf-8"))
         self.rows = {name: [self._encoded(tokenizer, row) for row in rows] for name, rows in splits.items()}
         self.collate = transformers.DataCollatorWithPadding(tokenizer)
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
             arguments.model, num_labels=arguments.labels
-        ).train()
+        )
+        self.model.to(self.device).train()
         without_decay = ("bias", "LayerNorm.weight")
         named = list(self.model.named_parameters())
         groups = [
             {"params": [value for name, value in named if not name.endswith(without_decay)], "weight_decay": 0.01},
             {"params": [value for name, value in named if name.endswith(without_decay)], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=5e-5)
+        self.optimizer = torch.optim.AdamW(groups, lr=5e-5, fused=self.device == "cuda" or None)
         self.epoch = -(-len(self.rows["train"]) // arguments.batch_size)
         total = round(self.epoch * arguments.epochs)
         self.schedule = transformers.get_linear_schedule_with_warmup(self.optimizer, total // 10, total)
@@ -74,11 +78,24 @@ class PeerTrainer:
         """One update of the parameters."""
         import torch
 
-        self.model(**batch).loss.backward()
+        self._outputs(batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
+
+    def _outputs(self, batch: dict) -> transformers.modeling_outputs.SequenceClassifierOutput:
+        import torch
+
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.arguments.compute_dtype == "bfloat16"):
+            return self.model(**{name: value.to(self.device) for name, value in batch.items()})
+
+    def wait(self) -> None:
+        """Waits until the GPU has done what it was given."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def scores(self) -> dict[str, float]:
         """The metrics of the dev set."""
@@ -88,7 +105,8 @@ class PeerTrainer:
         outputs = []
         with torch.no_grad():
             for start in range(0, len(self.rows["dev"]), 64):
-                outputs.append(self.model(**self.collate(self.rows["dev"][start : start + 64])).logits.numpy())
+                batch = self.collate(self.rows["dev"][start : start + 64])
+                outputs.append(self._outputs(batch).logits.float().cpu().numpy())
         logits = np.concatenate(outputs)
         labels = np.array([row["labels"] for row in self.rows["dev"]])
         if self.arguments.labels == 1:
@@ -110,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--seeds", required=True)
     parser.add_argument("--batches", choices=("random", GROUPED), default="random")
+    parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
     parser.add_argument("--epochs", type=float, required=True)
     for name in ("labels", "batch_size", "max_length"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -145,6 +164,7 @@ def take_turns(trainer: PeerTrainer) -> None:
         for _ in range(int(line)):
             start = time.perf_counter()
             trainer.step(next(batches))
+            trainer.wait()
             seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), flush=True)
 

@@ -18,9 +18,10 @@ from typing import Any
 # The tests run each program a few times, so most of their time would go into compiling. Without LLVM's optimization
 # passes compiling takes half as long; with XLA's older code generator, which jaxlib has until 0.10, and one LLVM module
 # a program it takes a third of that. Tests that train for long, or that test the code users run, start processes of
-# their own without these flags.
+# their own without these flags. On a GPU, sums have one order, so that a resumed run can equal the whole one.
 XLA_FLAGS = [
     "--xla_force_host_platform_device_count=8",
+    "--xla_gpu_deterministic_ops=true",
     "--xla_backend_optimization_level=0",
     "--xla_cpu_parallel_codegen_split_count=1",
 ]

@@ -61,13 +61,13 @@ def test_published_scores_stand_next_to_the_task_that_they_are_of():
     metric = {"mean": 0.5, "std": 0.01, "values": [0.49, 0.51]}
     metrics = dict.fromkeys(("f1", "test_f1", "exact_match"), metric)
     found = [
-        (by_name[name], {"task": task, "metrics": metrics, "minutes_a_seed": 2, "command": f"run {name}"})
+        (by_name[name], {"task": task, "metrics": metrics, "command": f"run {name}"})
         for name, task in (("conll2003", "conll2003"), ("squad1_by_article", "own"))
     ]
     lines = scores.page_of(found).splitlines()
-    assert lines[2] == "| conll2003 | f1 | 50.0 ± 1.0 | 49.0, 51.0 | 50.0 ± 1.0 | 96.4 | 92.4 | 2 |  |"
+    assert lines[2] == "| conll2003 | f1 | 50.0 ± 1.0 | 49.0, 51.0 | 50.0 ± 1.0 | 96.4 | 92.4 |  |"
     article_lines = [line for line in lines if line.startswith("| squad1_by_article")]
-    assert len(article_lines) == 2 and all("| - | - | 2 | trained on 35 articles" in line for line in article_lines)
+    assert len(article_lines) == 2 and all("| - | - | trained on 35 articles" in line for line in article_lines)
     (source,) = (line for line in lines if line.startswith("- "))
     assert source.startswith("- conll2003: BERT-Base, cased") and "table 7" in source
     prepare = f"    python {by_name['squad1_by_article'].prepare}"

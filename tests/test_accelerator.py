@@ -1,0 +1,48 @@
+"""What a CPU and an accelerator compute in float32 is equal, for every family: the loss and its gradients."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from families import FAMILIES, random_params
+from test_steps import random_batch
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.model import paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import optim, steps
+from bert_jax.train.objectives import BidirectionalLMObjective, CausalLMObjective, MaskedLMObjective
+
+
+def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
+    """The sums of the loss and the gradients of a batch, by a program in the form for a device."""
+    config = FAMILIES[family]
+    if config.encoder == "bilstm":
+        objective: Any = BidirectionalLMObjective()
+    else:
+        objective = CausalLMObjective() if config.causal else MaskedLMObjective()
+    settings = OptimizerConfig()
+    batch = random_batch(config.vocab_size)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        params, key, counts = random_params(config, objective.heads), jax.random.key(1), objective.counts(batch)
+    runtime = Runtime(platform="cpu" if device.platform == "cpu" else "")
+    plan = steps.Plan(config, runtime, objective, settings, optim.build(settings, params))
+    given = jax.device_put((params, batch, counts, key), device)
+    found, terms = jax.jit(functools.partial(steps.accumulate, plan))(*given)
+    losses = {f"loss of {name}": term.loss for name, term in terms.items()}
+    return {name: np.asarray(value) for name, value in (paths.flatten(found) | losses).items()}
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradients_of_a_family_are_those_of_a_cpu(family: str) -> None:
+    accelerator = jax.devices()[0]
+    if accelerator.platform == "cpu":
+        pytest.skip("jax has no accelerator here; with one, run: JAX_PLATFORMS= pytest -m accelerator")
+    ours, theirs = (gradients(family, device) for device in (accelerator, jax.local_devices(backend="cpu")[0]))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        scale = max(1.0, float(np.abs(value).max()))
+        np.testing.assert_allclose(ours[name] / scale, value / scale, atol=1e-5, err_msg=name)
