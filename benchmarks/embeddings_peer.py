@@ -64,9 +64,10 @@ class PeerModel:
     def train(self, features: list, scores: list[float]) -> None:
         """One update of the parameters."""
         import torch
+        from sentence_transformers.util import batch_to_device
 
         self.model.train()
-        placed = [{name: value.to(self.device) for name, value in one.items()} for one in features]
+        placed = [batch_to_device(one, torch.device(self.device)) for one in features]
         with torch.autocast(self.device, torch.bfloat16, enabled=self.arguments.compute_dtype == "bfloat16"):
             loss = self.loss(placed, torch.tensor(scores, device=self.device))
         loss.backward()
