@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from families import FAMILIES, random_params
-from test_steps import random_batch
+from tiny_batches import lay, random_sequence
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.model import paths
@@ -24,7 +24,8 @@ def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
     else:
         objective = CausalLMObjective() if config.causal else MaskedLMObjective()
     settings = OptimizerConfig()
-    batch = random_batch(config.vocab_size)
+    rows = [[random_sequence(length, 61, length) for length in lengths] for lengths in ([7], [15], [6, 8])]
+    batch = lay(rows, 15, predictions=4)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         params, key, counts = random_params(config, objective.heads), jax.random.key(1), objective.counts(batch)
     runtime = Runtime(platform="cpu" if device.platform == "cpu" else "")

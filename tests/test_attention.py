@@ -300,7 +300,8 @@ def test_cudnn_equals_einsum_in_values_and_gradients(causal):
         wanted = run(lambda *heads, visible=visible: plain(*heads, visible))(*heads)
         program = run(fused).lower(*heads).compile()
         for ours, theirs in zip(jax.tree.leaves(program(*heads)), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=3e-2)
+            ours, theirs = (np.asarray(array, np.float32) for array in (ours, theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=3e-2)
         assert ("[2,1,128,128]" in program.as_text()) == masked and "[2,3,128,128]" not in program.as_text()
 
 
