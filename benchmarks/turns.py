@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,13 +77,17 @@ def alternate(
 ) -> list[list[float]]:
     """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps.
 
-    machine   the file of shared_machine; its lock is waited for after the warmup, and shared again at the end
+    machine   the file of shared_machine; its lock is waited for after the warmup, and shared again at the end. The
+              programs then warm up, and so compile, at the same time
     """
     seconds: list[list[float]] = [[] for _ in turns]
-    for turn in turns:
-        turn(warmup)
     if machine:
+        with ThreadPoolExecutor(len(turns)) as pool:
+            list(pool.map(lambda turn: turn(warmup), turns))
         fcntl.flock(machine, fcntl.LOCK_EX)
+    else:
+        for turn in turns:
+            turn(warmup)
     for _ in range(rounds):
         for turn, found in zip(turns, seconds, strict=True):
             found += turn(count)
