@@ -20,7 +20,8 @@ def test_the_methods_are_configurations_that_differ_in_adapters_and_rate_alone(m
     _, _, recipe, _, *overrides = lora.arguments_of("stsb", method, "base", tmp_path, seeds=5, steps=0, epochs=5)
     config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
     assert (config.seeds, config.epochs, config.steps) == ((5,), 5.0, 0)
-    assert config.lora.rank == (8 if method == "lora" else 0)
+    assert config.lora.rank == (0 if method == "full" else 8)
+    assert len(config.lora.matrices) == {"full": 2, "lora": 2, "lora_all": 6}[method]
 
 
 def test_a_difference_is_in_points_and_compared_with_the_target():
@@ -30,16 +31,17 @@ def test_a_difference_is_in_points_and_compared_with_the_target():
 
     found = lora.compare({"full": result([0.90, 0.92]), "lora": result([0.90, 0.905])}, "f1")
     assert found["full"] == {"mean": 91.0, "std": 1.0, "seeds": 2}
-    assert found["lost"] == 0.75 and found["within_target"]
-    assert not lora.compare({"full": result([0.92]), "lora": result([0.90])}, "f1")["within_target"]
+    assert found["lora"]["lost"] == 0.75 and found["lora"]["within_target"]
+    assert not lora.compare({"full": result([0.92]), "lora": result([0.90])}, "f1")["lora"]["within_target"]
+    assert "lost" not in lora.compare({"lora": result([0.90])}, "f1")["lora"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bert_jax_data", "one_device_processes")
-def test_a_short_run_trains_both_methods_and_prints_their_difference(tmp_path: Path, capsys):
+def test_a_short_run_trains_two_methods_and_prints_their_difference(tmp_path: Path, capsys):
     bert_jax_export.write(random_checkpoint(tmp_path / "words", TINY), tmp_path / "start")
     options = {"model": tmp_path / "start", "runs": tmp_path / "runs", "tasks": "mrpc", "seeds": 1, "steps": 2}
-    lora.main([f"--{key}={value}" for key, value in options.items()])
+    lora.main([*(f"--{key}={value}" for key, value in options.items()), "--methods", "full", "lora"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]["mrpc"]
     assert found["full"]["seeds"] == found["lora"]["seeds"] == 1
     assert open_checkpoint(tmp_path / "runs" / "mrpc-lora", merged=False).model.lora.rank == 8
