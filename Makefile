@@ -16,7 +16,7 @@ QUICKSTART ?= runs/quickstart
 RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q
 UNCHECKED := --jaxtyping-packages=
 
-.PHONY: quickstart test types lint slow engines compilers stores docs notebooks onnx clean
+.PHONY: quickstart test types lint slow accelerator engines compilers stores docs notebooks onnx clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -33,6 +33,12 @@ types: $(VENV)/installed-dev
 
 slow: $(VENV)/installed-dev
 	$(RUN_TESTS) -m slow --durations=10 $(UNCHECKED) $(PYTEST)
+
+# On a machine with a GPU or TPU, and jax's plugin for it: what it computes, and that runs resume bit for bit.
+accelerator: $(VENV)/installed-dev
+	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m accelerator $(UNCHECKED)
+	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m "slow or not slow" $(UNCHECKED) tests/test_trainer.py \
+		-k "killed_run_resumes_exactly or sigterm_saves_and_the_run_resumes or moments_are_restored"
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
 engines: $(ENGINES)/installed

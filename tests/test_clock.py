@@ -113,6 +113,14 @@ def test_the_time_left_counts_from_the_first_step_which_compiles(monkeypatch):
     now[0] += 150
     budget.read(10)
     assert budget.remaining == pytest.approx(450)
+    either = Clock(steps=1000, budget_minutes=10.0, log_every=10)  # it ends by what comes first
+    either.read(0)
+    now[0] += 60
+    either.start_estimate()
+    for seconds, step, left in ((1, 1, 539), (9, 100, 90)):
+        now[0] += seconds
+        either.read(step)
+        assert either.remaining == pytest.approx(left)
 
 
 def test_several_processes_refresh_by_what_process_0_sent_a_step_before(monkeypatch):

@@ -59,7 +59,7 @@ class Clock:
         self._start = start
         self._elapsed_before = elapsed
         self._started = self._estimated_from = time.monotonic()
-        self._fraction_then = fraction
+        self._share = self._share_then = fraction  # by steps or tokens, or by the log of an earlier run
         self._last_refresh = -1.0
         self._received = elapsed
         self._sent: jax.Array | None = None
@@ -86,15 +86,17 @@ class Clock:
 
     def start_estimate(self) -> None:
         """Makes `remaining` count from now on. Call it when the first step, which compiles, has been started."""
-        self._estimated_from, self._fraction_then = time.monotonic(), self.fraction
+        self._estimated_from, self._share_then = time.monotonic(), self._share
 
     @property
     def remaining(self) -> float | None:
-        """Estimated seconds until the run ends, or None before anything is done."""
-        if self.budget > 0 and self._replay is None and self.steps <= 0:
-            return self.budget * (1 - self.fraction)
-        done = self.fraction - self._fraction_then
-        return (time.monotonic() - self._estimated_from) * (1 - self.fraction) / done if done > 0 else None
+        """Estimated seconds until the run ends, by its pace and by its budget, or None before anything is done."""
+        done = self._share - self._share_then
+        by_pace = (time.monotonic() - self._estimated_from) * (1 - self._share) / done if done > 0 else None
+        if self.budget <= 0 or self._replay is not None:
+            return by_pace
+        by_budget = max(self.budget - self.elapsed, 0.0)
+        return by_budget if by_pace is None else min(by_budget, by_pace)
 
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
@@ -118,6 +120,7 @@ class Clock:
             if self.refreshed:
                 self._last_refresh = self.elapsed
                 self.fraction = float(np.float32(min(1.0, max(by_steps, self.agreed / self.budget))))
+        self._share = by_steps if self._replay is None else self.fraction
         return self.fraction
 
     def _exchange(self, step: int) -> None:

@@ -12,7 +12,7 @@
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run. It takes banded only where that saves work, and never tokamax, flash
-or triton: they are compiled for their devices, but nobody has run them there.
+or triton: tokamax and flash are compiled for their devices, but nobody has run them there; triton nobody has timed.
 """
 
 import functools

@@ -5,8 +5,8 @@ read heads where the projections write them, [B, T, N, H]. A row of up to 128 po
 backward pass is one kernel with five matmuls. Longer rows have two backward kernels, one of which computes the gradient
 of a block of queries, the other those of a block of keys and values.
 
-Nobody has run the kernels on a GPU, so that they only run where they are requested. They are tested in interpret mode
-on a CPU, and XLA compiled them for H100.
+They only run where they are requested: on an H200 their outputs and gradients equal those of einsum, but nobody has
+timed them there. Other tests run them in interpret mode on a CPU. jax 0.11 calls Pallas's Triton backend deprecated.
 """
 
 import functools
