@@ -115,7 +115,20 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
             return EXIT_INTERRUPTED, "interrupted"
         case OSError() if explained := explain_os_error(error):
             return EXIT_USER_ERROR, f"error: {explained}"
+        case RuntimeError() if explained := explain_device_memory(error):
+            return EXIT_USER_ERROR, f"error: {explained}"
     return None
+
+
+def explain_device_memory(error: RuntimeError) -> str | None:
+    """One line for jax's error of a device that has too little memory, or None for any other error."""
+    _, _, message = str(error).partition("RESOURCE_EXHAUSTED: ")
+    if type(error).__name__ != "JaxRuntimeError" or "out of memory" not in message.lower():
+        return None
+    return (
+        f"the device has too little memory: {message.splitlines()[0].rstrip('.')}. Use smaller batches; in training "
+        "also more --config.microbatches, or --config.model.remat=layer. If another program uses the device, end that"
+    )
 
 
 def explain_os_error(error: OSError) -> str | None:

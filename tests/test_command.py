@@ -1,9 +1,12 @@
 import errno
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from bert_jax import command
@@ -62,6 +65,16 @@ def test_an_extra_is_installed_from_where_bert_jax_comes_from(tmp_path):
 def test_failures_of_the_system_name_the_file(name):
     explained = explain_os_error(OSError(getattr(errno, name), "x", "/some/file"))
     assert explained is not None and "/some/file" in explained
+
+
+def test_a_device_without_enough_memory_is_reported_in_one_line():
+    with pytest.raises(RuntimeError) as raised:
+        jax.block_until_ready(jax.jit(lambda row: jnp.outer(row, row) + 1)(jnp.zeros(1 << 23)))
+    code, message = command.outcome(raised.value)
+    assert code == 2 and re.match(
+        r"error: the device has too little memory: Out of memory .* Use smaller batches", message
+    )
+    assert command.outcome(RuntimeError("RESOURCE_EXHAUSTED: Out of memory, says somebody else")) is None
 
 
 def test_a_command_whose_standard_error_is_closed_does_its_work():
