@@ -117,3 +117,9 @@ def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field
 def test_a_seed_that_jax_would_take_for_another_is_refused(seed):
     with pytest.raises(UserError, match=rf"config.seed is {seed}. Use a whole number from 0 to 4294967295"):
         PretrainConfig(seed=seed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", -1), ("budget_minutes", -0.5), ("log_every", -10)])
+def test_a_length_of_less_than_nothing_is_refused(name, value):
+    with pytest.raises(UserError, match=rf"config\.{name} is {value}\. Use a number of at least 0"):
+        PretrainConfig(**{name: value})

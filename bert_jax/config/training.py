@@ -145,7 +145,7 @@ class TrainConfig:
     prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh
     on_nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the update of that step
     skip_at_most: int = 10  # updates that a run may skip before it stops
-    log_every: int = 50  # steps between lines of metrics.jsonl and of the log
+    log_every: int = 50  # steps between lines of metrics.jsonl and of the log; 0: a line for each step
     profile: str = ""  # steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: train from scratch
     init_layers: tuple[int, ...] = ()  # the layers of init_from to begin with, from 0, such as (0,2,4); empty: all
@@ -165,6 +165,9 @@ class TrainConfig:
             raise UserError(f"unknown config.prng {self.prng!r}; choose from {', '.join(PRNGS)}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
+        for name in ("steps", "budget_minutes", "log_every"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"config.{name} is {getattr(self, name)}. Use a number of at least 0")
         if self.skip_at_most < 0:
             raise UserError(f"config.skip_at_most is {self.skip_at_most}. Use a number of steps of at least 0")
 
