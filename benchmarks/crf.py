@@ -5,7 +5,7 @@ r"""A CRF against independent tags on CoNLL-2003: entity F1 over several seeds, 
         --seeds 1 --epochs 2 --crf_rates 1,10,100,300
 
 Each system is fine-tuned by bert_jax.finetune with configs/tagging.py and the same seeds, so with the same batches. A
-CRF is trained once for each of --crf_rates (task.crf_rate). Prints one JSON line for each system: the mean, the sample
+CRF is trained once for each of --crf_rates (task.crf_rate); --tags independent and --tags crf measure one kind only. Prints one JSON line for each system: the mean, the sample
 standard deviation and the values of F1 on dev and on test, the number of predicted tags of dev that cannot follow the
 one before them in IOB2, and the largest absolute score of a transition, in nats. An interrupted run is resumed from
 --workdir.
@@ -33,6 +33,7 @@ from bert_jax.tasks.inference import FineTuned
 from bert_jax.train.host_memory import keep_freed_memory
 
 RECIPE = common.REPOSITORY / "configs" / "tagging.py"
+TAGS = ("independent", "crf")
 
 
 def write_sentences(sentences: Sequence[Sentence], path: Path) -> Path:
@@ -58,10 +59,11 @@ def task_of(sentences: int, folder: Path) -> TaskConfig:
     return dataclasses.replace(TaskConfig(kind="tagging", text="0", label="1"), **paths)
 
 
-def systems(rates: Sequence[float]) -> Iterator[tuple[str, dict[str, Any]]]:
+def systems(tags: Sequence[str], rates: Sequence[float]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each system and its options of the task."""
-    yield "independent", {}
-    for rate in rates:
+    if "independent" in tags:
+        yield "independent", {}
+    for rate in rates if "crf" in tags else ():
         yield f"crf_rate_{rate:g}", {"crf": True, "crf_rate": rate}
 
 
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--crf_rates", default="100", help=f"task.crf_rate of each CRF (default: {TaskConfig.crf_rate:g})"
     )
+    parser.add_argument("--tags", nargs="+", choices=TAGS, default=[*TAGS], help="kinds of systems (default: both)")
     known = parser.parse_args(list(arguments))
     if common.shared_data() is None:
         raise command.UserError("BERT_JAX_DATA is not set. Set it to the folder with conll2003/")
@@ -123,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         "learning_rate": known.learning_rate,
         "seeds": known.seeds,
     }
-    for name, options in systems([float(rate) for rate in known.crf_rates.split(",")]):
+    for name, options in systems(known.tags, [float(rate) for rate in known.crf_rates.split(",")]):
         task = dataclasses.replace(config.task, **options)
         found = measure(dataclasses.replace(config, task=task), known.workdir / name)
         common.emit_results(f"crf/{name}", found, settings)

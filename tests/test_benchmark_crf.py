@@ -27,7 +27,7 @@ def test_a_crf_learns_transitions_at_its_own_rate_and_predicts_no_invalid_tags(s
     paths = {split: str(crf.write_sentences(sentences, tmp_path / f"{split}.conll")) for split in ("train", "dev")}
     config = test_finetune.config_of(start, TaskConfig(kind="tagging", text="0", label="1", **paths), epochs=2.0)
     found = {}
-    for name, options in crf.systems([1.0, 100.0]):
+    for name, options in crf.systems(crf.TAGS, [1.0, 100.0]):
         task = dataclasses.replace(config.task, **options)
         found[name] = crf.measure(dataclasses.replace(config, task=task), tmp_path / name)
     assert list(found) == ["independent", "crf_rate_1", "crf_rate_100"]
