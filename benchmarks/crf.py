@@ -5,10 +5,10 @@ r"""A CRF against independent tags on CoNLL-2003: entity F1 over several seeds, 
         --seeds 1 --epochs 2 --crf_rates 1,10,100,300
 
 Each system is fine-tuned by bert_jax.finetune with configs/tagging.py and the same seeds, so with the same batches. A
-CRF is trained once for each of --crf_rates (task.crf_rate); --tags independent and --tags crf measure one kind only. Prints one JSON line for each system: the mean, the sample
-standard deviation and the values of F1 on dev and on test, the number of predicted tags of dev that cannot follow the
-one before them in IOB2, and the largest absolute score of a transition, in nats. An interrupted run is resumed from
---workdir.
+CRF is trained once for each of --crf_rates (task.crf_rate); --tags independent and --tags crf measure one kind only.
+Prints one JSON line for each system: the mean, the sample standard deviation and the values of F1 on dev and on test,
+the number of predicted tags of dev that cannot follow the one before them in IOB2, and the largest absolute score of a
+transition, in nats. An interrupted run is resumed from --workdir.
 """
 
 import argparse
