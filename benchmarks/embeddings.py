@@ -31,7 +31,7 @@ import jax
 import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.finetune import compared, our_turn
-from benchmarks.turns import Turn, alternate, peer_answers, peer_turn
+from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
@@ -194,6 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     if data is None:
         raise UserError("BERT_JAX_DATA is not set; it names the folder that holds glue/STS-B")
     flags.keep_memory = keep_freed_memory()
+    leave_gpu_memory()
     (measure_parity if flags.part == "parity" else measure_speed)(flags, config_of(flags, data))
 
 

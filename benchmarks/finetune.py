@@ -35,7 +35,7 @@ import numpy as np
 
 import bert_jax.finetune as finetune
 from benchmarks import common
-from benchmarks.turns import Turn, alternate, peer_answers, peer_turn
+from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
 from bert_jax import command
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.initial_params import initial_params
@@ -264,6 +264,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--warmup", type=int, default=4, help="speed: warmup steps of each program (default: 4)")
     flags = parser.parse_args(arguments)
     flags.keep_memory = keep_freed_memory()
+    leave_gpu_memory()
     config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)
     PARTS[flags.part](flags, config)
 

@@ -19,7 +19,6 @@ and equal_compiled, head_compiled and full_compiled: the same under torch.compil
 
 Each peer takes turns with bert_jax in a process of its own that ends before the next begins, and the medians of the two
 programs are compared. On an accelerator, a line also gives the model FLOPs utilization and the peak of device memory.
-Benchmarks that name the same --lock may be started together: they compile at the same time, and measure one by one.
 """
 
 import argparse
@@ -29,14 +28,14 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
-from benchmarks.turns import Turn, alternate, peer_turn, shared_machine
+from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_turn
 from bert_jax import command
 from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
 from bert_jax.data.example import Batch, max_predictions
@@ -147,7 +146,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peers are omitted")
     add("--peers", nargs="+", choices=PEERS, default=[*PEERS], help="the peers to measure (default: all)")
-    add("--lock", type=Path, metavar="FILE", help="a file by whose lock only one benchmark measures at a time")
     parser.add_switch(
         "keep_memory", help="keep freed memory on a CPU, as training does; in both programs (default: on)"
     )
@@ -156,14 +154,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     flags = parse(arguments)
-    with shared_machine(flags.lock) as machine:
-        measure(flags, machine)
-
-
-def measure(flags: argparse.Namespace, machine: IO[bytes] | None) -> None:
-    """Prints a line for each peer, or one for bert_jax alone."""
     kept = flags.keep_memory is not False and keep_freed_memory()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory of a GPU to the peer
+    leave_gpu_memory()
     options = ModelOptions(preset=flags.size, dropout=flags.dropout, attention_dropout=flags.attention_dropout)
     config = sizes.model_config(options, VOCAB_SIZE)
     on_cpu = jax.default_backend() == "cpu"
@@ -174,7 +166,7 @@ def measure(flags: argparse.Namespace, machine: IO[bytes] | None) -> None:
     tokens = flags.batch_size * flags.seq_len
     for peer in [name for name in PEERS if name in flags.peers] if flags.peer_python else [None]:
         line = peer_line(flags.peer_python, peer, config, dtype, batch) if peer else None
-        seconds, versions = in_turns(flags, ours, line, kept, machine)
+        seconds, versions = in_turns(flags, ours, line, kept)
         rates = [tokens / statistics.median(found) for found in seconds]
         common.emit(
             f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
@@ -188,16 +180,16 @@ def measure(flags: argparse.Namespace, machine: IO[bytes] | None) -> None:
 
 
 def in_turns(
-    flags: argparse.Namespace, ours: Turn, line: Sequence[str] | None, kept: bool, machine: IO[bytes] | None
+    flags: argparse.Namespace, ours: Turn, line: Sequence[str] | None, kept: bool
 ) -> tuple[list[list[float]], dict[str, str]]:
     """The seconds of the steps of bert_jax and of the peer that the line starts, and the peer's versions.
 
     Without a line bert_jax runs alone. With `kept`, the peer keeps freed memory, too.
     """
     if line is None:
-        return alternate([ours], flags.rounds, flags.steps, flags.warmup, machine), {}
+        return alternate([ours], flags.rounds, flags.steps, flags.warmup), {}
     with peer_turn(line, kept) as (turn, versions):
-        seconds = alternate([ours, turn], flags.rounds, flags.steps, flags.warmup, machine)
+        seconds = alternate([ours, turn], flags.rounds, flags.steps, flags.warmup)
     return seconds, {name: str(value) for name, value in versions.items()}
 
 

@@ -1,14 +1,11 @@
 """Lets programs take turns on one machine: bert_jax in this process, and the peer in a process of its own."""
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bert_jax import command
 
@@ -21,6 +18,11 @@ KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+
+
+def leave_gpu_memory() -> None:
+    """Lets jax take the memory of a GPU as it needs it, so that the peer finds some. Call it before jax starts."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @contextlib.contextmanager
@@ -58,39 +60,12 @@ def peer_answers(line: Sequence[str]) -> tuple[dict[str, str], list[Any]]:
     return {name: str(value) for name, value in versions.items()}, answers
 
 
-@contextlib.contextmanager
-def shared_machine(lock: Path | None) -> Iterator[IO[bytes] | None]:
-    """Opens a file whose lock benchmarks share while they compile, and which `alternate` takes alone to measure.
-
-    So several benchmarks may compile at the same time, and each measures with the machine to itself. None: no lock.
-    """
-    if lock is None:
-        yield None
-        return
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        yield file
-
-
-def alternate(
-    turns: Sequence[Turn], rounds: int, count: int, warmup: int, machine: IO[bytes] | None = None
-) -> list[list[float]]:
-    """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps.
-
-    machine   the file of shared_machine; its lock is waited for after the warmup, and shared again at the end. The
-              programs then warm up, and so compile, at the same time
-    """
+def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
+    """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps."""
     seconds: list[list[float]] = [[] for _ in turns]
-    if machine:
-        with ThreadPoolExecutor(len(turns)) as pool:
-            list(pool.map(lambda turn: turn(warmup), turns))
-        fcntl.flock(machine, fcntl.LOCK_EX)
-    else:
-        for turn in turns:
-            turn(warmup)
+    for turn in turns:
+        turn(warmup)
     for _ in range(rounds):
         for turn, found in zip(turns, seconds, strict=True):
             found += turn(count)
-    if machine:
-        fcntl.flock(machine, fcntl.LOCK_SH)
     return seconds

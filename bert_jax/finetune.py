@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from bert_jax.train import distributed, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.parameter_summary import VERBOSE
+
+WIDTH = 160  # columns of the tables where no terminal limits them
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
@@ -199,8 +202,9 @@ def main(arguments: Sequence[str]) -> None:
         write_on_every_host()
         result = finetune(config, known.workdir, verbose=known.verbose)
         if distributed.is_primary():
+            console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
             for table_of in [*([key_sweep.table(result)] if "sweep" in result else []), *results.tables(result)]:
-                Console(stderr=True).print(table_of)
+                console.print(table_of)
             print(json.dumps(result))
 
 

@@ -41,7 +41,7 @@ def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
 def test_the_gradients_of_a_family_are_those_of_a_cpu(family: str) -> None:
     accelerator = jax.devices()[0]
     if accelerator.platform == "cpu":
-        pytest.skip("jax has no accelerator here; with one, run: JAX_PLATFORMS= pytest -m accelerator")
+        pytest.skip("jax has no accelerator here; with one, run: make accelerator")
     ours, theirs = (gradients(family, device) for device in (accelerator, jax.local_devices(backend="cpu")[0]))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():

@@ -231,6 +231,8 @@ def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
     assert choose("auto", **GPU) == "cudnn" and choose("auto", **GPU | {"head_width": 256}) == "einsum"
     for capability in ("9.0", "10.3"):
         assert choose("tokamax", **GPU | {"capability": capability}) == "tokamax"
+    assert choose("auto", **GPU | {"capability": "8.0"}) == "cudnn"
+    assert choose("auto", **GPU | {"capability": "7.5"}) == "einsum"  # Turing
     for capability in ("8.0", "12.0"):
         with pytest.raises(UserError, match=rf"Hopper or Blackwell GPU \(.* 9 or 10\), and this one has {capability}"):
             choose("tokamax", **GPU | {"capability": capability})
@@ -274,6 +276,7 @@ def test_the_choice_is_logged_once(caplog):
 
 
 @pytest.mark.accelerator
+@pytest.mark.usefixtures("nvidia_gpu")
 @pytest.mark.parametrize("causal", [False, True])
 def test_cudnn_equals_einsum_in_values_and_gradients(causal):
     """With a mask on packed rows; with lengths, and without any array of T x T, on rows of one sequence."""

@@ -44,6 +44,7 @@ def test_values_and_gradients_are_those_of_einsum_with_the_same_seeds(slots, win
 
 
 @pytest.mark.accelerator
+@pytest.mark.usefixtures("nvidia_gpu")
 @pytest.mark.parametrize("slots", [100, 128, 512])
 def test_the_kernels_on_a_gpu_equal_einsum(slots):
     heads = [jax.random.normal(jax.random.key(part), (4, slots, 3, 64), jnp.bfloat16) for part in range(3)]

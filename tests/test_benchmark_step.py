@@ -1,8 +1,6 @@
 import contextlib
 import json
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,32 +28,6 @@ def test_a_turn_takes_the_steps_asked_and_times_each():
     turn = step.our_turn(CONFIG, Runtime(), step.random_batch(CONFIG, 2, 8))
     assert all(seconds > 0 for seconds in turn(2))
     assert [len(found) for found in turns.alternate([turn], rounds=2, count=3, warmup=1)] == [6]
-
-
-def test_of_benchmarks_with_one_lock_only_one_measures_and_only_when_the_others_are_warm(tmp_path):
-    events = []
-
-    def benchmark(name, delay):
-        def turn(count):
-            events.append((name, "warm" if count == 1 else "begins"))
-            time.sleep(delay if count == 1 else 0.05)
-            events.append((name, "ended"))
-            return [0.0] * count
-
-        with turns.shared_machine(tmp_path / "lock") as machine:
-            started.wait()
-            turns.alternate([turn], rounds=1, count=2, warmup=1, machine=machine)
-
-    started = threading.Barrier(2)
-    threads = [threading.Thread(target=benchmark, args=case) for case in (("fast", 0.0), ("slow", 0.3))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    measured = events[-4:]
-    assert all((name, "ended") in events[:4] for name in ("fast", "slow"))  # both are warm
-    assert [what for _, what in measured] == ["begins", "ended"] * 2
-    assert measured[0][0] == measured[1][0] != measured[2][0] == measured[3][0]
 
 
 def line_of(peer, batch):

@@ -1,10 +1,13 @@
-"""What a run says about the compilation of its first step."""
+"""What a run says about the compilation of its first step and of its first evaluation."""
+
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from bert_jax.train import compilation_notes
+from bert_jax.train.clock import Clock
 from bert_jax.train.metrics import ProgressLine
 
 
@@ -46,3 +49,20 @@ def test_a_step_that_is_ready_at_once_is_not_mentioned_again(capsys):
     with compilation_notes.compiling(ProgressLine("run")):
         pass
     assert capsys.readouterr().err == "compiling the training step\n"
+
+
+def test_the_first_evaluation_is_announced_and_its_compiling_is_no_pace(every_line, monkeypatch, capsys):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = Clock(steps=100, budget_minutes=0.0, log_every=10)
+    clock.read(0)
+    clock.start_estimate()
+    clock.read(10)
+    with compilation_notes.evaluating(ProgressLine("run"), clock, begins=True):
+        jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 30.0)
+        now[0] += 30 + 2
+    assert capsys.readouterr().err.splitlines() == ["compiling the evaluation", "compiled the evaluation in 0:30"]
+    assert clock.remaining == pytest.approx(2 * 9)
+    with compilation_notes.evaluating(ProgressLine("run"), clock, begins=False):
+        now[0] += 1
+    assert clock.remaining == pytest.approx(3 * 9) and not capsys.readouterr().err

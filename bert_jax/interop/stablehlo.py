@@ -65,7 +65,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
-    runtime = Runtime(attention=ATTENTION, compute_dtype=dtype)
+    runtime = Runtime(attention=ATTENTION, compute_dtype=dtype, platform="cpu")  # the same on every machine
     programs = {"hidden_states": hidden_states(loaded, runtime)}
     if has_predictions(loaded.heads):
         programs["predictions"] = predictions(loaded, runtime)

@@ -130,7 +130,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     columns = ["metric", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
     for column in columns + (["another model"] if others else []):
-        shown.add_column(column, justify="left" if column == "metric" else "right")
+        shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
     for name, metric in found["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
         shown.add_row(name, *map(cell, cells))

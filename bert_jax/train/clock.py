@@ -88,6 +88,10 @@ class Clock:
         """Makes `remaining` count from now on. Call it when the first step, which compiles, has been started."""
         self._estimated_from, self._share_then = time.monotonic(), self._share
 
+    def leave_out(self, seconds: float) -> None:
+        """Leaves seconds that will not recur, such as those of compiling an evaluation, out of the pace of the run."""
+        self._estimated_from += seconds
+
     @property
     def remaining(self) -> float | None:
         """Estimated seconds until the run ends, by its pace and by its budget, or None before anything is done."""

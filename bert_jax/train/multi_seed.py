@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.train import initial_state, setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import Clock, make_clock
-from bert_jax.train.compilation_notes import compiling
+from bert_jax.train.compilation_notes import compiling, evaluating
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
@@ -76,7 +76,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         first = int(state.step)
         progress = stack.enter_context(ProgressLine(f"{runs[0].description} and {len(runs) - 1} more"))
         stack.callback(profiler.close, progress.report)
-        group = SeedGroup(seeds, evaluators, mesh, progress.report, stack)
+        group = SeedGroup(seeds, evaluators, mesh, progress, stack)
         for line in lines + setup.describe_program(plan, mesh, state, setup.batch_length(source, first)):
             progress.report(line)
         finished = group.clock.read(first) >= 1.0 or not group.running
@@ -110,7 +110,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             with profiler.step(step), compiling(progress) if step == first else contextlib.nullcontext():
                 state, metrics = train_step(state, batch, np.float32(group.clock.fraction), *group.arguments)
             if step == first:
-                group.clock.start_estimate()
+                group.start(batches.waited_seconds)
             for seed in group.running:
                 seed.recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, group.paused, progress.report)
@@ -153,14 +153,14 @@ class SeedGroup:
         seeds: Sequence[Seed],
         evaluators: Sequence[Evaluator],
         mesh: Mesh,
-        report: Callable[[str], None],
+        progress: ProgressLine,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.seeds, self._mesh, self._report = seeds, mesh, report
+        self.seeds, self._mesh, self._progress = seeds, mesh, progress
         going_on = next((seed for seed in seeds if not seed.ended), seeds[0])
         self.clock: Clock = make_clock(going_on.run.config, going_on.meta)
         for index, seed in enumerate(seeds):
-            recorder = RunRecorder(seed.run, seed.opened, seed.meta, evaluators, self.clock, report, index)
+            recorder = RunRecorder(seed.run, seed.opened, seed.meta, evaluators, self.clock, progress.report, index)
             seed.recorder = stack.enter_context(recorder)
         self.arguments = self._arguments()
 
@@ -201,10 +201,16 @@ class SeedGroup:
         for seed in ending:
             seed.end(step, self.clock.elapsed)
             best = seed.recorder.evaluation.describe_best()
-            self._report(f"{seed.run.workdir}: stopped early at step {step}; {best}")
+            self._progress.report(f"{seed.run.workdir}: stopped early at step {step}; {best}")
         if ending:
             self.arguments = self._arguments()
         return shown
+
+    def start(self, waited_seconds: float) -> None:
+        """Counts the time of training from now on, when the first step has been started."""
+        self.clock.start_estimate()
+        for seed in self.running:
+            seed.recorder.accumulator.start(waited_seconds)
 
     def correct_fractions(self) -> None:
         """Corrects the fraction in each log at the step from which its run resumes (Logger.correct_fraction)."""
@@ -241,7 +247,9 @@ class SeedGroup:
     def _evaluate(self, step: int, state: TrainState, seeds: Sequence[Seed], interruption: Interruption) -> None:
         save = functools.partial(self.save, step, state, unlogged=True)
         workdirs = [seed.run.workdir for seed in self.running]
-        with self.paused(), saving_on_failure(interruption, step, workdirs, save):
+        begins = all(seed.recorder.evaluation.begins for seed in self.seeds)
+        notes = evaluating(self._progress, self.clock, begins)
+        with self.paused(), saving_on_failure(interruption, step, workdirs, save), notes:
             for seed in seeds:
                 index = self.seeds.index(seed)
                 params, average = taking(self._mesh)(np.int32(index), (state.params, state.average))

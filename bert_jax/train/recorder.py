@@ -45,6 +45,11 @@ class HeldOutEvaluation:
         """Whether the configuration asks for an evaluation at this step."""
         return self._every > 0 and step % self._every == 0
 
+    @property
+    def begins(self) -> bool:
+        """Whether the next measurement is the first one of this process, which compiles."""
+        return self._step < 0 and bool(self._evaluators)
+
     def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> None:
         """Measures the parameters and, as ema_*, their moving average; once for each step."""
         if self._step == step:

@@ -17,7 +17,7 @@ from bert_jax.train import initial_state, setup, steps
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.branch import counting_on
 from bert_jax.train.clock import make_clock
-from bert_jax.train.compilation_notes import compiling
+from bert_jax.train.compilation_notes import compiling, evaluating
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import ProgressLine
@@ -71,7 +71,7 @@ def fit(run: Run) -> Result:
             done = ended or fraction >= 1.0
             if step > first or logger.pending:
                 if evaluated := done or evaluation.due(step):
-                    _evaluate(step, state, recorder, interruption)
+                    _evaluate(step, state, recorder, interruption, evaluating(progress, clock, evaluation.begins))
                 if logged := evaluated or logger.due(step):
                     shown = logger.log(step, evaluated, batches.waited_seconds)
                     progress.update(step, fraction, clock.remaining, shown)
@@ -95,6 +95,7 @@ def fit(run: Run) -> Result:
                 state, metrics = train_step(state, batch, np.float32(fraction), *arguments)
             if step == first:
                 clock.start_estimate()
+                recorder.accumulator.start(batches.waited_seconds)
             recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, recorder.accumulator.paused, progress.report)
 
@@ -102,7 +103,8 @@ def fit(run: Run) -> Result:
         if evaluation.stops_early and not ended:
             progress.report(f"{run.workdir}: stopped early at step {step}; {evaluation.describe_best()}")
         if not evaluation.is_measured(step) and not (ended and evaluation.has_best):
-            _evaluate(step, state, recorder, interruption)  # a finished run is evaluated again, and trained no further
+            # A finished run is evaluated again, and trained no further.
+            _evaluate(step, state, recorder, interruption, evaluating(progress, clock, evaluation.begins))
         saver.save(step, state)
         seconds = clock.elapsed if step > first else meta.get("seconds", 0.0)
         result = recorder.result(step, seconds, state.params, mesh)
@@ -110,11 +112,17 @@ def fit(run: Run) -> Result:
     return dataclasses.replace(result, stop_requested=interruption.requested)
 
 
-def _evaluate(step: int, state: TrainState, recorder: RunRecorder, interruption: Interruption) -> None:
+def _evaluate(
+    step: int,
+    state: TrainState,
+    recorder: RunRecorder,
+    interruption: Interruption,
+    notes: contextlib.AbstractContextManager[None],
+) -> None:
     """Evaluates a step outside of training time. When that fails, the step is saved before the error is raised."""
     save = functools.partial(recorder.saver.save, step, state, unlogged=True)
     # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
-    with recorder.accumulator.paused(), saving_on_failure(interruption, step, [recorder.run.workdir], save):
+    with recorder.accumulator.paused(), saving_on_failure(interruption, step, [recorder.run.workdir], save), notes:
         recorder.evaluation.measure(step, state.params, state.average)
 
 

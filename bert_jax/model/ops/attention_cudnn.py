@@ -12,6 +12,7 @@ from bert_jax.model.placement import Placement
 NO_MASK_GRADIENT = (0, 11, 1)
 
 HEAD_MULTIPLE = 8
+LEAST_GENERATION = 8  # of the compute capability: Ampere
 LARGEST_HEAD = 128
 
 

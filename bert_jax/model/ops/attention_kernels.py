@@ -241,8 +241,11 @@ def _options(a: Attention) -> dict[str, Any]:
 def _cudnn_obstacles(s: Situation) -> Reasons:
     multiple, most = attention_cudnn.HEAD_MULTIPLE, attention_cudnn.LARGEST_HEAD
     odd = s.head_width % multiple or s.head_width > most
+    generation = s.capability.partition(".")[0]
+    older = generation.isdecimal() and int(generation) < attention_cudnn.LEAST_GENERATION
     return [
         *_needs_nvidia(s),
+        (f"needs an Ampere GPU (compute capability 8.0) or a later one, and this one has {s.capability}", older),
         *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple} up to {most}, got {s.head_width}", odd),
     ]

@@ -1,4 +1,4 @@
-"""The operations of a layer in the form for CPUs and GPUs."""
+"""The operations of a layer in the form for CPUs, and for GPUs of other makers than NVIDIA."""
 
 import math
 from collections.abc import Callable
