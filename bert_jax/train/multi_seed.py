@@ -1,8 +1,9 @@
 """Trains runs that differ only in seed, peak learning rate and workdir as one program, their states stacked [K, ...].
 
-On an accelerator, a few small models side by side cost little more than one. On a CPU, whose cores one model fills,
-nothing is gained: five seeds of BERT-Mini train at 0.84 times the speed of training them in turn (benchmarks/seeds.py).
-The arithmetic of each run is what it is alone, except for the order of sums within a matmul.
+An accelerator, which one small model leaves idle for part of the time, should train a few side by side for little more
+than one; nobody has measured it. On a CPU, whose cores one model fills, nothing is gained: five seeds of BERT-Mini
+train at 0.84 times the speed of training them in turn (benchmarks/seeds.py). The arithmetic of each run is what it is
+alone, except for the order of sums within a matmul.
 """
 
 import contextlib
