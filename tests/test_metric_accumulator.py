@@ -133,7 +133,7 @@ def test_the_first_line_counts_time_from_the_first_step_which_compiles(monkeypat
     now[0] += 60  # compiling, and 5 seconds of it waiting for the first batch
     found.start(waited_seconds=5.0)
     for step, metrics in made_steps(2):
-        found.add(step, BATCH, metrics)
+        found.add(step, BATCH, jax.tree.map(jnp.asarray, metrics))
     now[0] += 4
     line = found.close(waited_seconds=6.0)
     assert line["tokens_per_second"] == pytest.approx((11 + 12) / 4)
