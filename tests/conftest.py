@@ -76,7 +76,6 @@ jaxtyping.jaxtyped = check_types  # before the first import of the packages
 from tiny_runs import environment
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.runtime import platform_of
 
 # An example may take as long as it takes on a loaded machine: no test here is about time.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
@@ -184,6 +183,8 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nvidia_gpu() -> None:
     """Skips the test on a machine without an NVIDIA GPU, or where jax does not use it."""
+    from bert_jax.model.runtime import platform_of
+
     if platform_of(jax.devices()[0].client) != "cuda":
         pytest.skip("jax has no NVIDIA GPU here; with one, run: make accelerator")
 
