@@ -2,7 +2,6 @@
 
 import functools
 import operator
-import time
 from types import SimpleNamespace
 
 import jax
@@ -124,17 +123,3 @@ def test_a_seed_whose_line_has_only_skipped_steps_stops_nobody():
         assert shown.keys() == updated.keys()
         assert shown["loss"] is None and shown["mlm_accuracy"] is None and shown["learning_rate"] == 0.25
     assert means([updated, updated])["loss"] == 2.0
-
-
-def test_the_first_line_counts_time_from_the_first_step_which_compiles(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    found = accumulator(Check())
-    now[0] += 60  # compiling, and 5 seconds of it waiting for the first batch
-    found.start(waited_seconds=5.0)
-    for step, metrics in made_steps(2):
-        found.add(step, BATCH, jax.tree.map(jnp.asarray, metrics))
-    now[0] += 4
-    line = found.close(waited_seconds=6.0)
-    assert line["tokens_per_second"] == pytest.approx((11 + 12) / 4)
-    assert line["data_wait_share"] == pytest.approx(1 / 4)

@@ -65,13 +65,6 @@ class MetricAccumulator:
         self._flops = self._paused = 0.0
         self._started = time.monotonic()
 
-    def start(self, waited_seconds: float) -> None:
-        """Counts time from now on. Call it when the first step, which compiles, has been started.
-
-        waited_seconds is the time spent waiting for batches until now.
-        """
-        self._started, self._waited, self._paused = time.monotonic(), waited_seconds, 0.0
-
     @property
     def skipped(self) -> int:
         """Updates that were left out since the run began, as of the last step that was fetched."""

@@ -111,7 +111,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             with profiler.step(step), compiling(progress) if step == first else contextlib.nullcontext():
                 state, metrics = train_step(state, batch, np.float32(group.clock.fraction), *group.arguments)
             if step == first:
-                group.start(batches.waited_seconds)
+                group.clock.start_estimate()
             for seed in group.running:
                 seed.recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, group.paused, progress.report)
@@ -206,12 +206,6 @@ class SeedGroup:
         if ending:
             self.arguments = self._arguments()
         return shown
-
-    def start(self, waited_seconds: float) -> None:
-        """Counts the time of training from now on, when the first step has been started."""
-        self.clock.start_estimate()
-        for seed in self.running:
-            seed.recorder.accumulator.start(waited_seconds)
 
     def correct_fractions(self) -> None:
         """Corrects the fraction in each log at the step from which its run resumes (Logger.correct_fraction)."""

@@ -95,7 +95,6 @@ def fit(run: Run) -> Result:
                 state, metrics = train_step(state, batch, np.float32(fraction), *arguments)
             if step == first:
                 clock.start_estimate()
-                recorder.accumulator.start(batches.waited_seconds)
             recorder.accumulator.add(step + 1, batch, metrics)
             profiler.end_step(step + 1, recorder.accumulator.paused, progress.report)
 
