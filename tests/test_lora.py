@@ -156,7 +156,7 @@ def test_a_configuration_with_adapters_is_read_as_it_was_written():
 )
 def test_values_that_make_no_adapter_are_refused(values, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")) as caught:
-        LoraConfig(**values)
+        LoraConfig(**values).check_unused()
     assert "\n" not in str(caught.value)
 
 

@@ -14,7 +14,7 @@ import test_finetune
 
 from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
-from bert_jax.config import CheckpointConfig, DistillConfig, FinetuneConfig, TaskConfig
+from bert_jax.config import CheckpointConfig, DistillConfig, FinetuneConfig, LoraConfig, TaskConfig
 from bert_jax.finetune import finetune
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -54,8 +54,11 @@ def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
         ("batch_size=16,16", "each key and each of its values once"),
         ("batch_size=16;batch_size=32", "each key and each of its values once"),
         ("batch_sise=16,32", "unknown key config.batch_sise; did you mean config.batch_size"),
-        ("optimizer=16,32", "the key optimizer, which is not a key with a single value"),
-        ("batch_size.x=16", "the key batch_size.x, which is not a key with a single value"),
+        ("optimizer=16,32", "the key optimizer, which is not a key with a value"),
+        ("batch_size.x=16", "the key batch_size.x, which is not a key with a value"),
+        ('init_layers="0,2","0,2"', "each of its values once"),
+        ('init_layers="0,2', "a value with commas in double quotes"),
+        ("init_layers=0,x", r"config.init_layers has 'x'|config.init_layers"),
         ("batch_size=16,many", "config.batch_size is 'many'. Give a value of type int"),
         ("task.crf=maybe", "config.task.crf is 'maybe'. Give a value of type bool"),
         ("seeds=1,2", "a sweep cannot have: every setting has the same seeds"),
@@ -66,6 +69,23 @@ def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
 def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         key_sweep.settings_of(FinetuneConfig(sweep=given))
+
+
+def test_a_value_in_quotes_may_have_commas_and_semicolons() -> None:
+    given = 'init_layers="0,2,4","(1,)";optimizer.rates="encoder=0.5;head=2","";task.class_weights=balanced,"a=1,b=2"'
+    found = key_sweep.settings_of(FinetuneConfig(init_from="base", sweep=given))
+    assert [one.config.init_layers for one in found[::4]] == [(0, 2, 4), (1,)]
+    assert [one.config.optimizer.rates for one in found[:4:2]] == ["encoder=0.5;head=2", ""]
+    assert [one.config.task.class_weights for one in found[:2]] == ["balanced", "a=1,b=2"]
+    assert found[0].folder == "sweep-init_layers=0_2_4,optimizer.rates=encoder_0.5_head_2,task.class_weights=balanced"
+
+
+@pytest.mark.parametrize(("base", "given"), [({"targets": "query"}, "lora.rank=4,8"), ({"rank": 8}, "init_from=a,b")])
+def test_a_sweep_may_set_what_other_keys_of_adapters_need(base: dict[str, Any], given: str) -> None:
+    config = FinetuneConfig(init_from="" if "rank" in base else "start", lora=LoraConfig(**base), sweep=given)
+    assert len(key_sweep.settings_of(config)) == 2
+    with pytest.raises(UserError, match=r"lora\.rank is 0|init_from is not set"):
+        dataclasses.replace(config, sweep="")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ converts it to a dataclass once, at the border; the library itself uses only the
 
 from bert_jax.config.distill import DistillConfig
 from bert_jax.config.loading import load, read_flags, read_values, recipe, to_dict
+from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import MODEL_CHOICES, ModelConfig, ModelOptions
 from bert_jax.config.shipped import recipe_module
 from bert_jax.config.training import (
@@ -28,6 +29,7 @@ __all__ = [
     "DistillConfig",
     "EvalConfig",
     "FinetuneConfig",
+    "LoraConfig",
     "MeshConfig",
     "ModelConfig",
     "ModelOptions",

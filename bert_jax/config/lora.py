@@ -35,12 +35,6 @@ class LoraConfig:
     rank_stabilized: bool = False  # the scale is alpha / sqrt(rank)
 
     def __post_init__(self) -> None:
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        if self.rank == 0 and changed:
-            raise UserError(
-                f"lora.{changed[0]} is {getattr(self, changed[0])}, but lora.rank is 0, which means no adapters. "
-                "Set --config.lora.rank, such as 8"
-            )
         if self.rank < 0:
             raise UserError(f"lora.rank is {self.rank}. Use 1 or more, such as 8, or 0 for no adapters")
         if not 0 < self.alpha < math.inf:
@@ -60,6 +54,18 @@ class LoraConfig:
             raise UserError(
                 f"lora.targets is {self.targets!r}, which also matches {named[0]}, but only matrices of encoder layers "
                 f"have adapters: {', '.join(MATRICES)}. Heads train in full; leave the others out"
+            )
+
+    def check_unused(self) -> None:
+        """Raises UserError for keys that have no effect without adapters.
+
+        This is a check of the configuration that is trained: a sweep may set the rank.
+        """
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        if self.rank == 0 and changed:
+            raise UserError(
+                f"lora.{changed[0]} is {getattr(self, changed[0])}, but lora.rank is 0, which means no adapters. "
+                "Set --config.lora.rank, such as 8"
             )
 
     @property

@@ -310,6 +310,11 @@ class FinetuneConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.sweep:  # whose settings may have other values
+            self._check_lora()
+
+    def _check_lora(self) -> None:
+        self.lora.check_unused()
         if not self.lora.rank:
             return
         if self.train_layers not in ("all", "head"):

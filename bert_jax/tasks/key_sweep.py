@@ -4,7 +4,6 @@ Each setting is a fine-tuning of its own, with all seeds, in a folder of the swe
 therefore resumes like any fine-tuning, setting by setting.
 """
 
-import dataclasses
 import itertools
 import math
 import re
@@ -54,6 +53,7 @@ class Setting(NamedTuple):
 def settings_of(config: FinetuneConfig) -> list[Setting]:
     """The settings of config.sweep, KEY=VALUE,VALUE,...;KEY=..., the first key varying slowest.
 
+    A value in double quotes may have commas and semicolons: init_layers="0,2,4","1,3,5" has two values.
     Raises UserError for a malformed sweep, an unknown key, one that a sweep cannot have, a value of another type, and
     two settings with the same folder.
     """
@@ -62,13 +62,16 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
             "config.sweep and config.learning_rates are both set; sweep over optimizer.learning_rate=... instead"
         )
     keys: dict[str, list[str]] = {}
-    for part in config.sweep.split(";"):
+    for part in _split(config.sweep, ";"):
         key, equals, given = (piece.strip() for piece in part.partition("="))
-        choices = [value.strip() for value in given.split(",")]
-        if not (key and equals and all(choices)) or len(set(choices)) < len(choices) or key in keys:
+        written = [value.strip() for value in _split(given, ",")]
+        choices = [_unquoted(value) for value in written]
+        closed = not any('"' in value for value in choices)
+        if not (key and equals and all(written) and closed) or len(set(choices)) < len(choices) or key in keys:
             raise UserError(
                 f"config.sweep has the part {part!r}; write KEY=VALUE,VALUE,...;KEY=..., each key and each of its "
-                "values once, such as 'optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'"
+                "values once, such as 'optimizer.learning_rate=1e-5,3e-5;batch_size=16,32', and a value with commas in "
+                "double quotes"
             )
         if key in REFUSED:
             raise UserError(f"config.sweep has the key {key}, which a sweep cannot have: {REFUSED[key]}")
@@ -169,16 +172,32 @@ def _score(found: Mapping[str, Any], chosen_by: str) -> float:
 
 def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
     """The configuration with these values, read as the types of their keys."""
-    changed = config_lib.to_dict(dataclasses.replace(config, sweep=""))
+    changed = config_lib.to_dict(config) | {"sweep": ""}
     for key, written in values.items():
         *parents, last = key.split(".")
         node: Any = changed
         for parent in parents:
             node = node.get(parent) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or isinstance(node.get(last), dict | tuple | list):
-            raise UserError(f"config.sweep has the key {key}, which is not a key with a single value")
-        node[last] = _read(written, node.get(last))
+        if not isinstance(node, dict) or isinstance(node.get(last), dict):
+            raise UserError(f"config.sweep has the key {key}, which is not a key with a value")
+        before = node.get(last)
+        several = isinstance(before, tuple | list)
+        node[last] = tuple(_read(one, None) for one in _parts(written)) if several else _read(written, before)
     return config_lib.load(FinetuneConfig, changed)
+
+
+def _split(text: str, sign: str) -> list[str]:
+    """The parts of a text between signs that do not stand in double quotes."""
+    return re.split(sign + r'(?=[^"]*(?:"[^"]*"[^"]*)*$)', text)
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1].strip() if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+def _parts(written: str) -> list[str]:
+    """The values of a tuple, which may have parentheses, as on the command line."""
+    return [one.strip() for one in written.strip("()").split(",") if one.strip()]
 
 
 def _read(written: str, before: Any) -> Any:
