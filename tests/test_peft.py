@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import jax
@@ -26,6 +27,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.kinds.classification import ClassificationTask
 
+SCRIPT = Path(__file__).parent / "tools" / "run_peft.py"
 CASES = {
     "peft_query_value": LoraConfig(rank=3, alpha=6.0),
     "peft_all": LoraConfig(rank=4, alpha=2.0, dropout=0.1, targets=".*", rank_stabilized=True),
@@ -191,6 +193,28 @@ def test_the_settings_of_vectors_are_written_and_read_with_their_adapters(tmp_pa
             sentence_transformers.write(VECTORS | {"pooling": "last"}, 20, tmp_path / "adapters")
 
 
+def test_adapters_of_multiple_choice_which_peft_has_no_task_type_for_are_read_with_their_head(tmp_path):
+    huggingface_export.write(random_checkpoint(tmp_path / "words", odd_config(), Heads(pooler=True)), tmp_path / "base")
+    heads = Heads(pooler=True, choices=True)
+    task = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
+    run = trained(huggingface.read(tmp_path / "base"), heads, tmp_path / "base", task=task)
+    peft_export.write(run, tmp_path / "adapters")
+    loaded = open_checkpoint(tmp_path / "adapters")
+    assert loaded.heads == heads and loaded.task == task
+    _, params = lora.merge(run.model, run.params)
+    assert loaded.params.keys() == params.keys()
+    np.testing.assert_allclose(loaded.params["classifier/dense/kernel"], params["classifier/dense/kernel"], atol=1e-6)
+
+
+def test_a_pair_of_matrices_of_two_ranks_is_refused(tmp_path):
+    tensors = part_of(write_golden("peft_query_value", tmp_path), "adapters")
+    name = next(name for name in tensors if name.endswith("lora_A.weight"))
+    tensors[name] = tensors[name][:-1]
+    safetensors.numpy.save_file(tensors, tmp_path / "adapters" / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"has the shapes \(2, \d+\) and \(\d+, 3\), not a rank"):
+        open_checkpoint(tmp_path / "adapters")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["peft_query_value", "peft_all"])
 def test_trained_adapters_are_written_as_peft_saves_them(name, tmp_path):
@@ -210,6 +234,24 @@ def test_trained_adapters_are_written_as_peft_saves_them(name, tmp_path):
     for folder in (run, tmp_path / "written"):
         assert_close(logits(open_checkpoint(folder), arrays), arrays["outputs/logits"], f"logits of {folder.name}")
     assert open_checkpoint(tmp_path / "written").task["labels"] == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_peft_computes_the_same_with_the_adapters_that_are_written(peer_python, tmp_path):
+    arguments = []
+    for name in CASES:
+        arrays = write_golden(name, tmp_path / name)
+        export(adapted_workdir(name, tmp_path / name, arrays), tmp_path / name / "written", "peft")
+        inputs = {key: value.tolist() for key, value in part_of(arrays, "inputs").items()}
+        (tmp_path / f"{name}.json").write_text(json.dumps(inputs))
+        arguments += [str(tmp_path / name / "written"), str(tmp_path / f"{name}.json")]
+    done = subprocess.run([peer_python, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    if "No module named 'peft'" in done.stderr:
+        pytest.skip(f"{peer_python} has no peft")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    for name, found in zip(CASES, lines, strict=True):
+        assert_close(np.array(found), read_arrays(name)["outputs/logits"], f"peft's logits with {name}")
 
 
 @pytest.mark.slow
@@ -243,6 +285,7 @@ def test_a_target_that_ends_as_another_matrix_does_is_written_as_a_regex(tmp_pat
         ({"task_type": "CAUSAL_LM"}, "task_type is 'CAUSAL_LM'; of BERT, choose from SEQ_CLS, .*FEATURE_EXTRACTION$"),
         ({"base_model_name_or_path": "no/such/folder"}, "base_model_name_or_path is 'no/such/folder'"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None"),
+        ({"lora_alpha": None}, "lora_alpha is None; expected a number"),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_refused(change, message, tmp_path):

@@ -2,7 +2,7 @@
 
 adapter_config.json         rank, scale and targets, and the base model: a Hugging Face folder, or a name of the Hub
 adapter_model.safetensors   lora_A [r, in] and lora_B [out, r] of each matrix; whole modules, such as the classifier
-task.json                   labels and task, as fields of a Hugging Face config.json; only bert_jax writes it
+task.json                   architectures, labels and task, as in a Hugging Face config.json; only bert_jax writes it
 """
 
 import math
@@ -73,8 +73,12 @@ def read(directory: Path) -> LoadedModel:
     base = _base_folder(directory, values.get("base_model_name_or_path"))
     model = huggingface.read_config(base, directory)
     family, architecture = huggingface.named_family(base / huggingface.CONFIG_FILE, model)
-    architecture = _architecture(where, family, architecture, values.get("task_type"))
-    model = {**model, "architectures": [architecture], **_task(directory)}
+    task = _task(directory)
+    if written := task.get("architectures"):  # peft has no task type of multiple choice, for one
+        _, architecture = huggingface.named_family(directory / TASK_FILE, {**model, "architectures": written})
+    else:
+        architecture = _architecture(where, family, architecture, values.get("task_type"))
+    model = {**model, "architectures": [architecture], **task}
     tensors = read_tensors(directory / WEIGHTS_FILE)
     weights = AdaptedFolder(base, family, architecture, directory, tensors, values)
     if weights.left_out:
@@ -109,7 +113,7 @@ class AdaptedFolder(SafetensorsFolder):
             del self._names[bare]
         where = directory / WEIGHTS_FILE
         self._where, self._transposed = where, bool(values.get("fan_in_fan_out"))
-        self._stabilized, self._alpha = bool(values.get("use_rslora")), float(values.get("lora_alpha", 8))
+        self._stabilized, self._alpha = bool(values.get("use_rslora")), _alpha(directory / CONFIG_FILE, values)
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._replaced: dict[str, np.ndarray] = {}
         for name, tensor in tensors.items():
@@ -127,6 +131,8 @@ class AdaptedFolder(SafetensorsFolder):
                     f"{where}: tensor {name} adapts {matrix}, which {base} does not have. Name the model that was "
                     f"adapted by base_model_name_or_path in {directory / CONFIG_FILE}"
                 )
+            if not (a.ndim == b.ndim == 2 and len(a) == b.shape[1]):
+                raise UserError(f"{where}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}, not a rank")
             self._pairs[matrix] = a, b
 
     def __getitem__(self, bare: str) -> np.ndarray:
@@ -162,6 +168,13 @@ class AdaptedFolder(SafetensorsFolder):
 
     def describe(self, bare: str) -> str:
         return f"{self._where}: tensor {bare}" if bare in self._replaced else super().describe(bare)
+
+
+def _alpha(where: Path, values: Mapping[str, Any]) -> float:
+    alpha = values.get("lora_alpha", 8)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise UserError(f"{where}: lora_alpha is {alpha!r:.60}; expected a number")
+    return float(alpha)
 
 
 def _base_folder(directory: Path, name: object) -> Path:

@@ -58,7 +58,7 @@ def write(loaded: LoadedModel, directory: str | Path, base: str = "") -> None:
     }
     with atomic_folder(directory) as unfinished:
         write_json(unfinished / CONFIG_FILE, values)
-        write_json(unfinished / TASK_FILE, task_fields(loaded))
+        write_json(unfinished / TASK_FILE, {"architectures": [architecture], **task_fields(loaded)})
         full = {f"{PREFIX}{family.full_name(name, architecture)}": tensor for name, tensor in tensors.items()}
         save_tensors(full, unfinished / WEIGHTS_FILE)
 
