@@ -271,6 +271,16 @@ def test_the_settings_of_older_versions_are_read(folder, arrays, mode):
     assert (task["pooling"], task["max_length"]) == (mode.removesuffix("token"), 7)
 
 
+def test_a_length_under_an_old_name_is_read_and_a_module_of_dropout_changes_nothing(folder, arrays):
+    path = folder("mean")
+    modules = json.loads((path / "modules.json").read_text())
+    (path / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dropout"}]))
+    (path / "sentence_bert_config.json").rename(path / "sentence_xlm-roberta_config.json")
+    assert_vectors(embed(path, texts_of(arrays)), arrays["vectors/mean"])
+    (path / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 5, "do_lower_case": false}')
+    assert open_checkpoint(path).task["max_length"] == 5
+
+
 def test_a_folder_whose_class_has_a_head_may_hold_the_encoder_alone(folder, arrays):
     path = folder("mean")
     config = json.loads((path / "config.json").read_text())

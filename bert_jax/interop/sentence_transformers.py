@@ -1,8 +1,8 @@
 """Reads and writes what a sentence-transformers folder has in addition to the Hugging Face format.
 
-modules.json                        the modules in order: Transformer, Pooling and Normalize
+modules.json                        the modules in order: Transformer, Pooling, Normalize; a Dropout does nothing
 1_Pooling/config.json               the pooling
-sentence_bert_config.json           max_seq_length, do_lower_case
+sentence_bert_config.json           max_seq_length, do_lower_case; in old folders by the name of another family
 config_sentence_transformers.json   prompts, default_prompt_name, similarity_fn_name, truncate_dim
 
 They are kept as a task of the kind `embedding` (bert_jax/tasks/kinds/embedding.py). What bert_jax cannot compute, such
@@ -21,6 +21,11 @@ from bert_jax.vocabulary import Vocabulary
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
+# The names that old versions gave it, which the library reads too, in this order.
+OLD_LENGTH_FILES = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
@@ -56,11 +61,13 @@ def read_task(directory: Path, model: ModelConfig, vocabulary: Vocabulary) -> di
             steps.append(_pooling(read_json(directory / str(module.get("path", "")) / "config.json")))
         elif kind == "Normalize":
             normalize = True
-        elif kind != "Transformer":
+        elif kind not in ("Transformer", "Dropout"):
             steps.append(f"{kind} ({MODULES_FILE})")
-    length = _optional(directory / LENGTH_FILE)
+    names = (LENGTH_FILE, *OLD_LENGTH_FILES)
+    file = next((name for name in names if (directory / name).exists()), LENGTH_FILE)
+    length = _optional(directory / file)
     if length.get("do_lower_case") and not vocabulary.lowercase:
-        steps.append(f"of lower-cased text ({LENGTH_FILE})")
+        steps.append(f"of lower-cased text ({file})")
     limit = length.get("max_seq_length") or _optional(directory / TOKENIZER_FILE).get("model_max_length")
     limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else model.max_positions
     return {

@@ -20,7 +20,7 @@ _FILES = {
     "tokenizer": _TOKENIZER,
     "checkpoint": (
         *("model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
-        *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+        *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
         *("1_Pooling/*", "2_Normalize/*"),
         *_TOKENIZER,
     ),
