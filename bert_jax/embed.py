@@ -1,8 +1,9 @@
 """Computes vectors of texts, one for each token, word or text, from any layer."""
 
 import dataclasses
+import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def embed_file(
         "average": average,
         "input": str(source),
         "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
+        "input_sha256": _sha256_of_files(files),
+        "parameters_sha256": _sha256_of_parameters(loaded.params),
         "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
@@ -155,6 +158,24 @@ def embed_file(
     )
     report_truncated(model, manifest["count"])
     return manifest
+
+
+def _sha256_of_files(files: Sequence[Path]) -> str:
+    """The hash of the hashes of files; of pipes, which can be read once only, that of nothing."""
+    digest = hashlib.sha256()
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _sha256_of_parameters(params: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(params):
+        digest.update(path.encode() + b"\0")
+        digest.update(np.ascontiguousarray(params[path]).data)
+    return digest.hexdigest()
 
 
 def _input_files(source: Path, form: str) -> list[Path]:

@@ -1,5 +1,6 @@
 """embed over files of any length: every form of input, shards, what is resumed, and what is refused."""
 
+import dataclasses
 import json
 import tracemalloc
 from pathlib import Path
@@ -17,6 +18,7 @@ from bert_jax.interop import huggingface_export
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import incomplete_path
 from bert_jax.tasks import vector_files
+from bert_jax.tasks.embedder import Embedder
 from bert_jax.tasks.text_stream import read_stream
 from bert_jax.tasks.vector_files import write_vectors
 
@@ -183,6 +185,28 @@ def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loade
         embed_file(loaded, tmp_path / "t.txt", tmp_path / "other", pool="words")
     with pytest.raises(UserError, match=r"out exists\. Choose another --output"):
         embed_file(loaded, tmp_path / "t.txt", Path(tmp_path / "out"))
+
+
+def test_a_job_that_was_begun_for_other_texts_or_parameters_is_not_resumed(tmp_path, loaded, monkeypatch):
+    """Though the file has the same name and length, and the checkpoint the same path and step."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    source = tmp_path / "t.txt"
+    source.write_text("the cat\na dog\n")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Embedder, "vectors", interrupted)
+        embed_file(loaded, source, tmp_path / "out")
+    source.write_text("the dog\na cat\n")
+    with pytest.raises(UserError, match="was begun with input_sha256="):
+        embed_file(loaded, source, tmp_path / "out")
+    source.write_text("the cat\na dog\n")
+    path = "embeddings/token/table"
+    other = dataclasses.replace(loaded, params={**loaded.params, path: loaded.params[path] + 1})
+    with pytest.raises(UserError, match="was begun with parameters_sha256="):
+        embed_file(other, source, tmp_path / "out")
+    assert embed_file(loaded, source, tmp_path / "out")["count"] == 2
 
 
 def test_a_command_with_an_input_that_cannot_be_read_can_be_corrected(tmp_path, loaded):
