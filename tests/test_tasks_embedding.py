@@ -444,6 +444,20 @@ def test_a_column_of_negatives_among_others_must_be_there(tmp_path: Path) -> Non
         task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True)
 
 
+def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path: Path, words) -> None:
+    scored = written(tmp_path, "s.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)])
+    pairs = written(tmp_path, "p.tsv", ("a", "b"), [("cat", "dog")])
+
+    def remarks(path: Path, **prompts: str) -> list[str]:
+        task = EmbeddingTask("own", columns=Columns("a", "b", "s" if path == scored else ""), **prompts)
+        return task.remarks(task.encode(task.read(path, task.columns, True), words))
+
+    [said] = remarks(pairs, prompt="the ", query_prompt="a ")
+    assert "its pairs are read without task.prompt ('the '), which is for single texts and pairs with a score" in said
+    assert [one.split("without ")[1][:17] for one in remarks(scored, query_prompt="a ")] == ["task.query_prompt"]
+    assert remarks(scored, prompt="the ") == remarks(pairs, prompt="a ", query_prompt="a ") == []
+
+
 def test_inputs_of_a_model_of_scores_have_the_prompt_of_its_file(tmp_path: Path, words) -> None:
     task = EmbeddingTask("own", columns=Columns("a", "b", "s"), prompt="the ", query_prompt="a ", loss="cosent")
     read = task.read(written(tmp_path, "f.tsv", ("a", "b", "s"), [("cat", "dog", 1.0)]), task.columns, True)

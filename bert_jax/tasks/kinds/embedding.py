@@ -181,10 +181,17 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         )
 
     def remarks(self, rows: EmbeddingRows) -> list[str]:
-        """Says that a file lacks the configured column of scores, and that a folder's similarity is not measured."""
+        """Says that a file lacks the configured column of scores, and what of the task its pairs do not use."""
         found = []
         if self.columns.label and rows.split.items[0].score is None:
             found = [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
+        scored = rows.split.items[0].score is not None
+        by_role = ["query_prompt", "document_prompt"]
+        used, others = (["prompt"], by_role) if scored else (by_role, ["prompt"])
+        of = "pairs without a score" if scored else "single texts and pairs with a score"
+        for key in others:
+            if (text := getattr(self, key)) and text not in {getattr(self, one) for one in used}:
+                found.append(f"{rows.split.path}: its pairs are read without task.{key} ({text!r}), which is for {of}")
         if self.similarity != COSINE:
             found.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")
         return found
