@@ -3,6 +3,7 @@
 Such folders are written for the models that the Hugging Face format holds, since their users expect its config.json.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
             for written in unfinished.glob(f"{file.name}*"):
                 written.unlink()
             found = onnx_program.differences(unfinished / ONNX_FILE, loaded, compute)
+            _check_finite(found)
         parameters = sum(value.size for value in loaded.params.values())
         loading = _loading(dtype, found)
         huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
@@ -57,6 +59,16 @@ def _check(found: Mapping[str, Difference]) -> None:
             raise UserError(
                 f"the ONNX program's {name} differs from the model's by {one.error:.1e} (largest value "
                 f"{one.largest:.1e}), so it is not written. Report this, and use --format stablehlo"
+            )
+
+
+def _check_finite(found: Mapping[str, Difference]) -> None:
+    """8 bits have no error that all models keep; the description says what it is."""
+    for name, one in found.items():
+        if not math.isfinite(one.error):
+            raise UserError(
+                f"in int8, the ONNX program's {name} is no finite number, so it is not written. Report this, and use "
+                "--dtype float32"
             )
 
 

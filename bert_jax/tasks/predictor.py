@@ -1,6 +1,7 @@
 """Predicts inputs from files, from standard input and from Python, in windows of several batches."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,7 @@ Predictions = list[dict[str, Any]]
 
 
 class InputPredictor:
-    """Predicts windows of inputs with a fine-tuned model, and counts inputs that are truncated or invalid.
+    """Predicts windows of inputs with a fine-tuned model; counts those that are truncated, invalid or without a score.
 
     form is that of the lines (input_lines.FORMS). With words, lines of text hold words separated by white space.
     Without all_scores, predictions have no `scores`. on_error is what an invalid input causes: fail raises UserError,
@@ -32,7 +33,7 @@ class InputPredictor:
             raise UserError(f"unknown --on_error {on_error!r}; choose from {', '.join(ON_ERROR)}")
         if form not in input_lines.FORMS:
             raise UserError(f"unknown --form {form!r}; choose from {', '.join(input_lines.FORMS)}")
-        self.inputs = self.invalid = self.truncated = 0
+        self.inputs = self.invalid = self.truncated = self.undefined = 0
         self._limit = "", "max_length"  # the part of an input that is truncated, and the task's option for its length
         self._model = model
         self._form = form
@@ -122,10 +123,11 @@ class InputPredictor:
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
         predictions = self._model.predictions(rows)
+        self.undefined += sum(map(_has_nan, predictions))
         return [{name: value for name, value in one.items() if name not in self._hidden} for one in predictions]
 
     def remarks(self) -> list[str]:
-        """Messages about the inputs so far that were truncated or invalid, one line each."""
+        """Messages about the inputs so far that were truncated, invalid or without a score, one line each."""
         found = []
         part, option = self._limit
         if self.truncated:
@@ -134,6 +136,11 @@ class InputPredictor:
             found.append(f"{self.truncated:,} {part or 'inputs'} were longer than {limit} and were truncated ({flag})")
         if self.invalid:
             found.append(f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)")
+        if self.undefined:
+            found.append(
+                f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
+                "NaN; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32"
+            )
         return found
 
     def _form_of(self, path: Path) -> str:
@@ -188,6 +195,15 @@ class InputPredictor:
 
 def _is_pipe(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _has_nan(value: Any) -> bool:
+    """Whether a prediction holds a number that is NaN, at any depth."""
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_nan, value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
