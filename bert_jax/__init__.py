@@ -30,7 +30,7 @@ __all__ = ["Model", "build_examples", "finetune", "load", "pretrain", "train_tok
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("finetune", "pretrain"):  # modules, too, which can be called (callable_module.py)
+    if name in ("api", "finetune", "pretrain"):  # modules; the last two can also be called (callable_module.py)
         return importlib.import_module(f"bert_jax.{name}")
     if name in __all__:
         return getattr(importlib.import_module("bert_jax.api"), name)

@@ -34,6 +34,7 @@ from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
+from bert_jax.progress import is_watched
 from bert_jax.storage.hub_models import PREFIX, model_address
 from bert_jax.storage.location import absolute, as_typed, location
 from bert_jax.storage.scratch import IN_MEMORY
@@ -76,6 +77,23 @@ class Model:
         """
         return bind(self.config, self.loaded.heads, dict(params or self.params), runtime or Runtime())
 
+    def with_params(self, params: Mapping[str, Any]) -> "Model":
+        """Returns this model with other parameters, nested as in `params`: those that a loop of yours has trained.
+
+        Raises UserError for other modules, or shapes.
+        """
+        flat = {path: np.asarray(value, np.float32) for path, value in paths.flatten(params).items()}
+        before = self.loaded.params
+        if other := sorted(before.keys() ^ flat.keys()):
+            what = "lacks" if other[0] in before else "has"
+            raise UserError(f"params {what} {other[0]}, unlike this model. Give what model.params has")
+        for path, value in flat.items():
+            if value.shape != before[path].shape:
+                raise UserError(f"params: {path} has shape {value.shape}, but in this model {before[path].shape}")
+        # What is known of the file that the model came from is not known of these.
+        unknown = dataclasses.replace(self.loaded, dtype="float32", origin="", average="", training={}, metrics={})
+        return Model(dataclasses.replace(unknown, params=flat))
+
     def encode(
         self,
         texts: str | Iterable[Any],
@@ -88,6 +106,7 @@ class Model:
         max_length: int = 0,
         truncate_dim: int = 0,
         batch_size: int = 32,
+        compute_dtype: str = "float32",
     ) -> Float32[np.ndarray, "..."]:
         """Returns a vector [W] of a text, or the vectors [N, W] of several; a tuple is a pair of texts.
 
@@ -111,7 +130,7 @@ class Model:
                 f"from bert_jax.embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
-        embedder = Embedder(self.loaded, found, batch_size=batch_size)
+        embedder = Embedder(self.loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
         vectors = embedder.arrays(several)["embeddings"]
         report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
@@ -201,13 +220,14 @@ def finetune(
     train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas or polars
                  DataFrame, or a datasets.Dataset
     text, text_pair, label   the names of its columns, of which some kinds need none; multilabel may have several labels
-    kind         classification, regression, multilabel, tagging, ... (bert-jax finetune --help); empty: by the file
+    kind         classification, regression, multilabel, tagging, ... (bert-jax recipes own); empty: by the file
     workdir      keeps the run, which the same call then resumes; None: a temporary folder
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
                  {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
 
     Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows or have values of other
-    types than files in the columns of the task, and for data in memory with a workdir in a store.
+    types than files in the columns of the task, and for data in memory with a workdir in a store. A workdir gets a
+    neighbour, WORKDIR-data, with the data that is in memory.
     """
     enable_compilation_cache()
     in_memory.refuse_store(workdir or "", [train, *([] if dev is None else [dev])])
@@ -255,23 +275,23 @@ def pretrain(
     return run_pretraining(config, workdir)
 
 
-def train_tokenizer(*, quiet: bool = True, **options: Any) -> Tokenizer:
+def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
     """Trains a vocabulary on text, writes it to a folder, and returns it.
 
-    quiet     False shows progress and remarks on stderr
+    quiet     whether to show no progress and no remarks on stderr; by default they are shown in terminals and notebooks
     options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
               defaults are those of data_prep.train_tokenizer.TokenizerOptions
     """
     from data_prep.flags import from_keywords
     from data_prep.train_tokenizer import TokenizerOptions, train
 
-    return train(from_keywords(TokenizerOptions, _texts(options)), quiet=quiet)
+    return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
 
 
-def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
+def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, Any]:
     """Makes shards for pretraining from text, and returns the content of manifest.json.
 
-    quiet     False shows progress and remarks on stderr
+    quiet     as for train_tokenizer
     options   input, tokenizer, output, seq_len, objective, ...: the flags of `bert-jax build-examples --help`, whose
               types and defaults are those of data_prep.build_options.BuildOptions
 
@@ -281,7 +301,7 @@ def build_examples(*, quiet: bool = True, **options: Any) -> dict[str, Any]:
     from data_prep.build_options import BuildOptions
     from data_prep.flags import from_keywords
 
-    return build(from_keywords(BuildOptions, _texts(options)), quiet=quiet)
+    return build(from_keywords(BuildOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
 
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results."""
+"""Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results.
+
+As a function, `bert_jax.finetune(model, train=...)` is bert_jax.api.finetune; help(bert_jax.api.finetune) explains it.
+"""
 
 from bert_jax.train.host_memory import keep_freed_memory
 

@@ -22,7 +22,8 @@ from bert_jax.tasks.kinds.question_files import QUESTION_COLUMNS
 from bert_jax.tasks.texts import is_iterable
 from bert_jax.train.workdir import CHECKPOINTS
 
-Table = str | Path | Iterable[Mapping[str, Any]] | Any  # a file, rows, a pandas or polars DataFrame, datasets.Dataset
+# A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
+Table = str | Path | Iterable[Mapping[str, Any]] | Any
 SETS = "multilabel"  # the kind of task whose label may be a set
 # The kinds whose columns are all named (empty: classification or choice), and what others read where none are named.
 OF_NAMED_COLUMNS = ("", "classification", "regression", "embedding", SETS)
@@ -108,6 +109,10 @@ def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
 
 def _rows(table: Any) -> list[Any]:
     """The rows of a DataFrame, or the items of any other table; none of what is no table."""
+    if hasattr(table, "collect"):  # a LazyFrame of polars
+        table = table.collect()
+    if hasattr(table, "to_pylist"):  # pyarrow
+        return list(table.to_pylist())
     if hasattr(table, "columns") and hasattr(table, "to_dicts"):  # polars
         return list(table.to_dicts())
     if hasattr(table, "columns") and hasattr(table, "to_dict"):  # pandas

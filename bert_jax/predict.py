@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ Output: the fields of each object depend on the kind of task:
                      tail, which are indices of spans, and score)
 start and end are character positions in the input text, which an input of tokens does not have; end is exclusive. The
 words of a span are the index of its first word and the index after its last. If an input object has an id, its output
-object has the same id.
+object has the same id. A score that is no finite number is null.
 
 For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
 text is already split into words separated by spaces, pass --words.
@@ -86,7 +87,7 @@ class PredictOptions(TypedDict, total=False):
     batch_size: int
     max_length: int
     compute_dtype: str
-    columns: Columns | None
+    columns: Columns | Mapping[str, str] | None
     null_threshold: float | None
 
 
@@ -101,14 +102,15 @@ def predict(
     batch_size: int = 32,
     max_length: int = 0,
     compute_dtype: str = "auto",
-    columns: Columns | None = None,
+    columns: Columns | Mapping[str, str] | None = None,
     null_threshold: float | None = None,
     average: str = "",
 ) -> list[Prediction]:
     """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
     inputs are plain texts, whose tabs are white space, and objects, or the path of a file. columns
-    names the columns of a task file, for a checkpoint that does not record them. null_threshold is
+    names those of a task file or of objects, such as {"text": "review", "text_pair": "title"}, for a
+    checkpoint that does not record them. null_threshold is
     the probability of no answer above which a question has none; None: that of the checkpoint, which
     may be one that always answers. average applies to a checkpoint given by its path, as in
     open_checkpoint. Raises UserError, naming the line, for an input that is empty, incomplete or
@@ -126,7 +128,7 @@ def predict(
         batch_size=batch_size,
         max_length=max_length,
         compute_dtype=compute_dtype,
-        columns=columns,
+        columns=_columns(columns),
         null_threshold=null_threshold,
     )
     predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
@@ -136,6 +138,14 @@ def predict(
     for remark in predictor.remarks():
         print_note(remark)
     return found
+
+
+def _columns(given: Columns | Mapping[str, str] | None) -> Columns | None:
+    if not isinstance(given, Mapping):
+        return given
+    if other := sorted(given.keys() - {"text", "text_pair"}):
+        raise UserError(f"columns names {other[0]!r}; it may name the columns of text and text_pair")
+    return Columns(given.get("text", ""), given.get("text_pair", ""))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -232,9 +242,9 @@ def _line(prediction: dict[str, Any]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Rounds the floats in a JSON value to the digits that a float32 holds."""
+    """Rounds the floats in a JSON value to the digits that a float32 holds; null stands for what JSON cannot write."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {name: _rounded(one) for name, one in value.items()}
     return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,7 @@
-"""Pretrains a model on shards from data_prep.build_examples, by masked or causal language modeling."""
+"""Pretrains a model on shards from data_prep.build_examples, by masked or causal language modeling.
+
+As a function, `bert_jax.pretrain("bert_tiny", ...)` is bert_jax.api.pretrain; help(bert_jax.api.pretrain) explains it.
+"""
 
 from bert_jax.train.host_memory import keep_freed_memory
 

@@ -91,6 +91,7 @@ def test_a_command_s_module_is_also_the_function(name):
     assert getattr(bert_jax, name) is module and callable(module.main) and callable(getattr(module, name))
     with pytest.raises(TypeError, match=r"required|missing"):
         getattr(bert_jax, name)()
+    assert inspect.signature(getattr(bert_jax, name)) == inspect.signature(getattr(bert_jax.api, name))
 
 
 def test_a_model_computes_what_the_commands_compute(model, folder):
@@ -174,6 +175,22 @@ def test_a_model_says_what_it_is_and_its_parts_are_reachable(model, folder):
     np.testing.assert_allclose(mean(model.params)[0], model.encode("the cat sat", pool="mean"), atol=1e-5)
     gradient = jax.grad(lambda params: mean(params).sum())(model.params)
     assert jax.tree.structure(gradient) == jax.tree.structure(model.params)
+
+
+def test_a_model_takes_the_parameters_of_a_loop(model, tmp_path):
+    doubled = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 2, model.params)
+    changed = model.with_params(doubled)
+    assert not np.allclose(changed.encode("the cat"), model.encode("the cat"))
+    changed.save(tmp_path / "saved", "orbax")
+    np.testing.assert_allclose(
+        bert_jax.load(tmp_path / "saved").encode("the cat"), changed.encode("the cat"), atol=1e-6
+    )
+    assert "from" not in repr(changed)
+    table = model.params["embeddings"]["token"]["table"]
+    with pytest.raises(UserError, match=r"params lacks embeddings/"):
+        model.with_params({name: part for name, part in model.params.items() if name != "embeddings"})
+    with pytest.raises(UserError, match=r"embeddings/token/table has shape \(255, 20\), but in this model \(256, 20\)"):
+        model.with_params({**model.params, "embeddings": {**model.params["embeddings"], "token": {"table": table[1:]}}})
 
 
 @pytest.mark.slow
@@ -335,7 +352,8 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
     assert written(tmp_path, [{"labels": boxed}], kind="multilabel", label="labels") == [{"labels": ["x"]}]
     words = {"tokens": [b"a", "b"], "labels": Tensor([1, 0])}
     assert written(tmp_path, [words], kind="tagging") == [{"tokens": ["a", "b"], "labels": [1, 0]}]
-    assert written(tmp_path, Polars(), text="review", label="stars") == ROWS
+    for table in (Polars(), SimpleNamespace(collect=Polars), pa.Table.from_pylist(ROWS)):  # the second one is lazy
+        assert written(tmp_path, table, text="review", label="stars") == ROWS
     unread = {"text": "a", 0: {1}, "image": b"\xff", "more": {("a", "b"): 1}, "labels": 1j}
     assert written(tmp_path, [unread], text="text")[0].keys() == {"text", "0", "image", "more", "labels"}
 

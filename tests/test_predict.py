@@ -183,6 +183,18 @@ def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.Temp
     assert predict(loaded, TEXTS) == [{"score": 3.75}] * len(TEXTS)
 
 
+def test_a_score_that_is_nan_is_written_as_null_and_reported(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = model(tmp_path_factory, Heads(pooler=True, classes=1), SCORE)
+    loaded.params["classifier/dense/bias"][:] = np.nan
+    bert_jax_export.write(loaded, tmp_path / "model")
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS) + "\n")
+    run("--checkpoint", tmp_path / "model", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == '{"score": null}\n' * len(TEXTS)
+    assert "the predictions of 4 of 4 inputs mean nothing, as their scores are NaN" in capsys.readouterr().err
+
+
 def test_an_invalid_input_is_reported_by_its_line_or_in_its_place(classifier: LoadedModel) -> None:
     given = ["the cat", " ", {"sentence": "a"}, "a dog"]
     with pytest.raises(UserError, match="inputs line 2 is empty"):
@@ -227,6 +239,8 @@ def test_tags_of_raw_text_lie_in_it(tagger: LoadedModel) -> None:
         assert entity["text"] == text[entity["start"] : entity["end"]]
     (given,) = predict(tagger, [{"tokens": told["words"]}])
     assert same([given], [{"words": told["words"], "tags": told["tags"], "tag_scores": told["tag_scores"]} | given])
+    others = [{"tokens": tuple(told["words"])}, {"tokens": np.array(told["words"], object)}]
+    assert same(predict(tagger, others), [given, given])
     (blanks,) = predict(tagger, [" ".join(told["words"])], words=True)
     assert blanks["tags"] == told["tags"]
     assert predict(tagger, ["un-want"], words=True)[0]["words"] == ["un-want"]
@@ -258,6 +272,9 @@ def test_a_column_of_another_name_leaves_the_others_as_they_were(classifier: Loa
     path = tmp_path / "in.tsv"
     path.write_text("other\tb\tc\n" + "\n".join(f"{text}\tmat\t{text[6:9]}" for text in TEXTS), encoding="utf-8")
     assert same(predict(pairs, path, columns=Columns("other")), wanted)
+    assert same(predict(pairs, path, columns={"text": "other"}), wanted)
+    with pytest.raises(UserError, match="columns names 'label'; it may name the columns of text and text_pair"):
+        predict(pairs, path, columns={"text": "other", "label": "x"})
     path.write_text("\n".join(f"{text}\tmat" for text in TEXTS), encoding="utf-8")
     assert same(predict(pairs, path, columns=Columns("0", "1")), wanted)  # and no header
 

@@ -105,13 +105,15 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     tokens = None
     if not isinstance(record.content, str):
         tokens = record.content.get(column) if column else None
-        if not isinstance(tokens, list):
+        if isinstance(tokens, str) or tokens is None:
             tokens = value_of(source, record, ("tokens", "words"), required=False)
     if tokens is None:
         (text,) = texts_of(source, record, [(column, "text")], needed=1)
         offsets = split_words(text)
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
-    if not isinstance(tokens, list) or not tokens:
+    if hasattr(tokens, "tolist"):  # an array of NumPy, as rows of Parquet have them
+        tokens = tokens.tolist()
+    if not isinstance(tokens, list | tuple) or not tokens:
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     words = tuple(checked_text(source, record.line, token) for token in tokens)
     text = value_of(source, record, ("text",), required=False)
