@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax import commands, config, recipes
 from bert_jax.command import UserError
-from bert_jax.config.shipped import shipped_recipes
+from bert_jax.config.shipped import recipe_file, shipped_recipes
 from website.links import without_relative_links
 
 ROOT = Path(__file__).parent.parent
@@ -101,7 +101,8 @@ def test_an_unknown_recipe_is_refused_with_advice(name, advice, monkeypatch, tmp
 
 def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    Path("glue").write_bytes(b"\xff")  # a file of the user
+    Path("glue").write_bytes(b"\xff")  # a file of the user, which ./glue names
+    assert recipe_file("glue") == shipped_recipes()["glue"] and recipe_file("./glue") == Path("glue")
     recipes.main(["glue"])
     assert "GLUE" in capsys.readouterr().out
     recipes.main([])

@@ -20,15 +20,16 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def recipe_file(name: str) -> Path:
-    """Returns the file of a recipe: a file of the user, or else the recipe of that name that comes with bert_jax.
+    """Returns the file of a recipe: the one of that name that comes with bert_jax, or else a file of the user.
 
-    Raises UserError for a name that is neither.
+    So a file of the user that is called `own` does not replace a recipe; ./own names it. Raises UserError for a name
+    that is neither.
     """
-    if Path(name).is_file():
-        return Path(name)
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name]
+    if Path(name).is_file():
+        return Path(name)
     stem = Path(name).stem
     if stem in shipped:
         raise UserError(f"no such recipe: {name}. bert_jax has one of that name: write {stem}")
