@@ -158,11 +158,13 @@ MARKED = [
 @pytest.mark.usefixtures("one_device_processes")
 @pytest.mark.parametrize("document", MARKED)
 def test_the_marked_blocks_of_a_document_run_one_after_the_other(document: Path, tmp_path: Path) -> None:
-    """In one folder, which has the `encoder` that documents begin with; here it is tiny and random."""
+    """In one folder, which has the `encoder` that documents begin with, and the quickstart's export; here both are one
+    that is tiny and random."""
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=2, max_positions=128))
     folder = tmp_path / "folder"
     folder.mkdir()
-    export_loaded(loaded, folder / "encoder")
+    for name in ("encoder", "runs/quickstart/exported"):
+        export_loaded(loaded, folder / name)
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, module in (("bert-jax", "-m bert_jax"), ("python", "")):
