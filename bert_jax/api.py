@@ -91,7 +91,9 @@ class Model:
             if value.shape != before[path].shape:
                 raise UserError(f"params: {path} has shape {value.shape}, but in this model {before[path].shape}")
         # What is known of the file that the model came from is not known of these.
-        unknown = dataclasses.replace(self.loaded, dtype="float32", origin="", average="", training={}, metrics={})
+        unknown = dataclasses.replace(
+            self.loaded, step=0, dtype="float32", origin="", average="", training={}, metrics={}
+        )
         return Model(dataclasses.replace(unknown, params=flat))
 
     def encode(
@@ -218,7 +220,7 @@ def finetune(
     """Fine-tunes a model on a table and returns it; `result` of the returned model has the metrics on dev.
 
     train, dev   a file that `bert-jax finetune --config own` reads, a list of dictionaries, a pandas or polars
-                 DataFrame, or a datasets.Dataset
+                 DataFrame, a pyarrow.Table, or a datasets.Dataset
     text, text_pair, label   the names of its columns, of which some kinds need none; multilabel may have several labels
     kind         classification, regression, multilabel, tagging, ... (bert-jax recipes own); empty: by the file
     workdir      keeps the run, which the same call then resumes; None: a temporary folder

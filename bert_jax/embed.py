@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,8 @@ def embed_file(
         "average": average,
         "input": str(source),
         "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
-        "input_sha256": _sha256_of_files(files),
-        "parameters_sha256": _sha256_of_parameters(loaded.params),
+        f"input{vector_files.HASH}": _sha256_of_files(files),
+        f"model{vector_files.HASH}": _sha256_of_model(loaded),
         "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
@@ -161,20 +162,23 @@ def embed_file(
 
 
 def _sha256_of_files(files: Sequence[Path]) -> str:
-    """The hash of the hashes of files; of pipes, which can be read once only, that of nothing."""
+    """The hash of the hashes of files. That of a pipe is random, because what it held cannot be compared."""
     digest = hashlib.sha256()
     for path in files:
-        if path.is_file():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+        if not path.is_file():
+            digest.update(os.urandom(8))
+            continue
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
-def _sha256_of_parameters(params: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(params):
+def _sha256_of_model(loaded: LoadedModel) -> str:
+    """The hash of parameters and tokenizer."""
+    digest = hashlib.sha256(loaded.vocabulary.content_hash.encode())
+    for path in sorted(loaded.params):
         digest.update(path.encode() + b"\0")
-        digest.update(np.ascontiguousarray(params[path]).data)
+        digest.update(np.ascontiguousarray(loaded.params[path]).data)
     return digest.hexdigest()
 
 

@@ -67,7 +67,8 @@ Common configuration keys (see also docs/finetuning.md):
   --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
                               the order of the labels, what those of the files mean, and the one that f1 is of
   --config.sweep='optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'
-                              a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING
+                              a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING; values with
+                              commas are in quotes or parentheses, such as 'init_layers=(0,2,4),(1,3,5)'
   --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
   --config.early_stop=2       stop after this many evaluations without improvement, and keep the best step
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS

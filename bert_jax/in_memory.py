@@ -74,7 +74,7 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(
             f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
-            "dictionaries, a DataFrame or a datasets.Dataset"
+            "dictionaries, a DataFrame, a pyarrow.Table or a datasets.Dataset"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
@@ -109,9 +109,10 @@ def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
 
 def _rows(table: Any) -> list[Any]:
     """The rows of a DataFrame, or the items of any other table; none of what is no table."""
-    if hasattr(table, "collect"):  # a LazyFrame of polars
+    # Of the type, as columns of pandas are attributes of the DataFrame.
+    if hasattr(type(table), "collect"):  # a LazyFrame of polars
         table = table.collect()
-    if hasattr(table, "to_pylist"):  # pyarrow
+    if hasattr(type(table), "to_pylist"):  # pyarrow
         return list(table.to_pylist())
     if hasattr(table, "columns") and hasattr(table, "to_dicts"):  # polars
         return list(table.to_dicts())

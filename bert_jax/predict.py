@@ -59,7 +59,7 @@ Output: the fields of each object depend on the kind of task:
                      tail, which are indices of spans, and score)
 start and end are character positions in the input text, which an input of tokens does not have; end is exclusive. The
 words of a span are the index of its first word and the index after its last. If an input object has an id, its output
-object has the same id. A score that is no finite number is null.
+object has the same id. A score that is not finite is null.
 
 For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
 text is already split into words separated by spaces, pass --words.

@@ -42,7 +42,7 @@ from bert_jax.fill_mask import fill_mask
 from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
 from bert_jax.predict import PredictOptions, predict
-from bert_jax.tasks import registry
+from bert_jax.tasks import key_sweep, registry
 
 ROWS = [{"review": f"a {word} cat sat .", "stars": stars} for word, stars in (("good", "five"), ("bad", "one"))] * 4
 ROOT = Path(__file__).parent.parent
@@ -194,7 +194,8 @@ def test_a_model_takes_the_parameters_of_a_loop(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_training_loop_of_the_page_lowers_its_loss(model):
+def test_the_training_loop_of_the_page_lowers_its_loss(model, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where the page saves the model
     page = (ROOT / "docs" / "python.md").read_text().replace("(texts, length=32)", "(texts, length=16)")
     [code] = re.findall(r"^    import jax, .*?(?=^\S)", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"model": model}
@@ -226,6 +227,13 @@ class Polars:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         return [dict(row) for row in ROWS]
+
+
+class Lazy:
+    """What bert_jax uses of a LazyFrame of polars."""
+
+    def collect(self) -> Polars:
+        return Polars()
 
 
 class Tensor:
@@ -352,7 +360,7 @@ def test_values_in_memory_mean_what_those_of_files_do(tmp_path):
     assert written(tmp_path, [{"labels": boxed}], kind="multilabel", label="labels") == [{"labels": ["x"]}]
     words = {"tokens": [b"a", "b"], "labels": Tensor([1, 0])}
     assert written(tmp_path, [words], kind="tagging") == [{"tokens": ["a", "b"], "labels": [1, 0]}]
-    for table in (Polars(), SimpleNamespace(collect=Polars), pa.Table.from_pylist(ROWS)):  # the second one is lazy
+    for table in (Polars(), Lazy(), pa.Table.from_pylist(ROWS)):
         assert written(tmp_path, table, text="review", label="stars") == ROWS
     unread = {"text": "a", 0: {1}, "image": b"\xff", "more": {("a", "b"): 1}, "labels": 1j}
     assert written(tmp_path, [unread], text="text")[0].keys() == {"text", "0", "image", "more", "labels"}
@@ -452,6 +460,25 @@ def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
     model = bert_jax.load(tmp_path / "run")
     assert result["step"] == 2 and manifest["counts"]["rows"] > 0
     assert model.config.vocab_size == tokenizer.vocab_size and model.config.layers == 1
+
+
+@pytest.mark.parametrize("name", ["train_tokenizer", "build_examples"])
+@pytest.mark.parametrize(("watched", "given", "quiet"), [(True, None, False), (False, None, True), (True, True, True)])
+def test_data_preparation_shows_progress_where_somebody_watches(name, watched, given, quiet, monkeypatch):
+    module, function = {"train_tokenizer": ("train_tokenizer", "train"), "build_examples": ("build_examples", "build")}[
+        name
+    ]
+
+    def hear(options: Any, quiet: bool) -> None:
+        raise InterruptedError(quiet)
+
+    monkeypatch.setattr(f"data_prep.{module}.{function}", hear)
+    monkeypatch.setattr(api, "is_watched", lambda: watched)
+    options = {"input": "text", "output": "out"}
+    options |= {"tokenizer": "words", "seq_len": 128} if name == "build_examples" else {"vocab_size": 500}
+    with pytest.raises(InterruptedError) as heard:
+        getattr(bert_jax, name)(quiet=given, **options)
+    assert heard.value.args == (quiet,)
 
 
 def test_a_name_with_a_comma_is_refused_in_a_list_of_files(tmp_path):
@@ -558,6 +585,10 @@ def test_mappings_have_the_signs_of_their_keys(configured, tmp_path, monkeypatch
     swept = {"optimizer.learning_rate": [1e-5, 3e-5], "batch_size": np.array([16, 32]), "task.crf": [True, False]}
     found = configured(text="review", overrides={"sweep": swept, "optimizer.decays": {"layers/0/": 0.1, "head": 0}})
     assert found.sweep == "optimizer.learning_rate=1e-05,3e-05;batch_size=16,32;task.crf=True,False"
+    swept = {"init_layers": [(0, 2), (1,)], "task.class_weights": ["balanced", "a=1,b=2", ""]}
+    with_commas = configured(text="review", overrides={"sweep": swept})
+    assert with_commas.sweep == 'init_layers="0,2",1;task.class_weights=balanced,"a=1,b=2",""'
+    assert len(key_sweep.settings_of(with_commas)) == 6
     assert found.optimizer.decays == "layers/0/=0.1;head=0"
     started: list[Any] = []
     monkeypatch.setattr(api, "run_pretraining", lambda config, workdir: started.append(config) or {})
@@ -585,7 +616,6 @@ def test_arrays_and_ranges_are_lists(configured):
     [
         ({"task.labels": {"one"}}, r"config\.task\.labels is {'one'}, a set, which has no order\. Give a list"),
         ({"seeds": frozenset([1])}, r"config\.seeds is frozenset\(\{1\}\), a set"),
-        ({"sweep": {"task.metrics": ["f1,accuracy", "f1"]}}, r"config\.sweep has 'f1,accuracy', but ',' separates"),
         ({"task.class_weights": {"one": [1, 2]}}, r"config\.task\.class_weights has 'one=1,2', but ',' separates"),
         ({"epochs": None}, r"config\.epochs is None\. Give a value of type float"),
         ({"epohcs": None}, r"unknown key config\.epohcs; did you mean config\.epochs"),

@@ -192,7 +192,7 @@ def test_a_score_that_is_nan_is_written_as_null_and_reported(
     (tmp_path / "in.txt").write_text("\n".join(TEXTS) + "\n")
     run("--checkpoint", tmp_path / "model", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == '{"score": null}\n' * len(TEXTS)
-    assert "the predictions of 4 of 4 inputs mean nothing, as their scores are NaN" in capsys.readouterr().err
+    assert "the predictions of 4 of 4 inputs mean nothing, as their scores are not finite" in capsys.readouterr().err
 
 
 def test_an_invalid_input_is_reported_by_its_line_or_in_its_place(classifier: LoadedModel) -> None:

@@ -58,7 +58,8 @@ def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
         ("batch_size.x=16", "the key batch_size.x, which is not a key with a value"),
         ('init_layers="0,2","0,2"', "each of its values once"),
         ('init_layers="0,2', "a value with commas in double quotes"),
-        ("init_layers=0,x", r"config.init_layers has 'x'|config.init_layers"),
+        ("init_layers=0,x", r"config\.init_layers is 'x'\. Give a value of type int"),
+        ('init_layers="0,2",(0,2)', r"the settings .* and .*, which are equal\. Omit one"),
         ("batch_size=16,many", "config.batch_size is 'many'. Give a value of type int"),
         ("task.crf=maybe", "config.task.crf is 'maybe'. Give a value of type bool"),
         ("seeds=1,2", "a sweep cannot have: every setting has the same seeds"),
@@ -72,9 +73,9 @@ def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
 
 
 def test_a_value_in_quotes_may_have_commas_and_semicolons() -> None:
-    given = 'init_layers="0,2,4","(1,)";optimizer.rates="encoder=0.5;head=2","";task.class_weights=balanced,"a=1,b=2"'
+    given = 'init_layers="0,2,4",(1, 3);optimizer.rates="encoder=0.5;head=2","";task.class_weights=balanced,"a=1,b=2"'
     found = key_sweep.settings_of(FinetuneConfig(init_from="base", sweep=given))
-    assert [one.config.init_layers for one in found[::4]] == [(0, 2, 4), (1,)]
+    assert [one.config.init_layers for one in found[::4]] == [(0, 2, 4), (1, 3)]
     assert [one.config.optimizer.rates for one in found[:4:2]] == ["encoder=0.5;head=2", ""]
     assert [one.config.task.class_weights for one in found[:2]] == ["balanced", "a=1,b=2"]
     assert found[0].folder == "sweep-init_layers=0_2_4,optimizer.rates=encoder_0.5_head_2,task.class_weights=balanced"

@@ -145,10 +145,19 @@ def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
     if not isinstance(_value_at(tree, key), str) or not isinstance(value, tuple | Mapping):
         return str(value)
     between, after = MAPPING_SIGNS.get(key, (":", ","))
+    if key == "sweep" and isinstance(value, Mapping):
+        choices = {old: new if isinstance(new, tuple) else (new,) for old, new in value.items()}
+        return after.join(f"{old}{between}{','.join(map(_choice, new))}" for old, new in choices.items())
     if isinstance(value, Mapping):
         texts = {old: _joined(key, new, ",") if isinstance(new, tuple) else new for old, new in value.items()}
         value = [f"{old}{between}{new}" for old, new in texts.items()]
     return _joined(key, value, after)
+
+
+def _choice(value: Any) -> str:
+    """A value as a sweep has it: in double quotes where it is empty or has a sign that separates values."""
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f'"{text}"' if not text or {*",;"} & {*text} else text
 
 
 def _joined(key: str, values: Iterable[Any], sign: str) -> str:

@@ -293,7 +293,8 @@ class FinetuneConfig(TrainConfig):
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
     task: TaskConfig = field(default_factory=TaskConfig)
     seeds: tuple[int, ...] = (0,)  # one number: how many seeds, starting at `seed`; several: the seeds themselves
-    # A sweep over any keys, each setting with all seeds: optimizer.learning_rate=1e-5,3e-5;batch_size=16,32
+    # A sweep over any keys, each setting with all seeds: optimizer.learning_rate=1e-5,3e-5;batch_size=16,32. Values
+    # with commas are in parentheses or double quotes: init_layers=(0,2,4),(1,3,5).
     sweep: str = ""
     learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
     run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory

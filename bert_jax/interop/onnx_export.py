@@ -67,7 +67,7 @@ def _check_finite(found: Mapping[str, Difference]) -> None:
     for name, one in found.items():
         if not math.isfinite(one.error):
             raise UserError(
-                f"in int8, the ONNX program's {name} is no finite number, so it is not written. Report this, and use "
+                f"in int8, the ONNX program's {name} is not finite, so it is not written. Report this, and use "
                 "--dtype float32"
             )
 

@@ -132,7 +132,10 @@ class AdaptedFolder(SafetensorsFolder):
                     f"adapted by base_model_name_or_path in {directory / CONFIG_FILE}"
                 )
             if not (a.ndim == b.ndim == 2 and len(a) == b.shape[1]):
-                raise UserError(f"{where}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}, not a rank")
+                raise UserError(
+                    f"{where}: the adapter of {matrix} has the shapes {a.shape} and {b.shape}; expected [r, in] and "
+                    "[out, r] with the same r"
+                )
             self._pairs[matrix] = a, b
 
     def __getitem__(self, bare: str) -> np.ndarray:

@@ -21,7 +21,7 @@ _FILES = {
     "checkpoint": (
         *("model*.safetensors", "model.safetensors.index.json", "adapter_*", "task.json"),
         *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json"),
-        *("1_Pooling/*", "2_Normalize/*"),
+        *("*_Pooling/*", "*_Normalize/*"),
         *_TOKENIZER,
     ),
 }

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
 
@@ -96,6 +98,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _is_list(value: Any) -> bool:
+    """Whether a value is a list, or what stands for one in rows of a caller: a tuple, or an array of NumPy."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
 def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
 
@@ -105,15 +112,13 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     tokens = None
     if not isinstance(record.content, str):
         tokens = record.content.get(column) if column else None
-        if isinstance(tokens, str) or tokens is None:
+        if not _is_list(tokens):
             tokens = value_of(source, record, ("tokens", "words"), required=False)
     if tokens is None:
         (text,) = texts_of(source, record, [(column, "text")], needed=1)
         offsets = split_words(text)
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
-    if hasattr(tokens, "tolist"):  # an array of NumPy, as rows of Parquet have them
-        tokens = tokens.tolist()
-    if not isinstance(tokens, list | tuple) or not tokens:
+    if not _is_list(tokens) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     words = tuple(checked_text(source, record.line, token) for token in tokens)
     text = value_of(source, record, ("text",), required=False)

@@ -53,9 +53,9 @@ class Setting(NamedTuple):
 def settings_of(config: FinetuneConfig) -> list[Setting]:
     """The settings of config.sweep, KEY=VALUE,VALUE,...;KEY=..., the first key varying slowest.
 
-    A value in double quotes may have commas and semicolons: init_layers="0,2,4","1,3,5" has two values.
-    Raises UserError for a malformed sweep, an unknown key, one that a sweep cannot have, a value of another type, and
-    two settings with the same folder.
+    A value in double quotes or parentheses may have commas and semicolons: init_layers=(0,2,4),(1,3,5) and
+    task.class_weights=balanced,"a=1,b=2" have two values each. Raises UserError for a malformed sweep, an unknown key,
+    one that a sweep cannot have, a value of another type, and two settings that are equal or have the same folder.
     """
     if config.learning_rates:
         raise UserError(
@@ -66,8 +66,8 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
         key, equals, given = (piece.strip() for piece in part.partition("="))
         written = [value.strip() for value in _split(given, ",")]
         choices = [_unquoted(value) for value in written]
-        closed = not any('"' in value for value in choices)
-        if not (key and equals and all(written) and closed) or len(set(choices)) < len(choices) or key in keys:
+        quoted = any('"' in value for value in choices)  # in part, or without an end
+        if not (key and equals and all(written)) or quoted or len(set(choices)) < len(choices) or key in keys:
             raise UserError(
                 f"config.sweep has the part {part!r}; write KEY=VALUE,VALUE,...;KEY=..., each key and each of its "
                 "values once, such as 'optimizer.learning_rate=1e-5,3e-5;batch_size=16,32', and a value with commas in "
@@ -81,6 +81,11 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
         values = dict(zip(keys, combination, strict=True))
         folder = "sweep-" + ",".join(f"{key}={_NOT_IN_NAMES.sub('_', value)}" for key, value in values.items())
         found.append(Setting(values, folder, _with_values(config, values)))
+    for first, second in itertools.combinations(found, 2):
+        if first.config == second.config:
+            raise UserError(
+                f"config.sweep has the settings {first.values} and {second.values}, which are equal. Omit one"
+            )
     if len({setting.folder for setting in found}) < len(found):
         raise UserError(f"config.sweep is {config.sweep!r}, whose values give two settings the same folder. Rename one")
     return found
@@ -187,8 +192,18 @@ def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
 
 
 def _split(text: str, sign: str) -> list[str]:
-    """The parts of a text between signs that do not stand in double quotes."""
-    return re.split(sign + r'(?=[^"]*(?:"[^"]*"[^"]*)*$)', text)
+    """The parts of a text between signs that do not stand in double quotes or parentheses."""
+    parts, quoted, depth = [""], False, 0
+    for letter in text:
+        if letter == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth = max(depth + (letter == "(") - (letter == ")"), 0)
+        if letter == sign and not quoted and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _unquoted(value: str) -> str:
@@ -197,7 +212,8 @@ def _unquoted(value: str) -> str:
 
 def _parts(written: str) -> list[str]:
     """The values of a tuple, which may have parentheses, as on the command line."""
-    return [one.strip() for one in written.strip("()").split(",") if one.strip()]
+    inner = written[1:-1] if written.startswith("(") and written.endswith(")") else written
+    return [one.strip() for one in inner.split(",") if one.strip()]
 
 
 def _read(written: str, before: Any) -> Any:

@@ -123,7 +123,7 @@ class InputPredictor:
         self.truncated += rows.truncated
         self._limit = rows.cut_part, rows.cut_option
         predictions = self._model.predictions(rows)
-        self.undefined += sum(map(_has_nan, predictions))
+        self.undefined += sum(map(_is_undefined, predictions))
         return [{name: value for name, value in one.items() if name not in self._hidden} for one in predictions]
 
     def remarks(self) -> list[str]:
@@ -139,7 +139,7 @@ class InputPredictor:
         if self.undefined:
             found.append(
                 f"the predictions of {self.undefined:,} of {self.inputs:,} inputs mean nothing, as their scores are "
-                "NaN; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32"
+                "not finite; use an earlier checkpoint or, if its parameters are finite, --compute_dtype float32"
             )
         return found
 
@@ -197,13 +197,13 @@ def _is_pipe(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _has_nan(value: Any) -> bool:
-    """Whether a prediction holds a number that is NaN, at any depth."""
+def _is_undefined(value: Any) -> bool:
+    """Whether a prediction holds a number that is NaN or infinite, at any depth."""
     if isinstance(value, Mapping):
-        return any(map(_has_nan, value.values()))
+        return any(map(_is_undefined, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(_has_nan, value))
-    return isinstance(value, float) and math.isnan(value)
+        return any(map(_is_undefined, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:

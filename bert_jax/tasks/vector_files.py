@@ -23,6 +23,7 @@ FORMATS = ("npy", "parquet")
 DTYPES = ("float32", "float16")
 # Readers of Parquet folders skip names that begin with an underscore.
 JOB, MANIFEST, LOCK = "job.json", "_manifest.json", ".lock"
+HASH = "_sha256"  # ends the names of what is compared by its content
 TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of long texts
 
 
@@ -109,6 +110,9 @@ def _check_job(folder: Path, job: Mapping[str, Any]) -> None:
         return
     before = read_json(folder / JOB)
     if changed := [name for name in job if before.get(name) != job[name]]:
+        if changed[0].endswith(HASH):
+            what = changed[0].removesuffix(HASH)
+            raise UserError(f"{folder} was begun with another {what}. Remove it, or choose another --output")
         raise UserError(
             f"{folder} was begun with {changed[0]}={before.get(changed[0])!r}, not {job[changed[0]]!r}. Run the same "
             "command to resume it, or remove it"
