@@ -616,6 +616,10 @@ def test_arrays_and_ranges_are_lists(configured):
     [
         ({"task.labels": {"one"}}, r"config\.task\.labels is {'one'}, a set, which has no order\. Give a list"),
         ({"seeds": frozenset([1])}, r"config\.seeds is frozenset\(\{1\}\), a set"),
+        (
+            {"seeds": [7]},
+            r"config\.seeds is a list of 7 alone\. Give seeds=7 for so many seeds, or seed=7 for this one",
+        ),
         ({"task.class_weights": {"one": [1, 2]}}, r"config\.task\.class_weights has 'one=1,2', but ',' separates"),
         ({"epochs": None}, r"config\.epochs is None\. Give a value of type float"),
         ({"epohcs": None}, r"unknown key config\.epohcs; did you mean config\.epochs"),

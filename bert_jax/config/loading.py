@@ -107,10 +107,15 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. A key whose value is text also takes a list,
     as a,b, and a mapping, as a:1,b:2 or with the signs of MAPPING_SIGNS; a value of it may be a list, a,b. Arrays of
     NumPy and all that can be iterated over count as lists. Raises UserError as read_flags does, for a value with the
-    sign that separates it from others, and for a set.
+    sign that separates it from others, for a set, and for seeds in a list of one, which could mean their number.
     """
     tree = _run_recipe(recipe_name)
     values = {key: _plain(key, value) for each in overrides for key, value in _flattened(tree, each)}
+    if isinstance(seeds := values.get("seeds"), tuple) and len(seeds) == 1 and seeds != (0,):
+        raise UserError(
+            f"config.seeds is a list of {seeds[0]} alone. Give seeds={seeds[0]} for so many seeds, or seed={seeds[0]} for "
+            "this one"
+        )
     given = {key: value for key, value in values.items() if value is not None}
     unset = values.keys() - given.keys()  # load refuses None where a key must have a value
     for key in unset:
