@@ -113,8 +113,8 @@ def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collectio
     values = {key: _plain(key, value) for each in overrides for key, value in _flattened(tree, each)}
     if isinstance(seeds := values.get("seeds"), tuple) and len(seeds) == 1 and seeds != (0,):
         raise UserError(
-            f"config.seeds is a list of {seeds[0]} alone. Give seeds={seeds[0]} for so many seeds, or seed={seeds[0]} for "
-            "this one"
+            f"config.seeds is a list of {seeds[0]} alone. Give seeds={seeds[0]} for so many seeds, or seed={seeds[0]} "
+            "for this one"
         )
     given = {key: value for key, value in values.items() if value is not None}
     unset = values.keys() - given.keys()  # load refuses None where a key must have a value
