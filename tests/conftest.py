@@ -192,6 +192,7 @@ def nvidia_gpu() -> None:
 @pytest.fixture
 def one_device_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that this test starts have one device, as on a user's machine, instead of eight."""
+    jax.devices()  # those of this process are counted when they are first used
     monkeypatch.setenv("XLA_FLAGS", environment(1)["XLA_FLAGS"])
 
 
