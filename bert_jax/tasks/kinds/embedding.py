@@ -183,9 +183,9 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     def remarks(self, rows: EmbeddingRows) -> list[str]:
         """Says that a file lacks the configured column of scores, and what of the task its pairs do not use."""
         found = []
-        if self.columns.label and rows.split.items[0].score is None:
-            found = [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
         scored = rows.split.items[0].score is not None
+        if self.columns.label and not scored:
+            found = [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
         by_role = ["query_prompt", "document_prompt"]
         used, others = (["prompt"], by_role) if scored else (by_role, ["prompt"])
         of = "pairs without a score" if scored else "single texts and pairs with a score"
