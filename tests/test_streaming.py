@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Semaphore
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data import window_order
 from bert_jax.data.batch_schedule import batch_schedule
-from bert_jax.data.example import Batch
+from bert_jax.data.example import Batch, Rows
 from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.shard_ranges import Piece
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.data.streamed_dataset import StreamedDataset, open_streamed
 from bert_jax.data.window_cache import WindowCache
@@ -188,6 +190,38 @@ def test_a_single_row_is_read_without_its_window(output):
         for ours, theirs in zip(row, cache.read(np.array([500])), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         assert cache.held_bytes > 0
+
+
+def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
+    """While the store answers nothing, batches come from the windows in use and from the ones after them."""
+    dataset = open_streamed(str(output), 3e5, "", True, print)
+    ranges, order, answers = dataset.ranges, dataset.order(48, SEED), True
+    read, came = ranges.read, Semaphore(0)
+
+    def answer(piece: Piece, into: Rows) -> None:
+        if not answers:
+            raise UserError("the store does not answer")
+        read(piece, into)
+        came.release()
+
+    monkeypatch.setattr(ranges, "read", answer)
+    batches = np.arange(dataset.rows // 48 * 48).reshape(-1, 48)
+    with contextlib.closing(WindowCache(order, ranges)) as cache:
+        cache.read(batches[0])
+        firsts = set(order.locate(batches[0]).window.tolist())
+        held = firsts | {order.window(first).next for first in firsts}
+        windows = [order.window(first) for first in held]
+        begins = np.concatenate([window.begins for window in windows]).tolist()
+        counts = np.concatenate([window.counts for window in windows]).tolist()
+        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in ranges.pieces(begin, count)):
+            assert came.acquire(timeout=60)
+        answers = False
+        ready = [held.issuperset(order.locate(batch).window.tolist()) for batch in batches].index(False)
+        for batch in batches[:ready]:
+            cache.read(batch)
+        assert firsts.isdisjoint(order.locate(batches[ready - 1]).window.tolist())  # all lanes are in the second window
+        with pytest.raises(UserError, match="the store does not answer"):
+            cache.read(batches[ready])
 
 
 def test_memory_stays_within_cache_bytes(output):
