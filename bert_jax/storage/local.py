@@ -30,7 +30,7 @@ def incomplete_path(path: Path) -> Path:
     return path.parent / (path.name + INCOMPLETE)
 
 
-def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes]) -> None:
+def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
     """Writes a file, given at once or in blocks, under a temporary name, flushes it to disk and renames it.
 
     Whatever is raised, by the disk or by the blocks, leaves neither the file nor the temporary one.

@@ -88,11 +88,11 @@ def write_vectors(
         done = sum(1 for _ in islice(texts, len(names) * shard_size))
         count, width = done, 0
         while shard := _embedded(texts, embed, shard_size, dtype):
-            vectors = np.concatenate(shard)
             name = f"vectors-{len(names):05}.{format}"
-            write_atomic(folder / name, _content(vectors, count, format))
+            write_atomic(folder / name, _npy(shard) if format == "npy" else _parquet(shard, count))
             names.append(name)
-            count, width = count + len(vectors), vectors.shape[1]
+            count, width = count + sum(map(len, shard)), shard[0].shape[1]
+            shard.clear()  # before the next one takes as much memory
             print_note(f"{folder / name}: {count} texts so far")
         manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
         write_json(folder / MANIFEST, manifest)
@@ -130,17 +130,24 @@ def _embedded(
     return parts
 
 
-def _content(vectors: np.ndarray, first: int, format: str) -> memoryview:
+def _npy(shard: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
+    """The blocks of a file of NumPy, without a copy of the vectors."""
+    shape = (sum(map(len, shard)), shard[0].shape[1])
+    header = io.BytesIO()
+    about = {"descr": np.lib.format.dtype_to_descr(shard[0].dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    yield header.getbuffer()
+    for part in shard:
+        yield np.ascontiguousarray(part).data
+
+
+def _parquet(shard: Sequence[np.ndarray], first: int) -> memoryview:
+    """The content of a Parquet file of vectors whose first row has this number."""
+    width, count = shard[0].shape[1], sum(map(len, shard))
+    lists = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(part.ravel()), width) for part in shard]
+    columns = {"row": pyarrow.array(np.arange(first, first + count)), "embedding": pyarrow.chunked_array(lists)}
     content = io.BytesIO()
-    if format == "npy":
-        np.save(content, vectors)
-    else:
-        flat = pyarrow.array(vectors.ravel())
-        columns = {
-            "row": pyarrow.array(np.arange(first, first + len(vectors))),
-            "embedding": pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
-        }
-        pq.write_table(pyarrow.table(columns), content)
+    pq.write_table(pyarrow.table(columns), content)
     return content.getbuffer()
 
 
