@@ -188,7 +188,7 @@ def failure(address: str, error: Exception) -> UserError | RunAgain:
         return UserError(explained or f"{problem}. Check the address and the free space")
     if is_denied(error) or _is_lasting(error):
         return UserError(f"{problem}. Check the address and the credentials")
-    return RunAgain(f"{problem}. Check the address and the network, and run the same command again")
+    return RunAgain(f"{problem}. Check the address, the network and the credentials, and run the same command again")
 
 
 def is_denied(error: BaseException | None) -> bool:
