@@ -139,6 +139,8 @@ def test_error_of_a_store_is_one_line(shards_dir: Path, tmp_path: Path, monkeypa
             address[5:],
         ),
     )
-    with pytest.raises(RunAgain, match=r"^s3://bucket/books.*Check the address, the network and the credentials") as caught:
+    with pytest.raises(
+        RunAgain, match=r"^s3://bucket/books.*Check the address, the network and the credentials"
+    ) as caught:
         copy(str(shards_dir), "s3://bucket/books")
     assert "\n" not in str(caught.value)

@@ -122,10 +122,8 @@ def test_a_holder_on_another_machine_is_refused_while_it_renews_its_lease(tmp_pa
     if locks:
         monkeypatch.setattr(holder, "try_lock", lambda file: True)
     lines: list[str] = []
-    began = time.monotonic()
     with pytest.raises(Held, match=f"process {os.getpid()} on far, since"), hold(tmp_path, lines.append):
         pass
-    assert time.monotonic() - began < LEASE
     assert len(lines) == 1 and "was held by process" in lines[0] and "waiting for up to 1 s" in lines[0]
     far.check()
     far.release()
