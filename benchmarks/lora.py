@@ -25,8 +25,8 @@ FULL = "full"
 _LORA = ("optimizer.learning_rate=5e-4", "lora.rank=8", "lora.alpha=16")
 METHODS = {
     FULL: ("optimizer.learning_rate=5e-5",),
-    "lora": _LORA,  # of queries and values, as in that paper
-    "lora_all": (*_LORA, "lora.targets=.*"),  # of all matrices of the layers (Dettmers et al. 2023, section 4)
+    "lora": (*_LORA, "lora.targets=attention/(query|value)$"),  # as in that paper
+    "lora_all": (*_LORA, "lora.targets=.*"),  # the default, as in Dettmers et al. 2023, section 4
 }
 TARGET = 1.0  # points that LoRA may lose
 

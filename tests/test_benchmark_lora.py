@@ -21,7 +21,7 @@ def test_the_methods_are_configurations_that_differ_in_adapters_and_rate_alone(m
     config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
     assert (config.seeds, config.epochs, config.steps) == ((5,), 5.0, 0)
     assert config.lora.rank == (0 if method == "full" else 8)
-    assert len(config.lora.matrices) == {"full": 2, "lora": 2, "lora_all": 6}[method]
+    assert len(config.lora.matrices) == {"full": 6, "lora": 2, "lora_all": 6}[method]
 
 
 def test_a_difference_is_in_points_and_compared_with_the_target():

@@ -86,7 +86,7 @@ def test_every_matrix_of_a_model_has_an_adapter_or_is_named_as_one_without():
 
 def test_an_adapter_adds_its_scaled_product_to_the_matrix():
     """By the definition, Hu et al. 2021, equation 3, for the query matrix of each layer."""
-    model = dataclasses.replace(MODEL, lora=LoraConfig(rank=3, alpha=6.0))
+    model = dataclasses.replace(MODEL, lora=LoraConfig(rank=3, alpha=6.0, targets="query|value"))
     params = random_params(model)
     _, merged = lora.merge(model, params)
     folder = "encoder/layers/attention"

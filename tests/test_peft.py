@@ -29,7 +29,7 @@ from bert_jax.tasks.kinds.classification import ClassificationTask
 
 SCRIPT = Path(__file__).parent / "tools" / "run_peft.py"
 CASES = {
-    "peft_query_value": LoraConfig(rank=3, alpha=6.0),
+    "peft_query_value": LoraConfig(rank=3, alpha=6.0, targets="attention/(query|value)$"),
     "peft_all": LoraConfig(rank=4, alpha=2.0, dropout=0.1, targets=".*", rank_stabilized=True),
 }
 LAYER_NAMES = {  # peft's modules in a layer, by the path of their matrix
