@@ -31,7 +31,7 @@ class LoraConfig:
     rank: int = 0  # columns of A; 0: no adapters
     alpha: float = 16.0  # the scale of the adapters times their rank
     dropout: float = 0.0  # of the adapters' inputs
-    targets: str = ".*"  # a regex over the paths of matrices; queries and values alone may learn late (docs/adapting.md)
+    targets: str = ".*"  # a regex over the paths of matrices; fewer may learn late (docs/adapting.md)
     rank_stabilized: bool = False  # the scale is alpha / sqrt(rank)
 
     def __post_init__(self) -> None:
