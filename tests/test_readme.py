@@ -6,7 +6,6 @@
 import argparse
 import importlib
 import inspect
-import os
 import re
 import shlex
 import subprocess
@@ -23,6 +22,7 @@ from bert_jax.export import export_loaded
 from data_prep import build_examples
 from data_prep.build_options import BuildOptions
 from website.code_blocks import COMMAND, code_blocks
+from website.run_blocks import run_blocks
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -165,18 +165,4 @@ def test_the_marked_blocks_of_a_document_run_one_after_the_other(document: Path,
     folder.mkdir()
     for name in ("encoder", "runs/quickstart/exported"):
         export_loaded(loaded, folder / name)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, module in (("bert-jax", "-m bert_jax"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-        (programs / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    for block in code_blocks(document.read_text(encoding="utf-8")):
-        if block.mark != "run":
-            continue
-        program = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}.get(block.language)
-        assert program, f"{document.name}, line {block.start + 1}: a block that runs begins with ```bash or ```python"
-        ended = subprocess.run(
-            [*program, block.code], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 0, f"{document.name}, line {block.start + 1}: {ended.stderr[-2000:]}"
+    run_blocks(document, folder)

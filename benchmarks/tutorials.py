@@ -1,0 +1,72 @@
+"""Runs the tutorials with a given encoder, for the figures that they show.
+
+    python -m benchmarks.tutorials --encoder FOLDER --output runs/tutorials [--only own_csv own_entities]
+
+FOLDER is an export in Hugging Face layout: for the figures of the pages, that of the speedrun's model
+(docs/speedrun.md), and for continued_pretraining that of the quickstart. The marked blocks of each document run in a
+folder of their own, OUTPUT/NAME, in which `encoder` is FOLDER. The output has a JSON line for each document: of each
+block, by its first line in the document, the CPU seconds and the JSON that it printed; and the metrics in the
+result.json of each workdir.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from website.run_blocks import Ran, run_blocks
+
+DOCUMENTS = ("own_csv", "own_entities", "sentence_embeddings", "continued_pretraining")
+
+
+def printed_values(printed: str) -> list[dict[str, Any]]:
+    """The objects among the lines that a block printed, each a line of JSON."""
+    found = []
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # a line of a text
+                continue
+    return found
+
+
+def results_of(ran: Sequence[Ran], folder: Path) -> dict[str, Any]:
+    """What the blocks of a document printed, and the metrics of the workdirs in its folder."""
+    blocks = {
+        str(one.line): {"cpu_seconds": round(one.cpu_seconds, 1), "printed": printed_values(one.printed)} for one in ran
+    }
+    files = sorted(folder.glob("runs/*/result.json"))
+    metrics = {file.parent.name: json.loads(file.read_text(encoding="utf-8")).get("metrics", {}) for file in files}
+    return {"blocks": blocks, "metrics": metrics}
+
+
+def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
+    """Runs a document, prints its JSON line, and returns it. Raises UserError for an output that exists."""
+    folder = output / name
+    if folder.exists():
+        raise UserError(f"{folder} exists. A tutorial begins in an empty folder: name another --output, or remove it")
+    shutil.copytree(encoder, folder / "encoder")
+    ran = run_blocks(common.REPOSITORY / "docs" / f"{name}.md", folder)
+    parameters = sum(value.size for value in open_checkpoint(encoder).params.values())
+    settings = {"document": name, "encoder": encoder.name, "parameters": parameters}
+    return common.emit_results("tutorial", results_of(ran, folder), settings)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.tutorials", __doc__ or "")
+    parser.add_argument("--encoder", required=True, type=Path, help="an export in Hugging Face layout")
+    parser.add_argument("--output", required=True, type=Path, help="the folder of the tutorials' folders")
+    parser.add_argument("--only", nargs="+", choices=DOCUMENTS, default=DOCUMENTS, help="documents (default: all)")
+    options = parser.parse_args(arguments)
+    for name in options.only:
+        measure(name, options.encoder.absolute(), options.output.absolute())
+
+
+if __name__ == "__main__":
+    command.run(main)
