@@ -47,13 +47,16 @@ def results_of(ran: Sequence[Ran], folder: Path) -> dict[str, Any]:
 
 
 def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
-    """Runs a document, prints its JSON line, and returns it. Raises UserError for an output that exists."""
+    """Runs a document, prints its JSON line, and returns it.
+
+    Raises UserError for an output that exists, an encoder that is no checkpoint, and a block that fails.
+    """
     folder = output / name
     if folder.exists():
         raise UserError(f"{folder} exists. A tutorial begins in an empty folder: name another --output, or remove it")
+    parameters = sum(value.size for value in open_checkpoint(encoder).params.values())
     shutil.copytree(encoder, folder / "encoder")
     ran = run_blocks(common.REPOSITORY / "docs" / f"{name}.md", folder)
-    parameters = sum(value.size for value in open_checkpoint(encoder).params.values())
     settings = {"document": name, "encoder": encoder.name, "parameters": parameters}
     return common.emit_results("tutorial", results_of(ran, folder), settings)
 
