@@ -5,7 +5,7 @@
 
 It clones this repository at its commit, builds the wheel, and installs it with pip into a new environment. Everything
 after that runs in an empty folder with an empty home directory, so nothing is cached, and with the commands and lines
-that README.md, docs/quickstart.md and docs/own_csv.md teach: the quickstart, whose export is the encoder of the rest, a
+that README.md and, for the CSV, docs/own_csv.md teach: the quickstart, whose export is the encoder of the rest, a
 classifier of texts in a CSV, the first embedding and the first masked token. The last line of the output is JSON: the
 seconds of each step and their sum, what the wheel holds, and the size of the environment. Times of building and
 installing include downloads, and so depend on the network. Times of a process include its start.
@@ -33,7 +33,7 @@ EXPORTED = "runs/quickstart/exported"
 LOAD = f'{IMPORT}\n\nmodel = bert_jax.load("{EXPORTED}")\n'  # the lines of README.md, without their comments
 EMBED = LOAD + 'vectors = model.encode(["A good book.", "A bad one."])\n'
 FILL_MASK = LOAD + 'guesses = model.fill_mask("She opened the [MASK] and went out.")\n'
-QUICKSTART = "bert-jax quickstart --output runs/quickstart"  # docs/quickstart.md
+QUICKSTART = "bert-jax quickstart --output runs/quickstart"  # of README.md
 CSV, FINETUNE = 0, 1  # the blocks of docs/own_csv.md that make the files and fine-tune
 RESULT = "runs/authors/result.json"  # of the second one
 # Of the environment of this process; others (caches, paths of modules) would make the machine less new.

@@ -6,6 +6,7 @@
     model.encode(texts)                              vectors
     model.fill_mask("Paris is the [MASK] of France.")
     model.predict(texts)                             labels, of a fine-tuned model
+    model.evaluate(rows)                             its metrics on labelled data
     bert_jax.finetune(model, train=rows, dev=rows, text="review", label="stars")
     bert_jax.pretrain("bert_tiny", "runs/tiny", data="shards")
 
@@ -20,20 +21,21 @@ from bert_jax.renamed_modules import refuse_renamed_modules
 
 if TYPE_CHECKING:
     from bert_jax.api import Model, build_examples, finetune, load, pretrain, train_tokenizer
+    from bert_jax.command import UserError
 
 refuse_renamed_modules()
 
 # setup.cfg reads the version from here, so that a checkout that is not installed knows it too.
 __version__ = "0.1.0"
 
-__all__ = ["Model", "build_examples", "finetune", "load", "pretrain", "train_tokenizer"]
+__all__ = ["Model", "UserError", "build_examples", "finetune", "load", "pretrain", "train_tokenizer"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("api", "finetune", "pretrain"):  # modules; the last two can also be called (callable_module.py)
         return importlib.import_module(f"bert_jax.{name}")
     if name in __all__:
-        return getattr(importlib.import_module("bert_jax.api"), name)
+        return getattr(importlib.import_module(f"bert_jax.{'command' if name == 'UserError' else 'api'}"), name)
     raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
 
 

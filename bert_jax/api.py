@@ -20,11 +20,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from bert_jax import config as config_lib
+from bert_jax import evaluate as evaluation
 from bert_jax import export, fill_mask, in_memory
 from bert_jax import predict as prediction
-from bert_jax.command import UserError
+from bert_jax.command import UserError, naming_arguments
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert_jax.embed import report_truncated
+from bert_jax.evaluate import EvaluateOptions
 from bert_jax.fill_mask import Filled
 from bert_jax.finetune import finetune as run_finetuning
 from bert_jax.interop.loaded_model import LoadedModel
@@ -36,13 +38,16 @@ from bert_jax.predict import Prediction, PredictOptions
 from bert_jax.pretrain import pretrain as run_pretraining
 from bert_jax.progress import is_watched
 from bert_jax.storage.hub_models import PREFIX, model_address
-from bert_jax.storage.location import absolute, as_typed, location
+from bert_jax.storage.local import as_typed
+from bert_jax.storage.location import absolute, location
 from bert_jax.storage.scratch import IN_MEMORY
 from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, settings_of
 from bert_jax.tasks.loaded_tokenizer import tokenizer_of
+from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.compilation_cache import enable_compilation_cache
+from data_prep.keywords import BuildKeywords, TokenizerKeywords
 
 
 class Model:
@@ -96,6 +101,7 @@ class Model:
         )
         return Model(dataclasses.replace(unknown, params=flat))
 
+    @naming_arguments()
     def encode(
         self,
         texts: str | Iterable[Any],
@@ -143,6 +149,7 @@ class Model:
     @overload
     def fill_mask(self, sentences: Iterable[str], *, top: int = 5) -> list[Filled]: ...
 
+    @naming_arguments()
     def fill_mask(self, sentences: str | Iterable[str], *, top: int = 5) -> Filled | list[Filled]:
         """Returns the `top` most probable tokens at each [MASK]: fill_mask.Filled of a sentence, or a list of them.
 
@@ -158,6 +165,7 @@ class Model:
     @overload
     def predict(self, inputs: Iterable[Any] | Path, **options: Unpack[PredictOptions]) -> list[Prediction]: ...
 
+    @naming_arguments()
     def predict(
         self, inputs: str | Iterable[Any] | Path, **options: Unpack[PredictOptions]
     ) -> Prediction | list[Prediction]:
@@ -171,6 +179,32 @@ class Model:
         found = prediction.predict(self.loaded, several, **options)
         return found[0] if isinstance(inputs, str) else found
 
+    @naming_arguments()
+    def evaluate(
+        self,
+        data: in_memory.Table,
+        *,
+        text: str = "",
+        text_pair: str = "",
+        label: str = "",
+        **options: Unpack[EvaluateOptions],
+    ) -> dict[str, Any]:
+        """Returns the metrics of a fine-tuned model on labelled data, of a pretrained one on shards, or of retrieval.
+
+        data         what `finetune` takes as dev, shards, or a folder in BEIR's layout (`bert-jax evaluate --help`)
+        text, text_pair, label   the names of its columns, if they are not those of fine-tuning
+
+        The options (batch_size, compute_dtype, max_rows, metrics, positive, label_map, max_length, truncate_dim,
+        null_threshold, skip_self, mesh, pseudo_perplexity) are those of `bert_jax.evaluate.evaluate`, which says what
+        is refused; so are data in memory as by `finetune`.
+        """
+        columns = Columns(text, text_pair, label)
+        with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
+            file = in_memory.measured_file(data, Path(temporary) / "data.jsonl", self.loaded, columns)
+            given = columns if columns != Columns() else None
+            return evaluation.evaluate(self.loaded, file, columns=given, **options)
+
+    @naming_arguments()
     def save(self, folder: str | Path, format: str = "hf", dtype: str = "") -> None:
         """Writes the model to a new folder: hf, sentence_transformers, orbax, stablehlo or onnx (`export --help`).
 
@@ -277,7 +311,8 @@ def pretrain(
     return run_pretraining(config, workdir)
 
 
-def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
+@naming_arguments()
+def train_tokenizer(*, quiet: bool | None = None, **options: Unpack[TokenizerKeywords]) -> Tokenizer:
     """Trains a vocabulary on text, writes it to a folder, and returns it.
 
     quiet     whether to show no progress and no remarks on stderr; by default they are shown in terminals and notebooks
@@ -290,7 +325,8 @@ def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
     return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
 
 
-def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, Any]:
+@naming_arguments()
+def build_examples(*, quiet: bool | None = None, **options: Unpack[BuildKeywords]) -> dict[str, Any]:
     """Makes shards for pretraining from text, and returns the content of manifest.json.
 
     quiet     as for train_tokenizer

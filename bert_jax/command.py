@@ -9,12 +9,13 @@ Importing this module touches no device and does not import jax.
 
 import argparse
 import atexit
+import contextlib
 import errno
 import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT end
 
 _HOME = re.compile(r"(?:(?<=[=,:])|^)~(?=/)")
 _MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
+_COMMAND = re.compile(r"python -m |bert-jax ")
+_FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)(?![\w.])")
 _short_names = False  # whether the user typed `bert-jax NAME`
 
 
@@ -40,13 +43,33 @@ def use_short_names() -> None:
     _short_names = True
 
 
-def _as_typed(text: str) -> str:
+def as_typed(text: str) -> str:
     """A text with its commands as the user types them: `python -m MODULE` or `bert-jax NAME`."""
     return _MODULE.sub(lambda found: f"bert-jax {short_name(found[1])}", text) if _short_names else text
 
 
 class UserError(Exception):
     """A mistake of the user. The message is one line: what is wrong, where, and what to change."""
+
+
+def for_python(message: str) -> str:
+    """A message of the library with the flags of commands as arguments: `--top is 0` as `top is 0`.
+
+    Those of a command that the message advises, and of configuration keys, stay.
+    """
+    command = _COMMAND.search(message)
+    before = message[: command.start()] if command else message
+    return _FLAG.sub(r"\1", before) + message[len(before) :]
+
+
+@contextlib.contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Decorates what Python calls: mistakes are reported as `for_python` does."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (for_python(str(error)),)
+        raise
 
 
 class Stopped(BaseException):
@@ -65,8 +88,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, module: str, description: str) -> None:
         super().__init__(
-            prog=_as_typed(f"python -m {module}"),
-            description=_as_typed(description),
+            prog=as_typed(f"python -m {module}"),
+            description=as_typed(description),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

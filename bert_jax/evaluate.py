@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -61,8 +61,25 @@ token of a sequence: limit the rows with --max_rows, which takes the first ones.
 MESH_FLAG = "--mesh"
 
 
+class EvaluateOptions(TypedDict, total=False):
+    """The options of `evaluate` that an opened model takes."""
+
+    batch_size: int
+    compute_dtype: str
+    max_rows: int
+    label_map: str
+    max_length: int
+    truncate_dim: int
+    skip_self: bool
+    metrics: str
+    positive: str
+    null_threshold: float | None
+    mesh: MeshConfig | None
+    pseudo_perplexity: bool
+
+
 def evaluate(
-    checkpoint: str | Path,
+    checkpoint: str | Path | LoadedModel,
     data: str | Path,
     *,
     batch_size: int = 64,
@@ -89,11 +106,12 @@ def evaluate(
     An undefined metric, such as a correlation with a constant, is None. columns names the columns of a task file, for a
     checkpoint that does not record them; label_map, max_length, truncate_dim, metrics, positive and null_threshold are
     as in measurement.evaluate. max_length and truncate_dim are also those of texts in retrieval, and skip_self is that
-    of beir.measure. average is as in open_checkpoint. Without mesh, rows are sharded over all devices. Raises UserError
-    if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is not that of the
-    data, for a max_length of shards, or if the mesh does not fit the model or the devices.
+    of beir.measure. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
+    sharded over all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity
+    requires, if its tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the
+    model or the devices.
     """
-    loaded = open_checkpoint(checkpoint, average)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     if beir.is_beir(Path(data)):
         _refuse_for_retrieval(
             data,

@@ -1,5 +1,6 @@
 """Data and models in memory, as the files that a run reads: what `bert_jax.finetune` takes."""
 
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -19,6 +20,8 @@ from bert_jax.storage.stores import store_of
 from bert_jax.tasks.input_records import is_unicode
 from bert_jax.tasks.kinds.choice_items import CHOICES
 from bert_jax.tasks.kinds.question_files import QUESTION_COLUMNS
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task_json import task_of
 from bert_jax.tasks.texts import is_iterable
 from bert_jax.train.workdir import CHECKPOINTS
 
@@ -80,6 +83,19 @@ def data_file(table: Table, path: Path, task: TaskConfig) -> str:
     lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
     write_atomic(path, (f"{line}\n".encode() for line in lines))  # a refused row leaves the file of an earlier run
     return str(path)
+
+
+def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Columns) -> str:
+    """The file of a table that a fine-tuned model is measured on; `columns` are those that it was not fine-tuned with.
+
+    Raises UserError as data_file does, and for data in memory of a model that was not fine-tuned.
+    """
+    if isinstance(table, str | Path):
+        return str(table)
+    task = task_of(loaded)
+    used = columns.filled(task.columns)
+    config = TaskConfig(kind=task.kind, text=used.text, text_pair=used.text_pair, label=used.label)
+    return data_file(table, path, dataclasses.replace(config, marks=",".join(used.marks)))
 
 
 def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:

@@ -136,7 +136,7 @@ def predict(
     windows = predictor.file(inputs, quiet) if isinstance(inputs, Path) else predictor.objects(list(inputs), quiet)
     found = [prediction for window in windows for prediction in window]
     for remark in predictor.remarks():
-        print_note(remark)
+        print_note(command.for_python(remark))
     return found
 
 

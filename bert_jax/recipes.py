@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
-from bert_jax.command import UserError
+from bert_jax.command import UserError, short_name
 from bert_jax.config.shipped import recipe_file, shipped_recipes
 from bert_jax.storage.local import refuse_existing
 
@@ -29,6 +29,15 @@ def describe(name: str) -> str:
     return f"{name + _argument(name):32} {summary}"
 
 
+def listing() -> str:
+    """The recipes by the command that they are for, one a line."""
+    lines = []
+    for module in ("bert_jax.pretrain", "bert_jax.finetune"):
+        names = [name for name, file in shipped_recipes().items() if f"python -m {module}" in _docstring(file)]
+        lines += [f"{short_name(module)}:", *(f"  {describe(name)}" for name in names)]
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.recipes", DESCRIPTION)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show or copy; without it, the list")
@@ -37,14 +46,14 @@ def main(arguments: Sequence[str]) -> None:
     if options.name is None:
         if options.copy:
             raise UserError("--copy needs the recipe to copy: bert-jax recipes NAME --copy FILE")
-        print("\n".join(map(describe, shipped_recipes())))
+        print(listing())
         return
     if options.name not in shipped_recipes():
         recipe_file(options.name)  # raises UserError for a name that is no file either
         raise UserError(f"{options.name} is a file of yours. Name a recipe of bert_jax: `bert-jax recipes` lists them")
     file = shipped_recipes()[options.name]
     if not options.copy:
-        print(_docstring(file))
+        print(command.as_typed(_docstring(file)))
         return
     refuse_existing(Path(options.copy))
     shutil.copyfile(file, options.copy)

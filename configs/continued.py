@@ -1,4 +1,4 @@
-"""Continues the pretraining of a checkpoint on other text, with a new warmup and decay of the learning rate.
+r"""Continues the pretraining of a checkpoint on other text, with a new warmup and decay of the learning rate.
 
     python -m bert_jax.pretrain --config continued --workdir runs/continued --config.init_from=CHECKPOINT \
         --config.data.mixture=domain=DOMAIN:0.75,general=GENERAL:0.25

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
+from bert_jax.storage.local import as_typed
 from bert_jax.tokenizer import Tokenizer
 from data_prep.job import Job
 from data_prep.objectives import fewest_documents
@@ -16,6 +17,7 @@ from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
 
 # Few articles, stories or chapters have one sentence, and many paragraphs.
 _MANY_OF_ONE_SENTENCE = 0.2
+_WORTH_A_LINE = 0.005  # below this share, 0% would be printed
 _MANY_LONG_WORDS = 0.01
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
@@ -49,7 +51,7 @@ def print_summary(
     """
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
-        f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
+        f"{as_typed(str(job.output))}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
         f"{splitter.documents} documents; {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, "
         f"{tokens / 1e6 / seconds:.2f} M tokens/s",
         *output_lines(job.output, manifest, job.tokenizer, splitter.moved_to_train),
@@ -113,7 +115,10 @@ def word_lines(counts: Mapping[str, Any]) -> list[str]:
 
 
 def document_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """The shares of documents of one sentence and of random pairs, as a warning if these are parts of documents."""
+    """The shares of documents of one sentence and of random pairs, as a warning if these are parts of documents.
+
+    Nothing if there are no pairs and hardly any such documents.
+    """
     counts = manifest["counts"]
     if not counts["used"] or "one_sentence" not in counts:
         return []
@@ -123,7 +128,7 @@ def document_lines(manifest: Mapping[str, Any]) -> list[str]:
     if "random_pairs" in counts:
         stated += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
     if alone <= _MANY_OF_ONE_SENTENCE:
-        return [stated]
+        return [stated] if alone >= _WORTH_A_LINE or "random_pairs" in counts else []
     chosen = manifest["reading"].get("input_format", "auto")
     if all(is_text(source["path"], chosen) for source in manifest["sources"]):
         advice = (

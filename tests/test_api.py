@@ -37,6 +37,7 @@ from bert_jax import api, in_memory
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.embed import embed
+from bert_jax.evaluate import EvaluateOptions, evaluate
 from bert_jax.export import export_loaded
 from bert_jax.fill_mask import fill_mask
 from bert_jax.interop import bert_jax_export
@@ -45,6 +46,7 @@ from bert_jax.predict import PredictOptions, predict
 from bert_jax.tasks import key_sweep, registry
 
 ROWS = [{"review": f"a {word} cat sat .", "stars": stars} for word, stars in (("good", "five"), ("bad", "one"))] * 4
+TEXTS = [row["review"] for row in ROWS]
 ROOT = Path(__file__).parent.parent
 
 
@@ -124,8 +126,48 @@ def test_the_types_of_a_model_s_methods_are_exact():
         if isinstance(node, ast.FunctionDef) and [*map(ast.unparse, node.decorator_list)] == ["overload"]:
             returned[node.name].append(ast.unparse(node.returns))
     assert returned == {"predict": ["Prediction", "list[Prediction]"], "fill_mask": ["Filled", "list[Filled]"]}
-    known = {name for name, one in inspect.signature(predict).parameters.items() if one.kind is one.KEYWORD_ONLY}
-    assert set(PredictOptions.__annotations__) == known - {"average"}
+    for function, options in ((predict, PredictOptions), (evaluate, EvaluateOptions)):
+        known = {name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+        # average is that of a path; the columns of evaluate are arguments of their own, as those of finetune are
+        assert set(options.__annotations__) == known - {"average"} - ({"columns"} if function is evaluate else set())
+
+
+def test_a_model_is_measured_on_data_in_memory_as_on_a_file(classifier, tmp_path):
+    file = tmp_path / "dev.csv"
+    file.write_text("review,stars\n" + "".join(f"{row['review']},{row['stars']}\n" for row in ROWS))
+    columns = {"text": "review", "label": "stars"}
+    found = classifier.evaluate(file, **columns, metrics="accuracy")
+    assert found["counts"]["data"]["examples"] == len(ROWS) and 0 <= found["accuracy"] <= 1
+    assert classifier.evaluate(ROWS, **columns, metrics="accuracy") == found
+    assert classifier.evaluate(Frame(), **columns, metrics="accuracy") == found
+    correct = [row["stars"] == one["label"] for row, one in zip(ROWS, classifier.predict(TEXTS), strict=True)]
+    assert found["accuracy"] == pytest.approx(np.mean(correct))
+
+
+def test_a_pretrained_model_is_measured_on_shards_and_not_on_rows(model):
+    with pytest.raises(UserError, match="was not fine-tuned for a task"):
+        model.evaluate(ROWS, text="review", label="stars")
+    with pytest.raises(UserError, match="nowhere"):
+        model.evaluate("nowhere")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda model: model.fill_mask("a [MASK]", top=0), r"^top is 0; use 1 to"),
+        (lambda model: model.encode(["a"], truncate_dim=99), r"^truncate_dim is 99; use 1 to 20 .*of layers last\)"),
+        (lambda model: model.encode(["a"], layers="mix"), r"^layers is mix, .* -m bert_jax.features --layers mix"),
+        (lambda model: model.encode(["a"], batch_size=0), r"^batch_size is 0; use"),
+        (lambda model: model.save("folder", format="odd"), r"^unknown format odd;"),
+        (
+            lambda _: bert_jax.train_tokenizer(input="*.txt", output="words", vocab_size=0),
+            r"^vocab_size 0: it must be positive",
+        ),
+    ],
+)
+def test_mistakes_name_arguments_and_not_flags(model, call, message):
+    with pytest.raises(bert_jax.UserError, match=message):
+        call(model)
 
 
 def test_a_second_call_compiles_and_uploads_nothing(model, classifier, monkeypatch):

@@ -1,6 +1,7 @@
 """The command bert-jax, and recipes by name."""
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -106,9 +107,11 @@ def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
     recipes.main(["glue"])
     assert "GLUE" in capsys.readouterr().out
     recipes.main([])
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0].partition("[")[0] for line in listed] == list(shipped_recipes())
-    assert any(line.startswith("modernbert[:base] ") for line in listed)
+    pretraining, finetuning = capsys.readouterr().out.removeprefix("pretrain:\n").split("finetune:\n")
+    names = [[re.split(r"[ [:]", line)[2] for line in part.splitlines()] for part in (pretraining, finetuning)]
+    assert sorted(names[0] + names[1]) == list(shipped_recipes()) and names == [*map(sorted, names)]
+    assert "electra" in names[0] and "glue" in names[1]
+    assert "\n  modernbert[:base] " in pretraining
     recipes.main(["xlmr"])
     assert "Conneau et al. 2020" in capsys.readouterr().out
     recipes.main(["xlmr", "--copy", "mine.py"])
@@ -164,7 +167,7 @@ def test_a_wheel_holds_two_packages_and_works_from_an_empty_folder(tmp_path):
         [sys.executable, "-P", "-c", code, str(site)], cwd=empty, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert shown[0] == str(site / "bert_jax" / "commands.py")
-    assert len(shown) == 1 + len(shipped_recipes())
+    assert len(shown) == 3 + len(shipped_recipes())
 
 
 def _copied(folder: Path) -> Path:

@@ -335,9 +335,9 @@ def test_truncated_texts_are_counted_and_reported(
     (tmp_path / "in.txt").write_text("mat\n" + "the cat " * 12 + "\n")
     arguments = ["--checkpoint", workdir, "--input", tmp_path / "in.txt"]
     run(*arguments)
-    assert "1 inputs were longer than 16 tokens and were truncated (--max_length)" in capsys.readouterr().err
+    assert "1 input was longer than 16 tokens and truncated (--max_length)" in capsys.readouterr().err
     run(*arguments, "--max_length=24")
-    assert "1 inputs were longer than 24" in capsys.readouterr().err
+    assert "1 input was longer than 24" in capsys.readouterr().err
     with pytest.raises(UserError, match="--max_length is 30; use 8 to 24"):
         run(*arguments, "--max_length=30")
 

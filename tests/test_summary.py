@@ -127,4 +127,4 @@ def test_blank_lines_after_every_paragraph_give_a_warning(
             random = counts["random_pairs"] / counts["sequences"]
             shares += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
         assert (f"warning: {shares}. If blank lines separate the paragraphs" in told) == (name == "paragraphs")
-        assert shares in told
+        assert (shares in told) == (not shares.startswith("0%") or objective == "nsp")

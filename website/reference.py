@@ -97,8 +97,7 @@ def api_page() -> str:
     """Signature and docstring of every public name of `import bert_jax`, and of the methods of Model."""
     parts = [
         "# Python reference",
-        "The docstrings of the public names. [From Python](../python.md) shows them in use. A mistake raises "
-        "`bert_jax.command.UserError`.",
+        "The docstrings of the public names. [From Python](../python.md) shows them in use.",
     ]
     for name in bert_jax.__all__:
         value = getattr(bert_jax, name)
@@ -163,7 +162,8 @@ def _documented(heading: str, name: str, value: Any) -> str:
         declaration = f"{name}: {_annotation(returned)}"
     else:
         kind = "class " if inspect.isclass(value) else ""
-        declaration = f"{kind}{name}{_signature(value)}"
+        an_error = inspect.isclass(value) and issubclass(value, Exception)  # which nobody but the library makes
+        declaration = f"{kind}{name}{'(Exception)' if an_error else _signature(value)}"
     return f"{heading}\n\n```python\n{declaration}\n```\n\n{_fenced(text)}"
 
 

@@ -34,7 +34,7 @@ def recipe_file(name: str) -> Path:
     if stem in shipped:
         raise UserError(f"no such recipe: {name}. bert_jax has one of that name: write {stem}")
     near = difflib.get_close_matches(stem, list(shipped), n=1, cutoff=0.5)
-    advice = f"Did you mean {near[0]}?" if near else "Give a file or the name of a recipe"
+    advice = f"Did you mean {near[0]}?" if near else "Give a file or the name of a recipe:"
     raise UserError(f"no such recipe: {name}. {advice} `bert-jax recipes` lists those of bert_jax")
 
 

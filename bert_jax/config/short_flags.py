@@ -16,6 +16,8 @@ KEYS = {
     "checkpoint": "init_from",
     "average": "init_average",
     "learning_rate": "optimizer.learning_rate",
+    "batch_size": "batch_size",
+    "compute_dtype": "compute_dtype",
     "budget_minutes": "budget_minutes",
     "seed": "seed",
     "seeds": "seeds",

@@ -12,7 +12,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.storage.location import as_typed
+from bert_jax.storage.local import as_typed
 from bert_jax.train import distributed
 from bert_jax.vocabulary import Vocabulary
 

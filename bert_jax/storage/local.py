@@ -30,6 +30,12 @@ def incomplete_path(path: Path) -> Path:
     return path.parent / (path.name + INCOMPLETE)
 
 
+def as_typed(path: str) -> str:
+    """A path as a user would type it here: one below the current folder is relative."""
+    absolute_path, here = Path(path), Path.cwd()
+    return str(absolute_path.relative_to(here)) if absolute_path.is_relative_to(here) else path
+
+
 def write_atomic(path: Path, content: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
     """Writes a file, given at once or in blocks, under a temporary name, flushes it to disk and renames it.
 

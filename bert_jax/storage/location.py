@@ -73,12 +73,6 @@ def absolute(path: Location) -> Location:
     return path.absolute() if isinstance(path, Path) else path
 
 
-def as_typed(path: str) -> str:
-    """A path as a user would type it here: one below the current folder is relative."""
-    absolute_path, here = Path(path), Path.cwd()
-    return str(absolute_path.relative_to(here)) if absolute_path.is_relative_to(here) else path
-
-
 def is_store_failure(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, says that a store refused or did not answer, and nothing about an object."""
     while error is not None:

@@ -133,7 +133,9 @@ class InputPredictor:
         if self.truncated:
             limit = f"{getattr(self._model.task, option)} tokens"
             flag = "--max_length" if option == "max_length" else f"task.{option}"
-            found.append(f"{self.truncated:,} {part or 'inputs'} were longer than {limit} and were truncated ({flag})")
+            parts = part or "inputs"
+            what = f"1 {parts.removesuffix('s')} was" if self.truncated == 1 else f"{self.truncated:,} {parts} were"
+            found.append(f"{what} longer than {limit} and truncated ({flag})")
         if self.invalid:
             found.append(f"{self.invalid:,} of {self.inputs:,} inputs were invalid (see the errors)")
         if self.undefined:
