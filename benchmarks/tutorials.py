@@ -4,9 +4,10 @@
 
 FOLDER is an export in Hugging Face layout: for the figures of the pages, that of the speedrun's model
 (docs/speedrun.md), and for continued_pretraining that of the quickstart. The marked blocks of each document run in a
-folder of their own, OUTPUT/NAME, in which `encoder` is FOLDER. The output has a JSON line for each document: of each
-block, by its first line in the document, the CPU seconds and the JSON that it printed; and the metrics in the
-result.json of each workdir.
+folder of their own, OUTPUT/NAME, in which `encoder` is FOLDER. distant_domain is the rest of continued_pretraining,
+whose text is in BERT_JAX_DATA. The output has a JSON line for each name: of each block, by its first line in the
+document, the CPU seconds and the JSON that it printed; the metrics in the result.json of each workdir; the tokens of
+each folder of shards, and vocabulary and parameters of each checkpoint.
 """
 
 import json
@@ -18,10 +19,14 @@ from typing import Any
 from benchmarks import common
 from bert_jax import command
 from bert_jax.command import UserError
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.storage.local import read_json
 from website.run_blocks import Ran, run_blocks
 
 DOCUMENTS = ("own_csv", "own_entities", "sentence_embeddings", "continued_pretraining")
+DISTANT = "distant_domain"
+REASON = "its text is not distributed"  # the mark of its blocks in continued_pretraining.md
 
 
 def printed_values(printed: str) -> list[dict[str, Any]]:
@@ -41,9 +46,19 @@ def results_of(ran: Sequence[Ran], folder: Path) -> dict[str, Any]:
     blocks = {
         str(one.line): {"cpu_seconds": round(one.cpu_seconds, 1), "printed": printed_values(one.printed)} for one in ran
     }
-    files = sorted(folder.glob("runs/*/result.json"))
-    metrics = {file.parent.name: json.loads(file.read_text(encoding="utf-8")).get("metrics", {}) for file in files}
-    return {"blocks": blocks, "metrics": metrics}
+    results = {file.parent.name: read_json(file) for file in sorted(folder.glob("runs/*/result.json"))}
+    shards = {file.parent.name: read_json(file) for file in sorted(folder.glob("*/manifest.json"))}
+    models = {file.parent.name: open_checkpoint(file.parent) for file in sorted(folder.glob("*/config.json"))}
+    return {
+        "blocks": blocks,
+        "metrics": {name: result.get("metrics", {}) for name, result in results.items()},
+        "tokens": {name: manifest["counts"]["tokens"] for name, manifest in shards.items()},
+        "models": {name: [model.vocabulary.vocab_size, parameters(model)] for name, model in models.items()},
+    }
+
+
+def parameters(model: LoadedModel) -> int:
+    return sum(value.size for value in model.params.values())
 
 
 def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
@@ -54,10 +69,14 @@ def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
     folder = output / name
     if folder.exists():
         raise UserError(f"{folder} exists. A tutorial begins in an empty folder: name another --output, or remove it")
-    parameters = sum(value.size for value in open_checkpoint(encoder).params.values())
+    count = parameters(open_checkpoint(encoder))
     shutil.copytree(encoder, folder / "encoder")
-    ran = run_blocks(common.REPOSITORY / "docs" / f"{name}.md", folder)
-    settings = {"document": name, "encoder": encoder.name, "parameters": parameters}
+    pages = common.REPOSITORY / "docs"
+    if name == DISTANT:
+        ran = run_blocks(pages / "continued_pretraining.md", folder, lambda block: block.reason == REASON)
+    else:
+        ran = run_blocks(pages / f"{name}.md", folder)
+    settings = {"document": name, "encoder": encoder.name, "parameters": count}
     return common.emit_results("tutorial", results_of(ran, folder), settings)
 
 
@@ -65,7 +84,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.tutorials", __doc__ or "")
     parser.add_argument("--encoder", required=True, type=Path, help="an export in Hugging Face layout")
     parser.add_argument("--output", required=True, type=Path, help="the folder of the tutorials' folders")
-    parser.add_argument("--only", nargs="+", choices=DOCUMENTS, default=DOCUMENTS, help="documents (default: all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*DOCUMENTS, DISTANT), default=DOCUMENTS, help="default: all documents"
+    )
     options = parser.parse_args(arguments)
     for name in options.only:
         measure(name, options.encoder.absolute(), options.output.absolute())

@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from random_checkpoints import odd_config, random_checkpoint
 
 from benchmarks import tutorials
 from bert_jax.command import UserError
+from bert_jax.export import export_loaded
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads import Heads
+from website.code_blocks import code_blocks
 from website.run_blocks import run_blocks
 
 DOCUMENT = """Text.
@@ -48,6 +53,7 @@ def test_marked_blocks_run_in_order_and_their_figures_are_collected(tmp_path):
     found = tutorials.results_of(ran, folder)
     assert found["metrics"] == {"a": {"f1": {"mean": 0.5}}}
     assert [block["printed"] for block in found["blocks"].values()] == [[], [{"accuracy": 1.0}]]
+    assert found["tokens"] == found["models"] == {}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +73,18 @@ def test_the_documents_are_there_and_start_from_the_encoder():
     folder = Path(tutorials.__file__).parent.parent / "docs"
     for name in tutorials.DOCUMENTS:
         assert "init_from=encoder" in (folder / f"{name}.md").read_text(encoding="utf-8")
+    blocks = code_blocks((folder / "continued_pretraining.md").read_text(encoding="utf-8"))
+    chosen = [block.code for block in blocks if block.reason == tutorials.REASON]
+    assert len(chosen) == 2 and all("BERT_JAX_DATA" in code and " encoder" in code for code in chosen)
+
+
+def test_shards_and_checkpoints_are_counted(tmp_path):
+    export_loaded(random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(mlm=True)), tmp_path / "grown")
+    (tmp_path / "german").mkdir()
+    (tmp_path / "german" / "manifest.json").write_text('{"counts": {"tokens": 9}}')
+    found = tutorials.results_of([], tmp_path)
+    assert found["tokens"] == {"german": 9} and found["models"]["grown"][0] == 131
+    assert found["models"]["grown"][1] == tutorials.parameters(open_checkpoint(tmp_path / "grown"))
 
 
 def test_an_output_that_exists_is_refused(tmp_path):

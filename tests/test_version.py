@@ -42,11 +42,13 @@ def test_a_checkout_that_is_not_installed_knows_its_version(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-S", "-c", PROGRAM], cwd=tmp_path, env=environment, check=True)
 
 
-def test_the_distribution_and_a_checkpoint_have_the_version_of_the_package() -> None:
+def test_the_distribution_the_citation_and_a_checkpoint_have_the_version_of_the_package() -> None:
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     assert settings["metadata"]["version"] == "attr: bert_jax.__version__"
     assert workdir.versions()["bert_jax"] == bert_jax.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {bert_jax.__version__}" in citation
 
 
 def test_every_package_that_is_imported_is_required_with_its_purpose() -> None:

@@ -1,14 +1,15 @@
-"""Runs the code blocks of a document that are marked `<!-- run -->`, in order and in one folder."""
+"""Runs code blocks of a document, by default those marked `<!-- run -->`, in order and in one folder."""
 
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.command import UserError
-from website.code_blocks import code_blocks
+from website.code_blocks import CodeBlock, code_blocks
 
 ROOT = Path(__file__).parent.parent
 _PROGRAMS = {"bash": ("bash", "-euo", "pipefail", "-c"), "python": (sys.executable, "-c")}
@@ -24,8 +25,13 @@ class Ran:
     cpu_seconds: float
 
 
-def run_blocks(document: Path, folder: Path) -> list[Ran]:
-    """Runs the marked blocks in this folder, with the checkout's packages and this Python.
+def is_marked(block: CodeBlock) -> bool:
+    """Whether tests run a block, too."""
+    return block.mark == "run"
+
+
+def run_blocks(document: Path, folder: Path, chosen: Callable[[CodeBlock], bool] = is_marked) -> list[Ran]:
+    """Runs the chosen blocks in this folder, with the checkout's packages and this Python.
 
     Raises UserError for a block whose language is neither bash nor python, and for one that fails.
     """
@@ -37,7 +43,7 @@ def run_blocks(document: Path, folder: Path) -> list[Ran]:
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     found = []
     for block in code_blocks(document.read_text(encoding="utf-8")):
-        if block.mark != "run":
+        if not chosen(block):
             continue
         place = f"{document.name}, line {block.start + 1}"
         if block.language not in _PROGRAMS:
