@@ -61,7 +61,7 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
         (["--config.steps.every=1"], r"config\.steps is a single value"),
         (["--config.steps=many"], "steps"),
         (["stray"], "stray"),
-        (["--batch_size=3"], r"unknown flag --batch_size; write the key as --config\.batch_size=VALUE"),
+        (["--microbatches=3"], r"unknown flag --microbatches; write the key as --config\.microbatches=VALUE"),
         (["--model.preset", "mini"], r"unknown flag --model\.preset; write the key as --config\.model\.preset=VALUE"),
     ],
 )
