@@ -29,6 +29,7 @@ from bert_jax.train.metrics import duration
 REPORT = "report.html"
 MASKED_TOKENS = 16  # in the table of predictions
 EXAMPLES = 5000  # of a dev file: they take about a minute on two cores
+_WHERE = " Its path is relative: make the report in the folder where training began."
 
 DESCRIPTION = """Writes a report of a run as one HTML file, WORKDIR/report.html, which needs no network and no other
 file.
@@ -75,7 +76,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
             Section(
                 "Curves",
                 [Charts(curves.charts(run.lines, references, run.loss_unit))],
-                "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
+                curves.NOTE,
             ),
             source_section(run.lines),
             *predictions,
@@ -151,7 +152,8 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
         split = open_dataset(shards, "eval").masking.split
     except UserError as error:
-        return references, [Section(title, note=f"No table: {error}.")]
+        hint = "" if Path(data.get("eval") or data.get("train") or "/").is_absolute() else _WHERE
+        return references, [Section(title, note=f"No table: {error}.{hint}")]
     first = sum(one.rank == 0 for one in masked_tokens)
     among = sum(one.rank is not None for one in masked_tokens)
     rows = f"held-out rows of {source}" if source else "held-out rows"
@@ -231,7 +233,7 @@ def _effort_tiles(run: RecordedRun) -> list[Tile]:
     if "seconds" in result:
         tiles.append(Tile(duration(float(result["seconds"])), "Training time"))
     if rates:
-        tiles.append(Tile(number(float(np.median(rates))), "Tokens per second", "median of the log"))
+        tiles.append(Tile(number(float(np.median(rates))), "Tokens per second", "median of logged values"))
     return tiles
 
 
@@ -241,7 +243,7 @@ def _task_tiles(run: RecordedRun) -> list[Tile]:
     for name, metric in result.get("metrics", {}).items():
         if not name.endswith("loss") and not is_threshold(name) and metric["mean"] is not None:
             show = curves.show_of(name)
-            deviation = "" if metric["std"] is None else f"deviation {show(metric['std'])} over seeds"
+            deviation = "" if metric["std"] is None else f"standard deviation over seeds: {show(metric['std'])}"
             split = _split_of(name, result["counts"])
             title = curves.title_of(name.removeprefix(metric_prefix(split)))
             tiles.append(Tile(show(metric["mean"]), f"{title}, {split.replace('_', ' ')}", deviation))
@@ -277,7 +279,7 @@ def _seed_sections(run: RecordedRun) -> list[Section]:
     runs = read_runs(run.workdir)
     if len(runs) < 2:
         return []
-    note = "The curves of each run. Those below belong to the best run on the dev file, as which WORKDIR opens."
+    note = "The curves below are of the run with the best score on dev, which WORKDIR loads."
     return [Section("Curves by seed", [Charts(seed_charts(runs, run.loss_unit))], note)]
 
 

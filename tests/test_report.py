@@ -220,7 +220,7 @@ def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None
         tmp_path / "run", {"seed": 3}, kind="finetuning", task={"name": "own", "labels": ["bad", "good"]}, result=result
     )
     page = Page(report.report(workdir).read_text(encoding="utf-8"))
-    for words in ("Fine-tuning on own", "87.5%", "0.8661", "0.8839", "seed 4", "4,321", "bad, good"):
+    for words in ("Fine-tuning on files of your own", "87.5%", "0.8661", "0.8839", "seed 4", "4,321", "bad, good"):
         assert words in page.words
     assert "Predictions for masked tokens" not in page.words
 
@@ -302,6 +302,29 @@ def test_curves_keep_the_mean_and_the_last_step_when_thinned() -> None:
     assert len(series.steps) == curves.MOST_POINTS and series.steps[-1] == 100_000
     assert series.values.mean() == pytest.approx(values.mean(), abs=1e-3)
     assert series.trend is not None and series.trend.std() < series.values.std()
+
+
+def test_curves_without_noise_are_not_smoothed() -> None:
+    lines = [{"step": step, "learning_rate": step / 100, "loss": 1.0} for step in range(100)]
+    assert curves.curve(lines, "learning_rate", "x").trend is None
+    assert curves.curve(lines, "loss", "x").trend is not None
+
+
+@pytest.mark.parametrize(("last", "below"), [(0.75, True), (0.65, False)])
+def test_the_words_of_a_reference_are_on_the_side_without_the_curve(last: float, below: bool) -> None:
+    steps = np.arange(10.0)
+    level = chart.Reference("one label", 0.7)
+    line = chart.Series("a", steps, np.full(10, last))
+    other = chart.Series("b", steps[:2], np.array([0.1, 0.9]))
+    both = chart.Chart("x", "", (line, other), chart.percent, references=(level,))
+    drawn = plot.figure(both)
+    [at] = re.findall(r'<line class="reference" x1="\d+" x2="\d+" y1="([\d.]+)"', drawn)
+    [words] = re.findall(r'<text class="reference" x="\d+" y="([\d.]+)"', drawn)
+    assert (float(words) > float(at)) == below
+
+
+def test_names_of_metrics_are_written_as_usual() -> None:
+    assert curves.title_of("macro_f1") == "Macro F1" and curves.title_of("f1") == "F1"
 
 
 def test_the_sum_of_the_terms_is_plotted_only_for_several_terms() -> None:

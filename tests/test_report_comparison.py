@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_report import Page, make_workdir, metric_line
 
 from bert_jax import report
 from bert_jax.command import UserError
-from bert_jax.reporting.comparison import short_names
+from bert_jax.reporting.comparison import different_settings, short_names
 
 TASK = {"name": "sst2", "kind": "classification"}
 
@@ -29,16 +30,17 @@ def test_runs_are_side_by_side_and_only_what_differs_is_listed(tmp_path):
     text = report.compare([first, second], tmp_path / "compared.html").read_text(encoding="utf-8")
     page = Page(text)
     shown = " ".join(page.words.split())
-    assert "Comparison of 2 runs" in shown and "Not finished: b. Their logs so far are shown." in shown
+    assert "Comparison of 2 runs" in shown and "Not finished, shown so far: b." in shown
     for cells in (
         ("steps", "200", "100"),
         ("tokens", "4.321M", "-"),
         ("training time", "1:15", "-"),
         ("mlm_accuracy", "0.1818", "0.0909"),
         ("mlm_loss", "6.0000", "7.1000"),
-        ("optimizer.learning_rate", "0.001", "0.0005"),
     ):
         assert f"<tr><td>{cells[0]}</td>" + "".join(f'<td class="number">{cell}</td>' for cell in cells[1:]) in text
+    different = '<td>optimizer.learning_rate</td><td class="words">0.001</td><td class="words">0.0005</td>'
+    assert different in text
     assert "batch_size" not in shown and "adamw" not in shown
     assert text.count('<g class="series-0">') >= 3  # the curves of a
     assert text.count('<circle class="series-1"') == text.count("last: a")  # b has one point in each chart
@@ -51,6 +53,15 @@ def test_a_run_keeps_its_colour_in_charts_where_another_has_no_curve(tmp_path):
     rates = next(figure for figure in text.split("<figure")[1:] if "Learning rate" in figure)
     assert 'class="series-0"' not in rates and 'class="series-1"' in rates and 'class="series-2"' in rates
     assert "All keys are equal." in Page(text).words
+
+
+def test_a_key_of_the_task_and_one_of_its_configuration_are_told_apart():
+    def run(length: int) -> SimpleNamespace:
+        settings = {"task": {"max_length": length}, "config": {"task": {"max_length": length - 1}, "seed": length}}
+        return SimpleNamespace(settings=lambda: settings)
+
+    rows = different_settings({"a": run(16), "b": run(32)})
+    assert rows == [["task.max_length", "16", "32"], ["config.task.max_length", "15", "31"], ["seed", "16", "32"]]
 
 
 def test_fine_tunings_are_compared_by_the_mean_and_deviation_of_their_seeds(tmp_path):

@@ -228,7 +228,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
 
     if kind == "classification":
         report_main([str(run), "--examples", "7"])
-        assert "7, at even distances, of the 20 examples" in Path(run / "report.html").read_text(encoding="utf-8")
+        assert "7 evenly spaced examples of the 20 of" in Path(run / "report.html").read_text(encoding="utf-8")
 
     (tmp_path / name).unlink()
     (section,) = error_sections(run, config, 100)

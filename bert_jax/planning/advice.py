@@ -95,7 +95,9 @@ def _to_be_faster(found: "Estimate") -> list[str]:
         )
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
         scores = step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
-        stored = f"the {scores / 1e9:,.1f} G attention scores of a step"
+        stored = f"the {scores / 1e9:,.1f} billion attention scores of a step"
+        if scores < 1e8:
+            stored = f"the {scores / 1e6:,.1f} million attention scores of a step"
         if "einsum" not in _kernels(step, attention_dropout=0.0):
             lines.append(
                 f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores "

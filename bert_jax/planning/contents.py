@@ -95,8 +95,9 @@ def _time(found: Estimate) -> list[Section]:
     note = (
         f"{found.step.topology.time_basis} The lower bound, an MFU of at most {found.mfu_at_most:.0%}: arithmetic at "
         f"the peak takes {_milliseconds(least.arithmetic)}, {least.traffic / 1e9:,.1f} GB to and from memory "
-        f"{_milliseconds(least.memory)}. A step has {found.flops.total:.4g} FLOPs on all devices, "
-        f"{found.model_flops:.4g} of them the model's. The speed is {_speed(found)}."
+        f"{_milliseconds(least.memory)}. On all devices, a step has {found.flops.total:.4g} "
+        f"FLOPs as compiled; an MFU counts {found.model_flops:.4g}, those of the model's formula. "
+        f"The speed is {_speed(found)}."
     )
     return [Section("Time of a step", [Panels([Panel("", "", bars)])], note)]
 

@@ -1,7 +1,7 @@
 """A page about several runs: their results side by side, their curves in the same charts, and how they were set up."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,20 +32,21 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
     named = dict(zip(names, runs, strict=True))
     unfinished = [name for name, run in named.items() if run.result is None]
     differences = different_settings(named)
+    note = "The other keys of model, task and configuration are equal." if differences else "All keys are equal."
     return Document(
         title=f"Comparison of {len(runs)} runs",
         program="bert_jax.report",
         source=", ".join(str(run.workdir) for run in runs),
         lines=list(dict.fromkeys(run.kind for run in runs)),
-        warning=f"Not finished: {', '.join(unfinished)}. Their logs so far are shown." if unfinished else "",
+        warning=f"Not finished, shown so far: {', '.join(unfinished)}." if unfinished else "",
         sections=[
             Section("Results", [Table(["figure", *names], result_rows(named))], "The last value of each run."),
             Section(
                 "Curves",
                 [Charts(shared_charts(named))],
-                "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
+                curves.NOTE,
             ),
-            Section("What differs", [Table(["key", *names], [differences])] if differences else [], _differing(runs)),
+            Section("What differs", [Table(["key", *names], [differences], words=True)] if differences else [], note),
         ],
     )
 
@@ -127,8 +128,14 @@ def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:
     # What a recipe says of the architecture is in the model as it was made.
     repeated = {key for key in known if key.startswith("config.model.") and key.removeprefix("config.") in known}
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in repeated]
-    rows = [[key.removeprefix("config."), *(each.get(key, NONE) for each in flat)] for key in keys]
+    rows = [[_shown_key(key, known), *(each.get(key, NONE) for each in flat)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _shown_key(key: str, known: Collection[str]) -> str:
+    """A key without the prefix of the configuration, unless the model or the task as it was made has the same one."""
+    short = key.removeprefix("config.")
+    return key if short in known else short
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -140,8 +147,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             found[f"{prefix}{key}"] = NONE if value is None or shown == "" else shown
     return found
-
-
-def _differing(runs: Sequence[RecordedRun]) -> str:
-    same = "The other keys of model, task and configuration are equal."
-    return same if different_settings({str(run.workdir): run for run in runs}) else "All keys are equal."

@@ -1,6 +1,7 @@
 """The charts of a run's metrics.jsonl, with no more points than a screen can show."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
 
 TRAINING, HELD_OUT = "training", "held out"
 NATS = "nats"
+NOTE = "Noisy curves have a bold running mean. Point at a chart to read values."
+EXACT = ("learning_rate", "peak_memory_gb")  # without noise, so that a running mean would only blur them
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
 MOST_POINTS = 300
 # Noisy curves of more points than this get a running mean over a SMOOTHING-th of the run.
@@ -95,7 +98,7 @@ def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], 
 
 def title_of(metric: str) -> str:
     """Returns the name of a metric in words."""
-    return TITLES.get(metric, metric.replace("_", " ").capitalize())
+    return TITLES.get(metric) or re.sub(r"\bf1\b", "F1", metric.replace("_", " ").capitalize())
 
 
 def reading_order(name: str) -> tuple[int, str]:
@@ -132,9 +135,12 @@ def series_of(label: str, values: Mapping[float, float]) -> Series:
 
 
 def curve(lines: Lines, name: str, label: str) -> Series | None:
-    """Returns a metric by step, thinned and smoothed for a screen; None if it was never logged."""
+    """Returns a metric by step, thinned and, if it has noise, smoothed for a screen; None if it was never logged."""
     found = points(lines, name)
-    return _smoothed(_thinned(series_of(label, found))) if found else None
+    if not found:
+        return None
+    thinned = _thinned(series_of(label, found))
+    return thinned if name in EXACT else _smoothed(thinned)
 
 
 def _thinned(series: Series) -> Series:

@@ -43,8 +43,9 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
     @property
     def description(self) -> str:
         """Which examples these are, in words."""
-        some = "all" if len(self.items) == self.total else f"{len(self.items):,}, at even distances, of the"
-        return f"{some} {self.total:,} examples of {self.path.name}"
+        if len(self.items) == self.total:
+            return f"all {self.total:,} examples of {self.path.name}"
+        return f"{len(self.items):,} evenly spaced examples of the {self.total:,} of {self.path.name}"
 
     def worst(self, count: int) -> list[int]:
         """Returns the items with the highest losses, in descending order."""

@@ -64,10 +64,11 @@ class Excerpt(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Groups of rows below a header. The first column holds words and the others numbers."""
+    """Groups of rows below a header. The first column holds words, and the others numbers or `words`."""
 
     header: Sequence[str]
     groups: Sequence[Sequence[Sequence[str]]]
+    words: bool = False
 
 
 @dataclass(frozen=True)

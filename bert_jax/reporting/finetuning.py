@@ -116,7 +116,9 @@ def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
             page.text(word) if tag == label else highlight(word, f"{tag}, not {label}") for word, tag, label in triples
         ]
         heading = f"{sum(tag != label for _, tag, label in triples)} of {len(triples)} words wrong"
-        return ErrorCard(heading, f"lines {sentence.lines[0]}-{sentence.lines[-1]}", " ".join(words))
+        first, last = sentence.lines[0], sentence.lines[-1]
+        where = f"line {first}" if first == last else f"lines {first}-{last}"
+        return ErrorCard(heading, where, " ".join(words))
 
     return [
         *sections,

@@ -57,7 +57,7 @@ def block(content: Block) -> str:
     """Returns the HTML of one block of a section."""
     match content:
         case Table():
-            return table(content.header, *content.groups)
+            return table(content.header, *content.groups, words=content.words)
         case Panels(panels):
             return f'<div class="panels">{"".join(map(_panel, panels))}</div>'
         case Charts(charts):
@@ -72,13 +72,17 @@ def block(content: Block) -> str:
             return markup
 
 
-def table(header: Sequence[str], *groups: Iterable[Sequence[str]]) -> str:
-    """Returns a table with words in the first column and numbers in the others. Each group has a border below it."""
+def table(header: Sequence[str], *groups: Iterable[Sequence[str]], words: bool = False) -> str:
+    """Returns a table with words in the first column and numbers, or `words`, in the others.
+
+    Each group has a border below it. Numbers are not broken between lines.
+    """
+    kind = "words" if words else "number"
 
     def line(cells: Sequence[str], tag: str) -> str:
         first, *rest = cells
-        numbers = "".join(f'<{tag} class="number">{text(cell)}</{tag}>' for cell in rest)
-        return f"<tr><{tag}>{text(first)}</{tag}>{numbers}</tr>"
+        others = "".join(f'<{tag} class="{kind}">{text(cell)}</{tag}>' for cell in rest)
+        return f"<tr><{tag}>{text(first)}</{tag}>{others}</tr>"
 
     bodies = "".join(f"<tbody>{''.join(line(row, 'td') for row in rows)}</tbody>" for rows in groups)
     return f'<div class="scroll" tabindex="0"><table><thead>{line(header, "th")}</thead>{bodies}</table></div>'
@@ -101,6 +105,8 @@ def _section(section: Section) -> str:
 
 
 def _tiles(tiles: Sequence[Tile]) -> str:
+    if not tiles:
+        return ""
     cells = (
         f'<div class="tile"><span>{text(tile.name)}</span><b>{text(tile.value)}</b>'
         f"<small>{text(tile.note)}</small></div>"
@@ -161,6 +167,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "-" if value is None or value == "" else str(value)
+    shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "-" if value is None or shown == "" else shown

@@ -20,7 +20,8 @@ _BAR_SHARE = 0.86  # the width of a bar as a share of the distance to the next
 
 # The size of a chart and the borders of its curves, in pixels.
 WIDTH, HEIGHT = 520, 250
-LEFT, RIGHT, TOP, BASE = 52, 506, 12, 210
+LABEL_WIDTH, LABEL_HEIGHT = 200, 20  # of the words of a reference
+LEFT, RIGHT, TOP, BASE = 66, 506, 12, 210
 
 Values = TypeVar("Values", float, np.ndarray)
 
@@ -45,7 +46,7 @@ def figure(chart: Chart) -> str:
     marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
     shape = _bars if chart.bar_width else _curve
     marks += [shape(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
-    marks += [_level(chart, reference, y_scale) for reference in chart.references]
+    marks += [_level(chart, reference, x_scale, y_scale) for reference in chart.references]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
     unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
     return (
@@ -105,12 +106,20 @@ def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
     return "".join(parts)
 
 
-def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
+def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -> str:
+    """Returns the line of a reference, with its words on the side of it that fewer points of the curves are on."""
     y = y_scale(reference.value)
+    near = [
+        y_scale(one.values)[(x_scale(one.steps) > RIGHT - LABEL_WIDTH) & (abs(y_scale(one.values) - y) < LABEL_HEIGHT)]
+        for one in chart.series
+    ]
+    above = sum(int((values <= y).sum()) for values in near)
+    below = sum(int((values > y).sum()) for values in near)
+    text_y = y + LABEL_HEIGHT - 5 if below < above and y + LABEL_HEIGHT < BASE else y - 5
     words = escape(f"{reference.name} {chart.show(reference.value)}")
     return (
         f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="reference" x="{RIGHT}" y="{y - 5:.1f}" text-anchor="end">{words}</text>'
+        f'<text class="reference" x="{RIGHT}" y="{text_y:.1f}" text-anchor="end">{words}</text>'
     )
 
 

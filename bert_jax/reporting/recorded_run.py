@@ -33,7 +33,8 @@ class RecordedRun:
         """Pretraining, or fine-tuning on which task."""
         if self.config.kind == "pretraining":
             return "Pretraining"
-        return f"Fine-tuning on {(self.config.task or {}).get('name')}"
+        name = (self.config.task or {}).get("name")
+        return "Fine-tuning on files of your own" if name == "own" else f"Fine-tuning on {name}"
 
     def latest(self, name: str) -> float | None:
         """Returns a metric of the result, or the last logged value."""

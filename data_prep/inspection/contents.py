@@ -117,7 +117,7 @@ def _tiles(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> list[Tile]:
     size = sum(shard["bytes"] for shard in manifest["shards"] if shard["name"].split("/")[0] in parts)
     return [
         *tiles,
-        Tile(number(tokens), "Tokens", f"{size / max(tokens, 1):.2f} bytes each on disk"),
+        Tile(number(tokens), "Tokens", f"{size / max(tokens, 1):.2f} bytes per token on disk"),
         Tile(percent(tokens / max(positions, 1)), "Positions filled", "the rest is padding"),
         Tile(percent(predicted / max(tokens, 1)), "Tokens predicted", f"{number(predicted)} per epoch"),
         Tile(percent(unknown / max(text, 1)), f"{unk} in the text", f"{unknown:,} tokens"),
@@ -143,7 +143,7 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
     ]
     blank = [""] * (len(with_all) - len(stated))
     names = ("sentences", "source_tokens", "rows", "sequences", "tokens", "predictions")
-    held = [[name, *(f"{counts[name]:,}" for counts in stated.values()), *blank] for name in names]
+    held = [[name.replace("_", " "), *(f"{counts[name]:,}" for counts in stated.values()), *blank] for name in names]
     shares = [
         [name, *(show(found) if found.rows else "" for found in parts.values()), *blank]
         for name, show in {
@@ -152,8 +152,8 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
             f"{unk} in the text": lambda found: f"{found.unknown / max(found.text_tokens, 1):.2%}",
             "words over the mask budget": lambda found: f"{found.long_words / found.words:.2%}" if found.words else "",
             "tokens in a sequence: mean": lambda found: f"{summarise(found.lengths)['mean']:.1f}",
-            "median": lambda found: f"{summarise(found.lengths)['median']}",
-            "95th percentile": lambda found: f"{summarise(found.lengths)['p95']}",
+            "tokens in a sequence: median": lambda found: f"{summarise(found.lengths)['median']}",
+            "tokens in a sequence: 95th percentile": lambda found: f"{summarise(found.lengths)['p95']}",
         }.items()
     ]
     return Table(["", *with_all], [documents, held, shares])
@@ -242,7 +242,7 @@ def _legend(manifest: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     epoch = "" if manifest["masking"]["kind"] == "static" else " (in epoch 0)"
     return (
         f"Marked words are predicted{epoch}: on blue the model sees {tokenizer.roles.mask_token}, on orange the random "
-        "token in small type, in a green frame the word itself. Rows are at even distances in the part, not selected."
+        "token in small type, in a green frame the word itself. Rows are evenly spaced in the part, not hand-picked."
     )
 
 
