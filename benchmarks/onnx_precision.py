@@ -82,7 +82,7 @@ def measure(model: Path) -> dict[str, Any]:
             megabytes[dtype] = round(os.path.getsize(folder / "model.onnx") / 1e6, 1)
             first[dtype] = run(folder, [item.text for item in items])
             second[dtype] = run(folder, [item.text_pair for item in items])
-    return {"megabytes": megabytes, **compared(first, second, [float(item.labels[0]) for item in items])}
+    return {"megabytes": megabytes, **compared(first, second, [float(item.label) for item in items])}
 
 
 def main(arguments: Sequence[str]) -> None:
