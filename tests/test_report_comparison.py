@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from test_report import Page, make_workdir, metric_line
 
 from bert_jax import report
 from bert_jax.command import UserError
-from bert_jax.reporting.comparison import different_settings, short_names
+from bert_jax.reporting.comparison import short_names
 
 TASK = {"name": "sst2", "kind": "classification"}
 
@@ -55,13 +54,15 @@ def test_a_run_keeps_its_colour_in_charts_where_another_has_no_curve(tmp_path):
     assert "All keys are equal." in Page(text).words
 
 
-def test_a_key_of_the_task_and_one_of_its_configuration_are_told_apart():
-    def run(length: int) -> SimpleNamespace:
-        settings = {"task": {"max_length": length}, "config": {"task": {"max_length": length - 1}, "seed": length}}
-        return SimpleNamespace(settings=lambda: settings)
+def test_a_key_of_the_task_and_one_of_its_configuration_are_told_apart(tmp_path):
+    def run(name: str, length: int) -> Path:
+        settings = training(1e-3) | {"task": {"max_length": length - 1}}
+        task = {**TASK, "max_length": length}
+        return make_workdir(tmp_path / name, settings, kind="finetuning", task=task, result={"metrics": {}})
 
-    rows = different_settings({"a": run(16), "b": run(32)})
-    assert rows == [["task.max_length", "16", "32"], ["config.task.max_length", "15", "31"], ["seed", "16", "32"]]
+    text = report.compare([run("a", 16), run("b", 32)], tmp_path / "page.html").read_text(encoding="utf-8")
+    for key, one, two in (("task.max_length", 16, 32), ("config.task.max_length", 15, 31)):
+        assert f'<td>{key}</td><td class="words">{one}</td><td class="words">{two}</td>' in text
 
 
 def test_fine_tunings_are_compared_by_the_mean_and_deviation_of_their_seeds(tmp_path):
