@@ -13,6 +13,7 @@ from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
 from bert_jax.planning.flops import count_flops
 from bert_jax.planning.memory import bytes_per_device, gib
+from bert_jax.reporting.chart import number
 from bert_jax.train import gradient_sums, partitioning
 
 if TYPE_CHECKING:
@@ -95,9 +96,7 @@ def _to_be_faster(found: "Estimate") -> list[str]:
         )
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
         scores = step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
-        stored = f"the {scores / 1e9:,.1f} billion attention scores of a step"
-        if scores < 1e8:
-            stored = f"the {scores / 1e6:,.1f} million attention scores of a step"
+        stored = f"the {number(float(scores))} attention scores of a step"
         if "einsum" not in _kernels(step, attention_dropout=0.0):
             lines.append(
                 f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores "
