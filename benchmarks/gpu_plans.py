@@ -19,7 +19,7 @@ from bert_jax import command
 
 TOKENS = 32_768  # of a GPU in a step, in one microbatch
 MATMUL_FLOPS = 790e12  # a second, which a large matmul reaches on an H100 (docs/gpu_plan.md)
-TRITON = "--config.model.attention=triton"
+EINSUM, TRITON = (f"--config.model.attention={kernel}" for kernel in ("einsum", "triton"))
 NO_DROPOUT = "--config.model.attention_dropout=0.0"  # of attention, without which cuDNN computes it
 SCAN = "--config.model.layer_loop=scan"
 PACKED = (f"--config.data.train={SHARDS}", "--config.next_sentence=False")
@@ -33,11 +33,11 @@ def base_plans() -> tuple[PagePlan, ...]:
         return _plan(name, "BERT-Base", "bert_base", length, gpus, *more)
 
     return (
-        plan("h100_base_128", 128, 1),
+        plan("h100_base_128", 128, 1, EINSUM),
         plan("h100_base_128_triton", 128, 1, TRITON),
         plan("h100_base_512_triton", 512, 1, TRITON),
         plan("h100_base_512", 512, 1, NO_DROPOUT),
-        plan("h100_8_base_128", 128, 8),
+        plan("h100_8_base_128", 128, 8, EINSUM),
         plan("h100_8_base_512", 512, 8, NO_DROPOUT),
     )
 

@@ -139,7 +139,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--steps", type=int, default=5, help="steps per turn (default: 5)")
     add("--warmup", type=int, default=2, help="warmup steps of each program (default: 2)")
     add("--layer_loop", default="auto", help="scan, unrolled or auto (default: auto)")
-    add("--attention", default="auto", help="einsum, cudnn, splash, flash or auto (default: auto)")
+    add("--attention", default="auto", help="a kernel of model.attention, or auto (default: auto)")
     add("--remat", default="none", help="none, attention, matmuls or layer (default: none)")
     add("--dropout", type=float, default=0.1, help="dropout of hidden states (default: 0.1)")
     add("--attention_dropout", type=float, help="attention dropout; fused kernels need 0 (default: that of --dropout)")

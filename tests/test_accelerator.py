@@ -79,7 +79,7 @@ def test_models_answer_as_on_a_cpu(tmp_path: Path) -> None:
     accelerator_of_this_machine()
     write_models(tmp_path)
     script = Path(__file__).with_name("model_answers.py")
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(script.parent.parent)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, script, tmp_path], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -175,22 +175,22 @@ def test_flash_runs_with_dropout_where_it_is_requested_and_never_by_itself():
 
 
 def test_bands_are_for_layers_with_a_window_that_is_narrow():
-    narrow = {"windows": True, "local": True, "narrow": True}
+    narrow = {"window": 128, "local": True, "length": 513}
     for device in (GPU, TPU):
         assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
     # Bands rather than cuDNN's dense scores; splash skips blocks outside of the window itself.
     assert choose("auto", **GPU | narrow) == "banded" and choose("auto", **TPU | narrow) == "splash"
-    assert choose("auto", **GPU | narrow | {"narrow": False}) == "cudnn"
+    assert choose("auto", **GPU | narrow | {"length": 512}) == "cudnn"
     assert choose("cudnn", **GPU | narrow) == "cudnn"
     plain = GPU | {"dropout_rate": 0.123} | narrow
     for change in (
-        {"local": False, "narrow": False},
-        {"narrow": False},
+        {"local": False},
+        {"length": 512},
         {"some_queries": True},
         {"needs_scores": True},
     ):
         assert choose("auto", **plain | change) == "einsum"
-    assert choose("banded", **plain | {"narrow": False}) == "banded"
+    assert choose("banded", **plain | {"length": 512}) == "banded"
     assert (
         choose("banded", **plain | {"local": False}) == choose("banded", **plain | {"some_queries": True}) == "einsum"
     )
@@ -200,7 +200,7 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
     ("kernel", "change", "reason"),
     [
         ("banded", {}, r"windowed layers \(model\.window\)"),
-        ("banded", {"windows": True, "needs_scores": True}, "banded returns no attention maps"),
+        ("banded", {"window": 128, "needs_scores": True}, "banded returns no attention maps"),
         ("splash", {}, "splash needs a TPU, and this runs on gpu"),
         ("splash", {"platform": "tpu", "head_width": 12}, "splash .* multiple of 8, got 12"),
         ("splash", {"platform": "tpu", "shardable": False}, r"jax\.set_mesh"),
@@ -241,10 +241,16 @@ def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
         choose("tokamax", **GPU)
 
 
-def test_triton_is_opt_in_and_has_dropout():
-    dropped = GPU | {"dropout_rate": 0.1}
+def test_triton_has_dropout_and_is_the_default_where_it_was_timed():
+    dropped = GPU | {"dropout_rate": 0.1, "length": 128}
     assert choose("triton", **dropped) == "triton" and choose("auto", **dropped) == "einsum"
     assert choose("triton", **dropped | {"some_queries": True}) == "einsum"
+    hopper = dropped | {"capability": "9.0", "head_width": 64}
+    assert choose("auto", **hopper) == choose("auto", **hopper | {"length": 512}) == "triton"
+    assert choose("auto", **hopper | {"dropout_rate": 0.0}) == "cudnn"
+    untimed = {"capability": "8.0"}, {"head_width": 32}, {"length": 127}, {"window": 128, "local": True}
+    for change in (*untimed, {"some_queries": True}, {"compute_dtype": "float32"}, {"shardable": False}):
+        assert choose("auto", **hopper | change) == "einsum"
 
 
 def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():

@@ -43,6 +43,27 @@ def test_values_and_gradients_are_those_of_einsum_with_the_same_seeds(slots, win
     assert_equals_einsum(kernel, *rows(slots, width), window, causal, rate, seeds)
 
 
+@pytest.mark.parametrize("slots", [16, pytest.param(160, marks=pytest.mark.slow)])
+def test_several_models_in_one_program_have_the_gradients_of_each(slots):
+    """Fine-tuning with several seeds maps the step over the models (train/stacked_states.py)."""
+    heads, sequence_ids = rows(slots, 16)
+    stacked = [jnp.stack([part, part[::-1], 2 * part]) for part in heads]
+    seeds = jnp.stack([row_seeds(jax.random.key(seed), (), 2) for seed in range(3)])
+    options = {"window": 0, "causal": False, "dropout_rate": 0.3, **OPTIONS}
+
+    def gradients(heads, seeds):
+        def loss(heads):
+            return jnp.sin(triton_attention(*heads, sequence_ids, seeds=seeds, **options)).sum()
+
+        return jax.grad(loss)(heads)
+
+    together = jax.jit(jax.vmap(gradients))(stacked, seeds)
+    for number in range(3):
+        alone = gradients([part[number] for part in stacked], seeds[number])
+        for ours, theirs in zip(together, alone, strict=True):
+            np.testing.assert_allclose(ours[number], theirs, atol=1e-6)
+
+
 @pytest.mark.accelerator
 @pytest.mark.usefixtures("nvidia_gpu")
 @pytest.mark.parametrize("slots", [100, 128, 512])

@@ -105,9 +105,14 @@ def has_logits(program: hlo.Program) -> bool:
     [pytest.param("v5e:2x2", "flash", marks=needs_libtpu), pytest.param("h100:4", "triton", marks=needs_cuda)],
 )
 def test_the_kernels_with_dropout_store_no_scores(topology, kernel):
-    """With the dropout of the preset; einsum is the default with it."""
-    found = [has_square(compiled(topology, **chosen)[1]) for chosen in ({}, {"attention": kernel})]
+    """With the dropout of the preset."""
+    found = [has_square(compiled(topology, attention=chosen)[1]) for chosen in ("einsum", kernel)]
     assert found == [True, False]
+
+
+@needs_cuda
+def test_attention_with_dropout_stores_no_scores_on_hopper_by_default():
+    assert not has_square(compiled("h100:4")[1])
 
 
 @needs_cuda

@@ -214,7 +214,7 @@ class ModelOptions:
     scan_group: int = 1  # layers in a step of the scan: more compile slower and run faster
     # The kernel: einsum, banded (layers with a window), cudnn, tokamax and triton (NVIDIA), splash and flash (TPU).
     # cudnn, tokamax and splash need attention_dropout=0. auto never takes tokamax or flash, which have not run on
-    # devices yet, nor triton, which was never timed.
+    # devices yet, and triton only where it was timed: on Hopper GPUs, heads of 64, in rows of 128 positions or more.
     attention: str = "auto"
     # What the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all but
     # the weight matmuls of a layer), layer (all but its input).

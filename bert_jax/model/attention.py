@@ -11,7 +11,6 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import attention_kernels, operations
-from bert_jax.model.ops.attention_banded import saves
 from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import TokenPositions
@@ -61,10 +60,10 @@ def _kernel(
         head_width=config.width // config.heads,
         dropout_rate=dropout_rate,
         needs_scores=needs_scores,
-        windows=config.window > 0,
+        window=config.window,
         local=local,
-        # The symbolic length of an exported program cannot be compared; such programs use einsum.
-        narrow=local and runtime.attention == "auto" and saves(config.window, length),
+        # The symbolic length of an exported program cannot be compared; such programs request einsum.
+        length=length if runtime.attention == "auto" else 0,
         some_queries=some_queries,
         shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
     )

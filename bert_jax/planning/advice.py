@@ -104,8 +104,8 @@ def _to_be_faster(found: "Estimate") -> list[str]:
             )
         if (kernel := step.topology.dropout_attention) in _kernels(step, kernel):
             lines.append(
-                f"--config.model.attention={kernel} keeps this dropout and never stores {stored}; it is opt-in: "
-                "compiled for such devices, but untested on one"
+                f"--config.model.attention={kernel} keeps this dropout and never stores {stored}; it is "
+                f"{step.topology.dropout_attention_status}"
             )
     if step.config.model.remat != "none" and roomy and (extra := recomputed_share(step)) > 0:
         lines.append(f"--config.model.remat=none: recomputing layers adds {extra:.1%} to the FLOPs, and memory is free")

@@ -70,7 +70,11 @@ class Topology(Protocol):
 
     @property
     def dropout_attention(self) -> str:
-        """The opt-in kernel that stores no scores either, and has dropout, as model.attention names it."""
+        """The kernel that stores no scores either, and has dropout, as model.attention names it."""
+
+    @property
+    def dropout_attention_status(self) -> str:
+        """Why model.attention=auto did not take that kernel, as part of a sentence."""
 
     @property
     def time_basis(self) -> str:

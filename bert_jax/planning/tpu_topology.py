@@ -56,6 +56,7 @@ class TpuTopology:
     slice_name: str = "slice"
     fused_attention: str = "the splash kernel"
     dropout_attention: str = "flash"
+    dropout_attention_status: str = "opt-in: compiled for such devices, but untested on one"
     time_basis: str = "Times are the compiler's cycle counts, with loop bodies counted as often as they run."
 
     @property

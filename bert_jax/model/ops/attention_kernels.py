@@ -11,8 +11,8 @@
     triton   the same on NVIDIA GPUs (attention_triton.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
-`auto` takes the first of these that can run. It takes banded only where that saves work, and never tokamax, flash
-or triton: tokamax and flash are compiled for their devices, but nobody has run them there; triton nobody has timed.
+`auto` takes the first of these that can run. It takes banded only where that saves work, triton only where it was timed
+against einsum, and never tokamax or flash, which are compiled for their devices, but which nobody has run there.
 """
 
 import functools
@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError, install_hint
 from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax, attention_triton
-from bert_jax.model.ops.attention_banded import banded_attention
+from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_flash import flash_attention
@@ -87,9 +87,9 @@ class Situation:
     head_width: int
     dropout_rate: float  # of attention probabilities; 0 in evaluation
     needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
-    windows: bool = False  # some layers of the architecture have a window
+    window: int = 0  # of the local layers of the architecture; 0: it has none
     local: bool = False  # this layer is one of them
-    narrow: bool = False  # the window is so much shorter than the rows that bands save work
+    length: int = 0  # positions of a row; 0: unknown
     some_queries: bool = False  # only some positions have queries; kernels of whole rows give way to einsum
     capability: str = ""  # the compute capability of an NVIDIA GPU, where it is known
     shardable: bool = True  # kernels for TPUs can be sharded over the devices: there is only one, or a mesh is set
@@ -222,11 +222,15 @@ def _flash(a: Attention) -> Context:
 
 
 def _banded_obstacles(s: Situation) -> Reasons:
-    return [("needs an architecture with windowed layers (model.window)", not s.windows), *_needs_scores(s)]
+    return [("needs an architecture with windowed layers (model.window)", not s.window), *_needs_scores(s)]
 
 
 def _banded_exceptions(s: Situation) -> Reasons:
     return [*_whole_rows(s), ("needs a layer with a window", not s.local)]
+
+
+def _bands_save_work(s: Situation) -> bool:
+    return s.local and saves(s.window, s.length)
 
 
 def _banded(a: Attention) -> Context:
@@ -301,6 +305,13 @@ def _triton_obstacles(s: Situation) -> Reasons:
     ]
 
 
+def _triton_is_faster(s: Situation) -> bool:
+    """Whether it is, as measured, faster than einsum (docs/gpu_plan.md, Measured on an H200)."""
+    device = s.capability == attention_triton.HOPPER
+    rows = s.length >= attention_triton.WHOLE_ROW and not s.local
+    return device and rows and s.head_width == attention_triton.TIMED_WIDTH and s.dropout_rate > 0
+
+
 def _triton(a: Attention) -> Context:
     return triton_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
 
@@ -316,11 +327,11 @@ def _einsum(a: Attention) -> Context:
 # In the order in which `auto` considers them.
 KERNELS = {
     "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
-    "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=lambda s: s.narrow),
+    "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=_bands_save_work),
     "cudnn": Kernel(_cudnn, _cudnn_obstacles, separate=True),
     "tokamax": Kernel(_tokamax, _tokamax_obstacles, automatic=lambda _: False),
     "flash": Kernel(_flash, _flash_obstacles, _whole_rows, automatic=lambda s: False),
-    "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=lambda _: False, separate=True),
+    "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=_triton_is_faster, separate=True),
     "einsum": Kernel(_einsum, lambda _: []),
 }
 CHOICES = ("auto", *KERNELS)
