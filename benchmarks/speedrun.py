@@ -5,7 +5,8 @@
 The parts, in order; --part NAME,NAME runs some of them:
 
 data       a vocabulary and shards from the English text in DATA/pretrain, with held-out documents
-train      the recipe, limited by its budget of training time; --config.KEY=VALUE overrides a key of it
+train      the recipe, limited by its budget of training time; --config.KEY=VALUE overrides a key of it. With --replay
+           the published run again, step by step, however long that takes: its schedule is read from its log
 scores     fine-tuning of that model on every task with every seed, by the metrics of dev
 random     the same for the same architecture with random parameters
 peer       the same for transformers' BertForMaskedLM of the same size: trained on the same rows for the same minutes
@@ -39,6 +40,7 @@ from bert_jax.data.manifest import read_manifest
 from bert_jax.data.shards import read_shard
 from bert_jax.model import sizes
 from bert_jax.storage.local import write_json
+from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.run import RESULT_FILE
 
 RECIPE = "configs/cpu_speedrun.py"
@@ -98,7 +100,8 @@ class Speedrun:
 
     def train(self) -> None:
         """Trains the recipe."""
-        self._pretrain("trained")
+        log = self.flags.results.absolute() / METRICS_FILE
+        self._pretrain("trained", *(["budget_minutes=0", f"budget_replay={log}"] if self.flags.replay else []))
 
     def scores(self) -> None:
         """Scores the trained model."""
@@ -214,6 +217,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--peer_minutes", type=float, default=0.0, help="training time of the peer (default: that of the recipe)")
     add("--peer_pace", type=float, default=0.0, help="steps a minute to count for the peer (default: it is timed)")
     add("--reference", type=Path, help="another model in Hugging Face layout; without it none is scored")
+    parser.add_switch("replay", help="train the published run again, by its log (default: off)")
     add("--target", type=float, default=speedrun_page.TARGET, help="held-out masked-token loss to reach, in nats")
     add("--results", type=Path, default=speedrun_page.RESULTS, help="folder of the published files")
     add("--page", type=Path, default=speedrun_page.PAGE, help="the page whose block is replaced")

@@ -32,15 +32,15 @@ SYSTEMS = {
     "random": "random parameters",
     "peer": "transformers",
     "reference": "reference",
-    "minilm": "all-MiniLM-L6-v2, other settings",
+    "minilm": "all-MiniLM-L6-v2",
 }
 # Systems with settings of their own: a difference from them would not be that of pretraining alone.
 OTHER_SETTINGS = ("minilm",)
 PROGRAM = "benchmarks.speedrun"
 NOTE = (
-    "Points of dev: the mean of the fine-tuning seeds and its standard error. A difference is the speedrun's lead, "
-    "with twice its standard error in parentheses. The scores of all-MiniLM-L6-v2, which is three times as large and "
-    "was trained on far more text, have the settings and seeds of benchmarks/results/finetuning.md. Each model is "
+    "Dev scores in points: the mean of the fine-tuning seeds and its standard error. A difference is the speedrun's "
+    "lead, with twice its standard error in parentheses. The scores of all-MiniLM-L6-v2, which is three times as large "
+    "and was trained on far more text, have the settings and seeds of benchmarks/results/finetuning.md. Each model is "
     "pretrained once, so the errors do not cover other pretraining seeds."
 )
 
@@ -48,6 +48,7 @@ NOTE = (
 def collect(output: Path, target: float) -> dict[str, Any]:
     """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task.
 
+    A run that follows the log of another is its `replay`, without a time of its own.
     Its `settings` are those of the folder, and the vocabulary and tokens of its shards.
     """
     systems = {}
@@ -62,12 +63,16 @@ def collect(output: Path, target: float) -> dict[str, Any]:
     trained = output / "trained"
     if (trained / RESULT_FILE).exists():
         config = read_json(trained / CONFIG_FILE)
-        training["trained"] = read_json(trained / RESULT_FILE) | {"config": config} | _origin(output / "trained.json")
-        budget = config["training"]["budget_minutes"]
-        training["target"] = {
-            "eval_mlm_loss": target,
-            "minutes": minutes_to_target(read_lines(trained / METRICS_FILE), target, budget),
-        }
+        result, origin = read_json(trained / RESULT_FILE), _origin(output / "trained.json")
+        if config["training"]["budget_replay"]:
+            training["replay"] = {name: result[name] for name in ("step", "tokens", "eval_mlm_loss")} | origin
+        else:
+            training["trained"] = result | {"config": config} | origin
+            budget = config["training"]["budget_minutes"]
+            training["target"] = {
+                "eval_mlm_loss": target,
+                "minutes": minutes_to_target(read_lines(trained / METRICS_FILE), target, budget),
+            }
     if (output / "peer" / RESULT_FILE).exists():
         training["peer"] = read_json(output / "peer" / RESULT_FILE) | _origin(output / "peer.json")
     manifest = read_manifest(output / "shards")
@@ -96,7 +101,10 @@ def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     systems = before["systems"] | {
         name: _with_tasks(system, before["systems"].get(name)) for name, system in found["systems"].items()
     }
-    return {"settings": found["settings"], "training": before["training"] | found["training"], "systems": systems}
+    training = before["training"] | found["training"]
+    if "trained" in found["training"]:
+        training.pop("replay", None)  # that of the run before
+    return {"settings": found["settings"], "training": training, "systems": systems}
 
 
 def _with_tasks(system: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -224,6 +232,12 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     training, found = results["training"], {}
     if run := training.get("trained"):
         found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
+    if replay := training.get("replay"):
+        found["the model that is scored"] = (
+            f"that training once more, step by step by its log: {replay['step']:,} steps, after which the loss on the "
+            f"first held-out rows is {replay['eval_mlm_loss']:.5f}"
+            + (f" (first: {run['eval_mlm_loss']:.5f})" if run else "")
+        )
     if peer := training.get("peer"):
         found["training of transformers' model"] = (
             f"{peer['minutes']:.1f} minutes, {peer['steps']:,} steps, {peer['tokens']:,} tokens, "
@@ -234,13 +248,18 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         found[f"time to a held-out loss of {target['eval_mlm_loss']:g}"] = reached
     origins = [run["origin"] for run in training.values() if "origin" in run]
     origins += [task for system in results["systems"].values() for task in system["tasks"].values()]
-    machines = [f"{each['machine']['processor']}, {each['machine']['cores']} cores" for each in origins]
+    machines = [_machine(each["machine"]) for each in origins]
     commits = [common.short_commit(each["commit"]) for each in origins]
     return found | {
         name: "; ".join(dict.fromkeys(values))
         for name, values in (("machine", machines), ("commit", commits))
         if values
     }
+
+
+def _machine(described: Mapping[str, Any]) -> str:
+    cores = f"{described['cores']} core" + "s" * (described["cores"] != 1)
+    return ", ".join([described["processor"], cores, *described.get("gpus", [])])
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -257,7 +276,8 @@ def write(results: Mapping[str, Any], output: Path, folder: Path, page_file: Pat
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULTS_FILE, results)
     for system, name in (("trained", METRICS_FILE), ("peer", "peer_metrics.jsonl")):
-        if (log := output / system / METRICS_FILE).exists():
+        replayed = system == "trained" and "replay" in results["training"]
+        if (log := output / system / METRICS_FILE).exists() and not replayed:
             shutil.copy(log, folder / name)
     published = folder / METRICS_FILE
     blocks: list[Block] = [Charts(curves.charts(read_lines(published), {}))] if published.exists() else []

@@ -80,7 +80,7 @@ def test_scores_with_other_settings_have_a_column_without_a_lead(tmp_path):
     results = speedrun_page.with_minilm({"training": {}, "systems": {"trained": trained}}, tmp_path)
     assert results["systems"]["minilm"]["values"] == {"rte": [0.9, 0.91]}
     header, rows = speedrun_page.table(results)
-    assert header == ["task", "metric", "speedrun", "all-MiniLM-L6-v2, other settings"]
+    assert header == ["task", "metric", "speedrun", "all-MiniLM-L6-v2"]
     assert [row[0::3] for row in rows] == [["mrpc", "-"], ["rte", "90.5 ± 0.5"], ["held-out text", "-"]]
     for task in speedrun_page.GLUE:
         (tmp_path / f"{task}.json").write_text(json.dumps(published))
@@ -99,6 +99,7 @@ def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_er
     trained = {"tasks": {"rte": task}, "values": {"rte": OURS}, "held_out": None}
     text = speedrun_page.markdown({"training": {"trained": run}, "systems": {"trained": trained}})
     assert "- machine: chip, 2 cores\n" in text
+    assert "once more" not in text
     assert f"- commit: {'a' * 12}; {'b' * 12}+changes\n" in text
     assert "standard error" in text and "    python -m tune\n" in text
 
@@ -216,6 +217,16 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     assert {path for path in finished if again[path] != finished[path]} == {
         tmp_path / "run" / "scores" / "random" / "rte.json"
     }
+
+    log = (tmp_path / "results" / "metrics.jsonl").read_bytes()
+    replay = f"--output={tmp_path / 'replay'}", "--replay", "--part=data,train,page"
+    speedrun.main(command_of(tmp_path, *replay))
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    first, again = results["training"]["trained"], results["training"]["replay"]
+    assert first == found["training"]["trained"] and again["step"] == 60
+    assert again["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], abs=1e-5)
+    assert (tmp_path / "results" / "metrics.jsonl").read_bytes() == log
+    assert "- the model that is scored: that training once more" in (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.slow
