@@ -39,9 +39,10 @@ from bert_jax.config import PretrainConfig
 from bert_jax.data.manifest import read_manifest
 from bert_jax.data.shards import read_shard
 from bert_jax.model import sizes
-from bert_jax.storage.local import write_json
+from bert_jax.storage.local import read_json, write_json
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.workdir import CONFIG_FILE
 
 RECIPE = "configs/cpu_speedrun.py"
 PARTS = ("data", "train", "scores", "random", "peer", "reference", "page")
@@ -100,8 +101,12 @@ class Speedrun:
 
     def train(self) -> None:
         """Trains the recipe."""
-        log = self.flags.results.absolute() / METRICS_FILE
-        self._pretrain("trained", *(["budget_minutes=0", f"budget_replay={log}"] if self.flags.replay else []))
+        config, log = self.output / "trained" / CONFIG_FILE, self.flags.results.absolute() / METRICS_FILE
+        replays = bool(self.flags.replay)
+        if config.exists() and speedrun_page.is_replay(read_json(config)) != replays:
+            what, flag = ("a run by the clock", "without") if replays else ("a replay", "with")
+            raise UserError(f"{config.parent} holds {what}. Use it {flag} --replay, or choose another --output")
+        self._pretrain("trained", *(["budget_minutes=0", f"budget_replay={log}"] if replays else []))
 
     def scores(self) -> None:
         """Scores the trained model."""
@@ -136,9 +141,10 @@ class Speedrun:
     def page(self) -> None:
         """Writes the results, and the block of the page."""
         folder = self.flags.results.absolute()
-        results = speedrun_page.with_published(speedrun_page.collect(self.output, self.flags.target), folder)
-        results = speedrun_page.with_minilm(results, scores.RESULTS)
-        speedrun_page.write(results, self.output, folder, self.flags.page)
+        found = speedrun_page.collect(self.output, self.flags.target)
+        results = speedrun_page.with_minilm(speedrun_page.with_published(found, folder), scores.RESULTS)
+        speedrun_page.copy_logs(found, self.output, folder)
+        speedrun_page.write(results, folder, self.flags.page)
 
     def _pretrain(self, name: str, *more: str) -> None:
         workdir = self.output / name

@@ -51,7 +51,7 @@ def collect(output: Path, target: float) -> dict[str, Any]:
     A run that follows the log of another is its `replay`, without a time of its own.
     Its `settings` are those of the folder, and the vocabulary and tokens of its shards.
     """
-    systems = {}
+    systems: dict[str, dict[str, Any]] = {}
     for system in SYSTEMS:
         files = sorted((output / "scores" / system).glob("*.json"))
         found = {file.stem: read_json(file) for file in files}
@@ -64,8 +64,10 @@ def collect(output: Path, target: float) -> dict[str, Any]:
     if (trained / RESULT_FILE).exists():
         config = read_json(trained / CONFIG_FILE)
         result, origin = read_json(trained / RESULT_FILE), _origin(output / "trained.json")
-        if config["training"]["budget_replay"]:
+        if is_replay(config):
             training["replay"] = {name: result[name] for name in ("step", "tokens", "eval_mlm_loss")} | origin
+            if "trained" in systems:
+                systems["trained"]["replayed"] = True
         else:
             training["trained"] = result | {"config": config} | origin
             budget = config["training"]["budget_minutes"]
@@ -81,6 +83,11 @@ def collect(output: Path, target: float) -> dict[str, Any]:
     text = json.dumps({"settings": settings, "training": training, "systems": systems})
     without_paths: dict[str, Any] = json.loads(text.replace(str(output), "OUTPUT"))
     return without_paths
+
+
+def is_replay(config: Mapping[str, Any]) -> bool:
+    """Whether a run with that config.json follows the log of another."""
+    return bool(config["training"]["budget_replay"])
 
 
 def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -233,10 +240,10 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     if run := training.get("trained"):
         found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
     if replay := training.get("replay"):
-        found["the model that is scored"] = (
-            f"that training once more, step by step by its log: {replay['step']:,} steps, after which the loss on the "
-            f"first held-out rows is {replay['eval_mlm_loss']:.5f}"
-            + (f" (first: {run['eval_mlm_loss']:.5f})" if run else "")
+        losses = [f"{one['eval_mlm_loss']:.5f}" for one in (replay, run) if one]
+        scored = "; its model is scored" if results["systems"].get("trained", {}).get("replayed") else ""
+        found["trained once more by its log"] = (
+            f"{replay['step']:,} steps, to the loss {' instead of '.join(losses)} on the first held-out rows{scored}"
         )
     if peer := training.get("peer"):
         found["training of transformers' model"] = (
@@ -271,14 +278,18 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, MARK, "", *(f"    {line}" for line in commands), ""])
 
 
-def write(results: Mapping[str, Any], output: Path, folder: Path, page_file: Path) -> None:
+def copy_logs(found: Mapping[str, Any], output: Path, folder: Path) -> None:
+    """Publishes the logs of what a folder has trained to the end; the log of a replay is that of the run before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for system, name in (("trained", METRICS_FILE), ("peer", "peer_metrics.jsonl")):
+        if system in found["training"]:
+            shutil.copy(output / system / METRICS_FILE, folder / name)
+
+
+def write(results: Mapping[str, Any], folder: Path, page_file: Path) -> None:
     """Writes the published files into a folder, and the block into a page."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULTS_FILE, results)
-    for system, name in (("trained", METRICS_FILE), ("peer", "peer_metrics.jsonl")):
-        replayed = system == "trained" and "replay" in results["training"]
-        if (log := output / system / METRICS_FILE).exists() and not replayed:
-            shutil.copy(log, folder / name)
     published = folder / METRICS_FILE
     blocks: list[Block] = [Charts(curves.charts(read_lines(published), {}))] if published.exists() else []
     header, rows = table(results)

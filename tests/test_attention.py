@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import logging
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from families import FAMILIES
 
 from bert_jax.command import UserError
+from bert_jax.config import MeshConfig
 from bert_jax.model.attention import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.ops import attention_kernels, attention_tokamax
@@ -17,6 +19,8 @@ from bert_jax.model.ops.attention_einsum import einsum_attention, softmax_narrow
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime, platform_of
 from bert_jax.model.token_positions import key_ranges, sequence_lengths, token_positions, visible_keys
+from bert_jax.train.mesh_placement import OnMesh
+from bert_jax.train.partitioning import make_mesh
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}
@@ -248,9 +252,21 @@ def test_triton_has_dropout_and_is_the_default_where_it_was_timed():
     hopper = dropped | {"capability": "9.0", "head_width": 64}
     assert choose("auto", **hopper) == choose("auto", **hopper | {"length": 512}) == "triton"
     assert choose("auto", **hopper | {"dropout_rate": 0.0}) == "cudnn"
-    untimed = {"capability": "8.0"}, {"head_width": 32}, {"length": 127}, {"window": 128, "local": True}
-    for change in (*untimed, {"some_queries": True}, {"compute_dtype": "float32"}, {"shardable": False}):
+    untimed = {"capability": "8.0"}, {"head_width": 32}, {"length": 64}, {"length": 136}, {"causal": True}
+    refused = {"window": 128, "local": True}, {"some_queries": True}, {"compute_dtype": "float32"}, {"shardable": False}
+    for change in (*untimed, *refused):
         assert choose("auto", **hopper | change) == "einsum"
+
+
+def test_a_model_with_dropout_has_the_timed_kernel_on_hopper():
+    base = dataclasses.replace(FAMILIES["bert"], width=128, heads=2, attention_dropout=0.1)
+    hopper = Runtime("bfloat16", platform="gpu", capability="9.0", placement=OnMesh())
+    with jax.set_mesh(make_mesh(MeshConfig())):
+        assert kernels(base, hopper, 128) == kernels(base, hopper, 512) == ["triton"]
+        for other, length in ((hopper, 64), (dataclasses.replace(hopper, capability="8.0"), 128)):
+            assert kernels(base, other, length) == ["einsum"]
+        assert kernels(dataclasses.replace(base, causal=True), hopper, 128) == ["einsum"]
+        assert kernels(dataclasses.replace(base, attention_dropout=0.0), hopper, 128) == ["cudnn"]
 
 
 def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():

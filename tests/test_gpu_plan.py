@@ -357,6 +357,16 @@ def test_advice_names_the_kernel_with_dropout_where_it_runs(step, program, width
     assert not any("triton" in line for line in make_estimate(step, program, made.memory).advice)
 
 
+def test_advice_names_auto_where_it_takes_the_kernel_with_dropout(step, program):
+    options = dataclasses.replace(CONFIG.model, attention="einsum", attention_dropout=0.1, heads=2, width=128)
+    rows = dataclasses.replace(step.rows, seq_len=128)
+    dropping = AbstractStep.of(dataclasses.replace(CONFIG, model=options), step.topology, rows)
+    made = make_estimate(dropping, program, Memory(GIB, 2 * GIB, 20 * GIB, 60 * GIB))
+    made = dataclasses.replace(made, kernels=["einsum"])
+    lines = [line for line in advise(made) if "triton" in line]
+    assert len(lines) == 1 and lines[0].startswith("--config.model.attention=auto takes triton, which has this dropout")
+
+
 def test_advice_names_the_share_of_memory_with_which_a_step_fits(step, program):
     available = int(step.topology.memory_bytes)
     full = Memory(GIB, 2 * GIB, available, available)

@@ -64,6 +64,7 @@ def _kernel(
         local=local,
         # The symbolic length of an exported program cannot be compared; such programs request einsum.
         length=length if runtime.attention == "auto" else 0,
+        causal=config.causal,
         some_queries=some_queries,
         shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
     )

@@ -102,7 +102,12 @@ def _to_be_faster(found: "Estimate") -> list[str]:
                 f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores "
                 f"{stored}"
             )
-        if (kernel := step.topology.dropout_attention) in _kernels(step, kernel):
+        kernel = step.topology.dropout_attention
+        if kernel in _kernels(step, "auto"):
+            lines.append(
+                f"--config.model.attention=auto takes {kernel}, which has this dropout and never stores {stored}"
+            )
+        elif kernel in _kernels(step, kernel):
             lines.append(
                 f"--config.model.attention={kernel} keeps this dropout and never stores {stored}; it is "
                 f"{step.topology.dropout_attention_status}"

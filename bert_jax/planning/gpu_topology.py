@@ -58,7 +58,7 @@ class GpuTopology:
     slice_name: str = "host"
     fused_attention: str = "cuDNN's kernel"
     dropout_attention: str = "triton"
-    dropout_attention_status: str = "opt-in here: timed on an H200 only, with heads of 64 and rows of 128 and 512"
+    dropout_attention_status: str = "opt-in here: timed on an H200 only, with heads of 64 in rows of 128 and 512"
     time_basis: str = (
         "A kernel takes the longer of its memory traffic and its arithmetic (docs/gpu_plan.md), and counts as often as "
         "it runs."

@@ -90,9 +90,10 @@ class Situation:
     window: int = 0  # of the local layers of the architecture; 0: it has none
     local: bool = False  # this layer is one of them
     length: int = 0  # positions of a row; 0: unknown
+    causal: bool = False
     some_queries: bool = False  # only some positions have queries; kernels of whole rows give way to einsum
     capability: str = ""  # the compute capability of an NVIDIA GPU, where it is known
-    shardable: bool = True  # kernels for TPUs can be sharded over the devices: there is only one, or a mesh is set
+    shardable: bool = True  # Pallas kernels can be sharded over the devices: there is only one, or a mesh is set
 
 
 Reasons = list[tuple[str, Any]]  # each with whether it holds
@@ -308,8 +309,9 @@ def _triton_obstacles(s: Situation) -> Reasons:
 def _triton_is_faster(s: Situation) -> bool:
     """Whether it is, as measured, faster than einsum (docs/gpu_plan.md, Measured on an H200)."""
     device = s.capability == attention_triton.HOPPER
-    rows = s.length >= attention_triton.WHOLE_ROW and not s.local
-    return device and rows and s.head_width == attention_triton.TIMED_WIDTH and s.dropout_rate > 0
+    filled = s.length >= attention_triton.WHOLE_ROW and attention_triton.padded_length(s.length) == s.length
+    timed = s.head_width == attention_triton.TIMED_WIDTH and not (s.local or s.causal)
+    return device and filled and timed and s.dropout_rate > 0
 
 
 def _triton(a: Attention) -> Context:
