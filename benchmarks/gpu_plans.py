@@ -106,7 +106,7 @@ def _other_cells(plan: PagePlan, found: Found) -> list[str]:
 def _measured_cells(plan: PagePlan, found: Found) -> list[str]:
     lines = _measured(found)
     last = lines[-1]
-    by_peer = {str(line["peer"]).partition(", torch, bfloat16")[0]: f"{line['ratio']:.2f}" for line in lines}
+    ratios = {line["peer"].partition(", torch, ")[0]: f"{line['ratio']:.2f}" for line in lines if line["peer"]}
     return [
         plan.title,
         _length(found),
@@ -118,8 +118,8 @@ def _measured_cells(plan: PagePlan, found: Found) -> list[str]:
         f"{last['settings']['peak_memory_gb']:.1f} GB",
         f"{found['memory_bytes']['total'] / 1e9:.1f} GB",
         f"{last['value'] / 1e3:.0f} k",
-        by_peer.get(PEERS["equal_compiled"], ""),
-        by_peer.get(PEERS["equal"], ""),
+        ratios.get(PEERS["equal_compiled"], ""),
+        ratios.get(PEERS["equal"], ""),
     ]
 
 

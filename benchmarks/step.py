@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--attention", default="auto", help="a kernel of model.attention, or auto (default: auto)")
     add("--remat", default="none", help="none, attention, matmuls or layer (default: none)")
     add("--dropout", type=float, default=0.1, help="dropout of hidden states (default: 0.1)")
-    add("--attention_dropout", type=float, help="attention dropout; cudnn and splash need 0 (default: that of --dropout)")
+    add("--attention_dropout", type=float, help="attention dropout; cudnn and splash need 0 (default: as --dropout)")
     add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peers are omitted")
     add("--peers", nargs="+", choices=PEERS, default=[*PEERS], help="the peers to measure (default: all)")
