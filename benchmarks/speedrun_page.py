@@ -48,7 +48,8 @@ NOTE = (
 def collect(output: Path, target: float) -> dict[str, Any]:
     """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task.
 
-    A run that follows the log of another is its `replay`, without a time of its own.
+    A run that follows the log of another is its `replay`, without a time of its own; `replayed` lists the tasks that
+    are scored with its model.
     Its `settings` are those of the folder, and the vocabulary and tokens of its shards.
     """
     systems: dict[str, dict[str, Any]] = {}
@@ -67,7 +68,7 @@ def collect(output: Path, target: float) -> dict[str, Any]:
         if is_replay(config):
             training["replay"] = {name: result[name] for name in ("step", "tokens", "eval_mlm_loss")} | origin
             if "trained" in systems:
-                systems["trained"]["replayed"] = True
+                systems["trained"]["replayed"] = list(systems["trained"]["tasks"])
         else:
             training["trained"] = result | {"config": config} | origin
             budget = config["training"]["budget_minutes"]
@@ -115,12 +116,22 @@ def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _with_tasks(system: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A system with the tasks that were published of the same parameters: they have the same held-out metrics."""
-    if before is None or before.get("held_out") != system.get("held_out"):
+    """A system with the tasks that were published of the same parameters, or of the training that it replays.
+
+    The same parameters have the same held-out metrics.
+    """
+    same = before is not None and before.get("held_out") == system.get("held_out")
+    if before is None or not (same or "replayed" in system):
         return system
-    tasks = before["tasks"] | system["tasks"]
+    replayed = before.get("replayed", [])
+    kept = {name: task for name, task in before["tasks"].items() if same or name not in replayed}
+    tasks = kept | system["tasks"]
     values = {name: seed_values(task) for name, task in tasks.items()}
-    return {**system, "tasks": tasks, "values": values | glue_mean(values)}
+    known = {**system, "tasks": tasks, "values": values | glue_mean(values)}
+    if "replayed" in system:
+        of_replay = {*system["replayed"], *(name for name in replayed if name in kept)}
+        known["replayed"] = [name for name in tasks if name in of_replay]
+    return known
 
 
 def with_minilm(results: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -241,9 +252,10 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
     if replay := training.get("replay"):
         losses = [f"{one['eval_mlm_loss']:.5f}" for one in (replay, run) if one]
-        scored = "; its model is scored" if results["systems"].get("trained", {}).get("replayed") else ""
+        scored = results["systems"].get("trained", {}).get("replayed")
         found["trained once more by its log"] = (
-            f"{replay['step']:,} steps, to the loss {' instead of '.join(losses)} on the first held-out rows{scored}"
+            f"{replay['step']:,} steps, to the loss {' instead of '.join(losses)} on the first held-out rows"
+            + (f"; its model is that of {', '.join(sorted(scored, key=_place))} below" if scored else "")
         )
     if peer := training.get("peer"):
         found["training of transformers' model"] = (

@@ -127,6 +127,24 @@ def test_results_of_another_day_are_kept_and_those_of_other_settings_refused(tmp
         speedrun_page.with_published(second | {"settings": {"seeds": 5, "tokens": 99}}, tmp_path)
 
 
+def test_a_replay_keeps_the_tasks_of_the_training_that_it_repeats_and_not_those_of_another_replay(tmp_path):
+    published = tmp_path / speedrun_page.RESULTS_FILE
+
+    def publish(loss, **more):
+        tasks = {name: scored(accuracy=OURS) | {"shown": ["accuracy"]} for name in more.pop("tasks")}
+        trained = {"held_out": {"loss": loss}, "tasks": tasks, "values": {}, **more}
+        found = {"settings": {}, "training": {}, "systems": {"trained": trained}}
+        merged = speedrun_page.with_published(found, tmp_path)
+        published.write_text(json.dumps(merged))
+        system = merged["systems"]["trained"]
+        return list(system["tasks"]), system.get("replayed")
+
+    assert publish(1.0, tasks=["rte", "ewt"]) == (["rte", "ewt"], None)
+    assert publish(1.1, tasks=["rte"], replayed=["rte"]) == (["rte", "ewt"], ["rte"])
+    assert publish(1.1, tasks=["mrpc"], replayed=["mrpc"]) == (["rte", "ewt", "mrpc"], ["rte", "mrpc"])
+    assert publish(1.2, tasks=["rte"], replayed=["rte"]) == (["ewt", "rte"], ["rte"])
+
+
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     line = [f"--output={tmp_path / 'run'}", "--input=text", "--part=peer", "--config.seed=1"]
     speedrun.main([*line, "--tasks=rte"])  # without --peer_python, this part does nothing
@@ -222,7 +240,7 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     log = (tmp_path / "results" / "metrics.jsonl").read_bytes()
     replay = command_of(tmp_path, f"--output={tmp_path / 'replay'}", "--tasks=rte")
     speedrun.main([*replay, "--replay", "--part=data,train,page"])
-    scored = "to the loss .* on the first held-out rows; its model is scored"
+    scored = r"to the loss .* on the first held-out rows; its model is that of rte below"
     assert not re.search(scored, (tmp_path / "page.md").read_text())
     with pytest.raises(UserError, match=r"holds a replay\. Use it with --replay"):
         speedrun.main([*replay, "--part=train"])
@@ -230,6 +248,8 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     results = json.loads((tmp_path / "results" / "results.json").read_text())
     first, again = results["training"]["trained"], results["training"]["replay"]
     assert first == found["training"]["trained"] and again["step"] == 60
+    ours = results["systems"]["trained"]
+    assert ours["tasks"]["ewt"] == found["systems"]["trained"]["tasks"]["ewt"] and ours["replayed"] == ["rte"]
     assert again["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], abs=1e-5)
     assert (tmp_path / "results" / "metrics.jsonl").read_bytes() == log
     assert re.search(scored, (tmp_path / "page.md").read_text())
