@@ -4,7 +4,7 @@
 
 Each plan is stored as JSON in the folder of --plans; existing plans are not recomputed. Without --page, the tables are
 printed with the command of each plan. Needs jax's CUDA plugin (pip install '.[gpu12]') but no GPU; a plan takes
-minutes. Steps that were measured on an H200 stand beside their plans. Those of packed rows need --shards, the output of
+minutes. Steps that were measured on an H200 stand beside their plans. Plans of packed rows need --shards, made by
 
     python -m data_prep.build_examples --input 'data_prep/sample/books/*.txt.xz' --tokenizer bert-base-uncased.txt \\
         --output SHARDS --objective single --pack 8 --seq_len 512

@@ -61,7 +61,7 @@ def test_the_gradients_of_a_family_are_those_of_a_cpu(family: str) -> None:
 
 
 def assert_near(ours: Any, theirs: Any, where: str) -> None:
-    """Asserts that two JSON values are equal but for differences of 1e-4 between floats."""
+    """Asserts that two JSON values are equal, floats to within 1e-4."""
     if isinstance(theirs, dict):
         assert ours.keys() == theirs.keys(), where
         for name, value in theirs.items():

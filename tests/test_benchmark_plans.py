@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import common, gpu_plans, plan_tables, tpu_plans
 from benchmarks.plan_tables import PagePlan, PlanTable
+from benchmarks.step import PEERS
 from bert_jax.command import UserError
 from bert_jax.planning.gpu_chips import GPUS
 
@@ -94,6 +95,38 @@ def test_a_row_has_the_figures_of_its_plan():
     assert other == f"title | 1,024 | {step} | 12.3 GB | cuDNN, banded | 5,242,880"
     assert other.count("|") + 1 == len(gpu_plans.OTHERS.columns)
     assert "1.5 GiB, does not fit" in gpu_plans.OTHERS.cells(plan, found | {"fits": False})
+
+
+def test_a_measured_row_has_the_figures_beside_torch_compile(tmp_path, monkeypatch):
+    settings = {"seq_len": 128, "batch_size": 256, "attention": ["einsum"], "attention_dropout": 0.1, "xla_flags": ""}
+
+    def line(peer, ratio, value, **changes):
+        found = {"seconds": [[value / 1e6, value / 1e6], [9.0]], "peak_memory_gb": 15.84} | settings | changes
+        peer = peer and f"{PEERS[peer]}, torch, bfloat16"
+        return {"name": "training step, base, GPU", "value": value, "peer": peer, "ratio": ratio, "settings": found}
+
+    lines = [
+        line("equal_compiled", 0.974, 51_000),
+        line("equal", 1.288, 52_000),
+        line("full", 1.8, 53_000),
+        line(None, None, 54_000, xla_flags="--xla_some=true"),
+        line("equal_compiled", 2.0, 55_000, attention=["triton"]),
+        line("equal_compiled", 3.0, 56_000) | {"name": "training step, large, GPU"},
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, reversed(lines))))
+    monkeypatch.setattr(gpu_plans, "MEASURED", tmp_path / "lines.jsonl")
+    found = {
+        "rows": {"seq_len": 128},
+        "batch_size": 256,
+        "attention": ["einsum"],
+        "model": {"layers": 12, "attention_dropout": 0.1},
+        "step_seconds": 0.0463,
+        "memory_bytes": {"total": 15.7e9},
+    }
+    cells = gpu_plans.H200.cells(PagePlan("name", "title", ()), found)
+    assert " | ".join(cells[:6]) == "title | 128 | 256 | einsum | 0.1 | 51.0 ms"
+    assert " | ".join(cells[6:]) == "46.3 ms | 15.8 GB | 15.7 GB | 51 k | 0.97 | 1.29"
+    assert len(cells) == len(gpu_plans.H200.columns)
 
 
 @pytest.fixture

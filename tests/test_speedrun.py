@@ -100,7 +100,7 @@ def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_er
     trained = {"tasks": {"rte": task}, "values": {"rte": OURS}, "held_out": None}
     text = speedrun_page.markdown({"training": {"trained": run}, "systems": {"trained": trained}})
     assert "- machine: chip, 2 cores\n" in text
-    assert "once more" not in text and "scored" not in text
+    assert "trained once more" not in text
     assert f"- commit: {'a' * 12}; {'b' * 12}+changes\n" in text
     assert "standard error" in text and "    python -m tune\n" in text
 
@@ -240,8 +240,8 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     log = (tmp_path / "results" / "metrics.jsonl").read_bytes()
     replay = command_of(tmp_path, f"--output={tmp_path / 'replay'}", "--tasks=rte")
     speedrun.main([*replay, "--replay", "--part=data,train,page"])
-    scored = r"to the loss .* on the first held-out rows; its model is that of rte below"
-    assert not re.search(scored, (tmp_path / "page.md").read_text())
+    facts = r"- trained once more by its log: 60 steps, to the loss \S+ instead of \S+ on the first held-out rows"
+    assert re.search(rf"{facts}\n", (tmp_path / "page.md").read_text())
     with pytest.raises(UserError, match=r"holds a replay\. Use it with --replay"):
         speedrun.main([*replay, "--part=train"])
     speedrun.main([*replay, "--replay", "--part=train,scores,page"])
@@ -252,7 +252,7 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     assert ours["tasks"]["ewt"] == found["systems"]["trained"]["tasks"]["ewt"] and ours["replayed"] == ["rte"]
     assert again["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], abs=1e-5)
     assert (tmp_path / "results" / "metrics.jsonl").read_bytes() == log
-    assert re.search(scored, (tmp_path / "page.md").read_text())
+    assert re.search(rf"{facts}; its model is that of rte below\n", (tmp_path / "page.md").read_text())
 
 
 @pytest.mark.slow
