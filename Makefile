@@ -22,7 +22,7 @@ UNCHECKED := --jaxtyping-packages=
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 
 quickstart: $(VENV)/installed
-	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
+	$(BIN)/python -m bert_jax quickstart --output $(QUICKSTART)
 
 test: $(VENV)/installed-dev
 	$(RUN_TESTS) --durations=15 $(UNCHECKED) $(PYTEST)

@@ -102,7 +102,7 @@ def fixed(
     killed = killed or work / "killed"
 
     def start(workdir: Location) -> list[subprocess.Popen[bytes]]:
-        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, workdir, steps, SAVE_EVERY, more)]
+        line = [sys.executable, "-m", "bert_jax", "pretrain", *arguments(data, workdir, steps, SAVE_EVERY, more)]
         return [start_process(line, 1, work)]
 
     began = time.monotonic()
@@ -219,7 +219,7 @@ def measure(part: str, kills: int, steps: int, seed: int, one_process: bool) -> 
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.chaos", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.chaos", __doc__ or "")
     parser.add_argument(
         "--part", choices=("fixed", "elastic"), default="fixed", help="the part to run (default: fixed)"
     )

@@ -1,6 +1,6 @@
 """Runs the pretraining command and writes a hash of each row of each batch to a folder.
 
-python -m benchmarks.chaos_worker FOLDER --config=... --workdir=...    where bert_jax.pretrain takes all but FOLDER
+python -m benchmarks.chaos_worker FOLDER --config=... --workdir=...    where bert-jax pretrain takes all but FOLDER
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-import bert_jax.pretrain as pretrain
-from bert_jax import command
+from bert_jax import command, pretraining
 from bert_jax.train import trainer
 
 
@@ -57,7 +56,7 @@ def recorded(fit: Callable[[trainer.Run], trainer.Result], folder: Path, run: tr
 
 def main(arguments: Sequence[str]) -> None:
     trainer.fit = functools.partial(recorded, trainer.fit, Path(arguments[0]))
-    pretrain.main(arguments[1:])
+    pretraining.main(arguments[1:])
 
 
 if __name__ == "__main__":

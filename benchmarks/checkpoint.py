@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import bert_jax.pretrain as pretrain
 from benchmarks import common, loader
-from bert_jax import command
+from bert_jax import command, pretraining
 from bert_jax import config as config_lib
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
@@ -48,7 +47,7 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
             "checkpoint.keep": 1,
         }
         flags = [f"--config.{name}={value}" for name, value in overrides.items()]
-        pretrain.pretrain(config_lib.read_flags(str(RECIPE), flags), work / "run")
+        pretraining.pretrain(config_lib.read_flags(str(RECIPE), flags), work / "run")
         times = {line["step"]: line["time"] for line in read_metrics(work / "run")}
         saved = sum(file.stat().st_size for file in (work / "run" / "checkpoints").rglob("*") if file.is_file())
     starts = [2 * INTERVAL * pair for pair in range(2, pairs + 2)]
@@ -74,7 +73,7 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.checkpoint", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.checkpoint", __doc__ or "")
     parser.add_argument("--preset", default="mini", help="model size (default: mini)")
     parser.add_argument("--batch_size", type=int, default=16, help="rows (default: 16)")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of intervals (default: 10)")

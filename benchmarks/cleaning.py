@@ -222,7 +222,7 @@ def measure(files: Sequence[Path], megabytes: float, count: int, repeats: int, p
 
 def main(arguments: Sequence[str]) -> None:
     data = common.shared_data()
-    parser = command.Parser("benchmarks.cleaning", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.cleaning", __doc__ or "")
     parser.add_argument("--text", default="", help="files or globs, separated by commas (default: of BERT_JAX_DATA)")
     parser.add_argument("--megabytes", type=float, default=2.0, help="MB of whole documents (default: 2)")
     parser.add_argument("--pages", type=int, default=1200, help="number of pages (default: 1200)")

@@ -242,7 +242,7 @@ def glue_command(task: str, workdir: Path, options: Sequence[str]) -> list[str]:
     """The arguments of Python that fine-tune on a GLUE task; options are configuration keys with values."""
     recipe = f"--config={REPOSITORY / 'configs' / 'glue.py'}:task={task}"
     given = (f"--config.{option}" for option in options)
-    return ["-m", "bert_jax.finetune", recipe, f"--workdir={workdir.absolute()}", *given]  # run in the repository
+    return ["-m", "bert_jax", "finetune", recipe, f"--workdir={workdir.absolute()}", *given]  # run in the repository
 
 
 def points(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:

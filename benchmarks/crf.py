@@ -4,7 +4,7 @@ r"""A CRF against independent tags on CoNLL-2003: entity F1 over several seeds, 
     BERT_JAX_DATA=DATA python -m benchmarks.crf --checkpoint CHECKPOINT --workdir runs/crf_rates --sentences 800 \
         --seeds 1 --epochs 2 --crf_rates 1,10,100,300
 
-Each system is fine-tuned by bert_jax.finetune with configs/tagging.py and the same seeds, so with the same batches. A
+Each system is fine-tuned by bert-jax finetune with configs/tagging.py and the same seeds, so with the same batches. A
 CRF is trained once for each of --crf_rates (task.crf_rate); --tags independent and --tags crf measure one kind only.
 Prints one JSON line for each system: the mean, the sample standard deviation and the values of F1 on dev and on test,
 the number of predicted tags of dev that cannot follow the one before them in IOB2, and the largest absolute score of a
@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-import bert_jax.finetune as finetune
 from benchmarks import common
-from bert_jax import command
+from bert_jax import command, finetuning
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -83,7 +82,7 @@ def largest_transition(folder: Path) -> float | None:
 
 def measure(config: FinetuneConfig, workdir: Path) -> dict[str, Any]:
     """Fine-tunes all seeds of a system, and returns its figures."""
-    result = finetune.finetune(config, workdir)
+    result = finetuning.finetune(config, workdir)
     _, files = registry.resolve(config.task)
     folders = [workdir / f"seed-{seed}" for seed in result["seeds"]] if len(result["seeds"]) > 1 else [workdir]
     return {

@@ -114,7 +114,7 @@ def watch(text: Path | str, arguments: argparse.Namespace, workers: int, folder:
 
 def bert_jax_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "data_prep.build_examples", "--objective=nsp", f"--masking={arguments.masking}"),
+        *(sys.executable, "-m", "bert_jax", "build-examples", "--objective=nsp", f"--masking={arguments.masking}"),
         *(f"--input={text}", f"--tokenizer={arguments.vocabulary}", f"--output={output}"),
         *(f"--seq_len={arguments.seq_len}", f"--workers={workers}"),
     ]

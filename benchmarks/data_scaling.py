@@ -56,7 +56,7 @@ def slow_readers(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for processes in (arguments.readers, 1):
             output = folder / "read"
             command = bert_jax_command(text / "*.txt", output, arguments, processes)
-            command[command.index("data_prep.build_examples")] = "benchmarks.slow_source"
+            command[2:4] = ["benchmarks.slow_source"]  # instead of bert_jax build-examples
             seconds[processes] = timed([[*command, f"--part=all/{arguments.readers}"]], folder)
             shards.append(read_manifest(output)["shards"])
             shutil.rmtree(output)
@@ -82,7 +82,7 @@ def append(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     base = cpu_seconds(bert_jax_command(first, outputs["base"], arguments, 1))
     added = cpu_seconds([*bert_jax_command(more, outputs["added"], arguments, 1), "--part=+1"])
     inputs = f"--input={outputs['base']},{outputs['added']}"
-    merged = cpu_seconds([sys.executable, "-m", "data_prep.merge_shards", inputs, f"--output={outputs['both']}"])
+    merged = cpu_seconds([sys.executable, "-m", "bert_jax", "merge-shards", inputs, f"--output={outputs['both']}"])
     rebuilt = cpu_seconds(bert_jax_command(f"{first},{more}", outputs["rebuilt"], arguments, 1))
     details = {
         "text_mb": [round(size / MB, 1) for size in sizes],

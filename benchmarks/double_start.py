@@ -62,7 +62,7 @@ def _alone(data: Path, work: Path, steps: int, more: Sequence[str]) -> float:
 
 
 def _start(data: Path, work: Path, name: str, which: str, steps: int, more: Sequence[str]) -> "subprocess.Popen[bytes]":
-    line = [sys.executable, "-m", "bert_jax.pretrain"]
+    line = [sys.executable, "-m", "bert_jax", "pretrain"]
     line += chaos.arguments(data, work / name, steps, chaos.SAVE_EVERY, more)
     return killed_lives.start_process(line, 1, work, f"{name}-{which}.txt")
 
@@ -96,7 +96,7 @@ def measure(starts: int, steps: int, seed: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.double_start", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.double_start", __doc__ or "")
     parser.add_argument("--starts", type=int, default=50, help="number of double starts (default: 50)")
     parser.add_argument("--steps", type=int, default=60, help="training steps (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default: 0)")

@@ -54,14 +54,14 @@ def measure(model: Path, texts: Sequence[str], count: int, folder: Path) -> dict
     with file.open("w", encoding="utf-8") as written:
         for number, text in enumerate(itertools.islice(itertools.cycle(texts), count)):
             written.write(f"{text} {number}\n")
-    line = [sys.executable, "-m", "bert_jax.embed", f"--checkpoint={model}", f"--input={file}", f"--output={output}"]
+    line = [sys.executable, "-m", "bert_jax", "embed", f"--checkpoint={model}", f"--input={file}", f"--output={output}"]
     seconds, used = watched([*line, "--format=npy"], folder)
     shutil.rmtree(output)
     return {"texts": count, "seconds": round(seconds, 1), "peak_gb": round(used.peak_bytes / GB, 3)}
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.embed_memory", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.embed_memory", __doc__ or "")
     add = parser.add_argument
     add("--model", required=True, metavar="FOLDER", help="any checkpoint of equal layers, such as all-MiniLM-L6-v2")
     add("--layers", type=int, default=1, help="layers of it to keep (default: 1)")

@@ -28,11 +28,10 @@ from typing import Any
 
 import jax
 
-import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.finetune import compared, our_turn
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
-from bert_jax import command
+from bert_jax import command, finetuning
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -139,7 +138,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     versions: dict[str, str] = {}
     peers: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        values = finetune.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
+        values = finetuning.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
         if flags.peer_python:
             line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
             versions, scores = peer_answers(line)
@@ -178,7 +177,7 @@ def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> li
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.embeddings", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.embeddings", __doc__ or "")
     add = parser.add_argument
     add("--part", choices=("embed", "train", "parity"), default="embed", help="what to measure (default: embed)")
     add("--model", type=Path, required=True, metavar="FOLDER", help="a folder of sentence-transformers")

@@ -33,10 +33,9 @@ from typing import Any
 import jax
 import numpy as np
 
-import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
-from bert_jax import command
+from bert_jax import command, finetuning
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -150,7 +149,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     theirs: list[Mapping[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         workdir = flags.workdir or Path(folder) / "run"
-        result = finetune.finetune(config, workdir)
+        result = finetuning.finetune(config, workdir)
         if flags.peer_python:
             line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
             versions, theirs = peer_answers(line)
@@ -248,7 +247,7 @@ PARTS = {"speed": measure_speed, "whole": measure_whole, "parity": measure_parit
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.finetune", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.finetune", __doc__ or "")
     add = parser.add_argument
     add("--part", choices=tuple(PARTS), default="speed", help="what to measure (default: speed)")
     add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")

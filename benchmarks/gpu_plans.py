@@ -6,7 +6,7 @@ Each plan is stored as JSON in the folder of --plans; existing plans are not rec
 printed with the command of each plan. Needs jax's CUDA plugin (pip install '.[gpu12]') but no GPU; a plan takes
 minutes. Steps that were measured on an H200 stand beside their plans. Plans of packed rows need --shards, made by
 
-    python -m data_prep.build_examples --input 'data_prep/sample/books/*.txt.xz' --tokenizer bert-base-uncased.txt \\
+    bert-jax build-examples --input 'data_prep/sample/books/*.txt.xz' --tokenizer bert-base-uncased.txt \\
         --output SHARDS --objective single --pack 8 --seq_len 512
 """
 
@@ -205,7 +205,7 @@ TABLES = (BASE, OTHERS, H200)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = plan_tables.parser("benchmarks.gpu_plans", __doc__ or "")
+    parser = plan_tables.parser("python -m benchmarks.gpu_plans", __doc__ or "")
     parser.add_argument("--shards", type=Path, help="the folder of the shards of packed rows")
     flags = parser.parse_args(arguments)
     plan_tables.update(TABLES, flags, flags.shards)

@@ -212,8 +212,7 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
     """Runs the tiny recipe on folder/shards in a process with one device; returns the last line of metrics."""
     line = [
         sys.executable,
-        "-m",
-        "bert_jax.pretrain",
+        *("-m", "bert_jax", "pretrain"),
         f"--config={common.REPOSITORY / 'configs' / 'bert_tiny.py'}",
         f"--workdir={folder / 'run'}",
         f"--config.data.train={folder / 'shards'}",

@@ -67,7 +67,7 @@ class Progress:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.lineage", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.lineage", __doc__ or "")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder of the runs, the page and the data")
     for item in dataclasses.fields(Settings):
         what = f"{item.metadata['help']}" + (f" (default: {item.default})" if item.default else "")

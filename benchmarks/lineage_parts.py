@@ -29,10 +29,10 @@ from bert_jax.data.example import Rows
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.evaluate import evaluate
 from bert_jax.features import FeatureOptions, features
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.planning.abstract_step import RowSpec
-from bert_jax.pretrain import pretrain
+from bert_jax.pretraining import pretrain
 from bert_jax.storage.local import read_json, write_json
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import read_metrics
@@ -219,7 +219,7 @@ def _end_with_stdin() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.lineage_parts", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.lineage_parts", __doc__ or "")
     parser.add_argument("folder", type=Path, help="the --output of benchmarks.lineage")
     parser.add_argument("system", help="the name of a system")
     parser.add_argument("parts", help="names of parts, separated by commas")

@@ -157,7 +157,7 @@ def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.loader", __doc__)
+    parser = command.Parser("python -m benchmarks.loader", __doc__)
     parser.add_argument("--input", default=SAMPLE, help="text to build the rows from (default: data_prep/sample)")
     parser.add_argument("--tokenizer", default="", help="the tokenizer (default: one trained on the text)")
     parser.add_argument("--peer_python", default="", help="an interpreter with torch and transformers (default: none)")

@@ -4,7 +4,7 @@
     BERT_JAX_DATA=DATA python -m benchmarks.lora --model FOLDER --runs RUNS --seeds 1 --steps 20     (a short trial)
 
 FOLDER is any checkpoint; the target is stated for all-MiniLM-L6-v2 (benchmarks/scores.py says where to get it). Each
-line of METHODS is `python -m bert_jax.finetune` with the same data, seeds and number of epochs, run into
+line of METHODS is `bert-jax finetune` with the same data, seeds and number of epochs, run into
 RUNS/TASK-METHOD; an interrupted run is resumed, and a finished one is read. The last line of the output is JSON: for
 each task the mean and the deviation of each method, and how many points adapters lose against training everything.
 """

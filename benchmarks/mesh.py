@@ -88,7 +88,7 @@ def count(
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.mesh", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.mesh", __doc__ or "")
     add = parser.add_argument
     add("--size", choices=sizes.PRESETS, default="base", help="model size (default: base)")
     add("--batch_size", type=int, default=256, help="global, in rows (default: 256)")

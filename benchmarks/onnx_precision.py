@@ -86,7 +86,7 @@ def measure(model: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.onnx_precision", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.onnx_precision", __doc__ or "")
     parser.add_argument("--model", required=True, type=Path, help="a sentence-transformers folder")
     options = parser.parse_args(arguments)
     common.emit_results("onnx_precision", measure(options.model), {"model": options.model.name, "task": "stsb dev"})

@@ -32,7 +32,7 @@ class PagePlan:
 
     @property
     def line(self) -> str:
-        return "python -m bert_jax.plan " + " ".join(self.arguments)
+        return "bert-jax plan " + " ".join(self.arguments)
 
     def file(self, folder: Path) -> Path:
         return folder / f"{self.name}.json"
@@ -59,9 +59,9 @@ class PlanTable:
         return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
-def parser(module: str, description: str) -> command.Parser:
+def parser(program: str, description: str) -> command.Parser:
     """The flags that `update` reads."""
-    made = command.Parser(module, description)
+    made = command.Parser(program, description)
     made.add_argument("--plans", type=Path, required=True, help="the folder of the plans' JSON files")
     made.add_argument("--only", default="", help="make only plans whose name begins with this")
     made.add_argument("--page", type=Path, help="write the tables into this page, between their markers")
@@ -105,7 +105,7 @@ def make(plan: PagePlan, folder: Path, shards: Path | None) -> None:
     arguments = [argument.replace(SHARDS, str(shards and shards.absolute())) for argument in plan.arguments]
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "plan.json"
-        line = [sys.executable, "-m", "bert_jax.plan", *arguments, "--json", str(file)]
+        line = [sys.executable, "-m", "bert_jax", "plan", *arguments, "--json", str(file)]
         subprocess.run(line, cwd=common.REPOSITORY, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
         found = read_json(file)
     compilers = {one.name: one.version for one in importlib.metadata.distributions() if one.name in COMPILERS}

@@ -32,9 +32,9 @@ HEADER = """\
 
 
 def commands() -> list[list[str]]:
-    """The command lines of the page that train a vocabulary or build rows, as words after `python -m`."""
+    """The command lines of the page that train a vocabulary or build rows, as words after `bert-jax`."""
     text = PAGE.read_text(encoding="utf-8")
-    lines = re.findall(r"^python -m (data_prep\.(?:train_tokenizer|build_examples) .+)$", text, re.M)
+    lines = re.findall(r"^bert-jax ((?:train-tokenizer|build-examples) .+)$", text, re.M)
     return [shlex.split(line) for line in lines]
 
 
@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[list[
         output = words[words.index("--output") + 1]
         if arguments.only in output:
             real = on_real_text(words, arguments.text, arguments.languages)
-            seconds, found = watched([sys.executable, "-m", *real], folder)
+            seconds, found = watched([sys.executable, "-m", "bert_jax", *real], folder)
             yield (
                 words,
                 {
@@ -88,7 +88,7 @@ def row(words: list[str], details: Mapping[str, Any]) -> str:
     """One row of the table."""
     tokens = f"{details['tokens'] / 1e6:.2f}" if "tokens" in details else f"{details['vocab_size']:,} in all"
     rows = f"{details['rows']:,}" if "rows" in details else ""
-    name = f"`{words[0].split('.')[1]} ... --output {words[words.index('--output') + 1]}`"
+    name = f"`{words[0]} ... --output {words[words.index('--output') + 1]}`"
     cells = (details["seconds"], details["cpu_seconds"], details["peak_mb"], tokens, rows)
     disk = (details.get("output_mb", ""), details.get("bytes_a_token", ""))
     return f"| {' | '.join(map(str, (name, *cells, *disk)))} |"

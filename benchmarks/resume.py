@@ -20,9 +20,8 @@ from typing import Any
 
 import jax
 
-import bert_jax.pretrain as pretrain
 from benchmarks import common, loader
-from bert_jax import command
+from bert_jax import command, pretraining
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
@@ -50,7 +49,7 @@ def first_step(data: Path, workdir: Path, preset: str) -> dict[str, float]:
     jax.monitoring.register_event_duration_secs_listener(note)
     at = latest_step(workdir) or 0
     began = time.time()
-    pretrain.pretrain(_config(data, preset, at + 2), workdir)
+    pretraining.pretrain(_config(data, preset, at + 2), workdir)
     first = next(line["time"] for line in read_metrics(workdir) if line["step"] == at + 1)
     return {
         "position": at,
@@ -81,7 +80,7 @@ def measure(input: str, preset: str) -> dict[str, Any]:
         data = loader.many_shards(work / "built", work / "many")
         epoch = open_dataset(data, "train").rows // ROWS
         workdir = work / "run"
-        pretrain.pretrain(_config(data, preset, 1), workdir)  # writes a checkpoint, and fills the compilation cache
+        pretraining.pretrain(_config(data, preset, 1), workdir)  # writes a checkpoint, and fills the compilation cache
         found = []
         for share in SHARES:
             checkpoints = workdir / CHECKPOINTS
@@ -124,7 +123,7 @@ def _in_a_process(data: Path, workdir: Path, preset: str) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.resume", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.resume", __doc__ or "")
     parser.add_argument(
         "--input", default=loader.SAMPLE, help="text to build the rows from (default: data_prep/sample)"
     )

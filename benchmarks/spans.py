@@ -2,7 +2,7 @@
 
     BERT_JAX_DATA=DATA python -m benchmarks.spans --checkpoint CHECKPOINT --workdir runs/spans
 
-Each is fine-tuned by bert_jax.finetune with configs/spans.py on the first sentences of the training file, with the same
+Each is fine-tuned by bert-jax finetune with configs/spans.py on the first sentences of the training file, with the same
 seeds and so the same batches, and measured on half as many of dev and of test. Prints one JSON line for each: mean,
 sample standard deviation and values of F1. An interrupted run is resumed from --workdir.
 """
@@ -12,10 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import bert_jax.finetune as finetune
 from benchmarks import common
 from benchmarks.crf import task_of
-from bert_jax import command
+from bert_jax import command, finetuning
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
 from bert_jax.train.host_memory import keep_freed_memory
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
             epochs=known.epochs,
             optimizer=dataclasses.replace(recipe.optimizer, learning_rate=known.learning_rate),
         )
-        metrics = finetune.finetune(config, known.workdir / vectors)["metrics"]
+        metrics = finetuning.finetune(config, known.workdir / vectors)["metrics"]
         found = {name: metrics[name] for name in ("f1", "test_f1") if name in metrics}
         common.emit_results(f"spans/{vectors}", found, settings)
 

@@ -88,7 +88,7 @@ class Speedrun:
         vocabulary = self.output / "vocabulary"
         if not vocabulary.exists():
             size = f"--vocab_size={self.flags.vocab_size}"
-            run("data_prep.train_tokenizer", f"--input={pattern}", f"--output={vocabulary}", size, "--lowercase")
+            run("train-tokenizer", f"--input={pattern}", f"--output={vocabulary}", size, "--lowercase")
         if not self.shards.exists():
             options = (
                 "--objective=doc_sentences",
@@ -97,7 +97,7 @@ class Speedrun:
                 f"--eval_fraction={self.flags.eval_fraction}",
             )
             source = (f"--input={pattern}", f"--tokenizer={vocabulary}", f"--output={self.shards}")
-            run("data_prep.build_examples", *source, f"--seq_len={SEQ_LEN}", *options)
+            run("build-examples", *source, f"--seq_len={SEQ_LEN}", *options)
 
     def train(self) -> None:
         """Trains the recipe."""
@@ -150,7 +150,7 @@ class Speedrun:
         workdir = self.output / name
         if not (workdir / RESULT_FILE).exists():
             options = [f"--config.data.train={self.shards}", *self.overrides, *(f"--config.{one}" for one in more)]
-            run("bert_jax.pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *options)
+            run("pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *options)
             speedrun_page.write_origin(self.output / f"{name}.json")
 
     def _score(self, system: str, model: Path) -> None:
@@ -161,7 +161,7 @@ class Speedrun:
         folder.mkdir(parents=True, exist_ok=True)
         held_out = folder / "held_out.json"
         if system != "reference" and not held_out.exists():
-            metrics = run("bert_jax.evaluate", f"--checkpoint={model}", f"--data={self.shards}", "--batch_size=32")
+            metrics = run("evaluate", f"--checkpoint={model}", f"--data={self.shards}", "--batch_size=32")
             write_json(held_out, json.loads(metrics))
         for task in TASKS:
             file = folder / f"{task.name}.json"
@@ -194,9 +194,9 @@ class Speedrun:
         return [str(self.flags.peer_python), str(script), *(f"--{name}={value}" for name, value in values.items())]
 
 
-def run(module: str, *arguments: str) -> str:
+def run(name: str, *arguments: str) -> str:
     """Runs a command of bert_jax, and returns what it prints."""
-    return common.run_command([sys.executable, "-m", module, *arguments])
+    return common.run_command([sys.executable, "-m", "bert_jax", name, *arguments])
 
 
 def listed(known: Sequence[str], value: str) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ def listed(known: Sequence[str], value: str) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.speedrun", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.speedrun", __doc__ or "")
     add = parser.add_argument
     tasks = [task.name for task in TASKS]
     add("--output", type=Path, required=True, help="folder of all parts; resumed if it exists")

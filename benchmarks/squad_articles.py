@@ -47,7 +47,7 @@ def write(source: Path, output: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.squad_articles", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.squad_articles", __doc__ or "")
     parser.add_argument("--input", type=Path, required=True, help="SQuAD's dev file; .xz, .gz and .zst are read too")
     parser.add_argument("--output", type=Path, required=True, help="the folder for train.json and dev.json")
     flags = parser.parse_args(arguments)

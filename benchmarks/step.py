@@ -130,7 +130,7 @@ def peer_line(python: Path, peer: str, config: ModelConfig, compute_dtype: str, 
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = command.Parser("benchmarks.step", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.step", __doc__ or "")
     add = parser.add_argument
     add("--size", choices=SIZES, default="mini", help="model size (default: mini)")
     add("--batch_size", type=int, default=16, help="rows (default: 16)")

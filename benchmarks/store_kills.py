@@ -53,7 +53,7 @@ def measure(store: str, kills: int, steps: int, seed: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.store_kills", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.store_kills", __doc__ or "")
     parser.add_argument("--store", choices=tuple(EMULATORS), default="gs", help="the kind of store (default: gs)")
     parser.add_argument("--kills", type=int, default=100, help="number of SIGKILLs (default: 100)")
     parser.add_argument("--steps", type=int, default=1200, help="training steps (default: 1200)")

@@ -211,7 +211,7 @@ def _build(directory: Path, rows: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.streaming", __doc__)
+    parser = command.Parser("python -m benchmarks.streaming", __doc__)
     parser.add_argument("--part", choices=("shuffle", "wait"), help="only this part (default: both)")
     parser.add_argument("--rows", type=int, default=0, help="of the data set (default: 10^9, and 10^6 in wait)")
     parser.add_argument("--batch_size", type=int, default=256, help="rows of a batch (default: 256)")

@@ -102,7 +102,8 @@ TABLE = PlanTable(
 
 
 def main(arguments: Sequence[str]) -> None:
-    plan_tables.update([TABLE], plan_tables.parser("benchmarks.tpu_plans", __doc__ or "").parse_args(arguments))
+    parser = plan_tables.parser("python -m benchmarks.tpu_plans", __doc__ or "")
+    plan_tables.update([TABLE], parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.tutorials", __doc__ or "")
+    parser = command.Parser("python -m benchmarks.tutorials", __doc__ or "")
     parser.add_argument("--encoder", required=True, type=Path, help="an export in Hugging Face layout")
     parser.add_argument("--output", required=True, type=Path, help="the folder of the tutorials' folders")
     parser.add_argument(

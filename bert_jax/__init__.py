@@ -17,13 +17,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.renamed_modules import refuse_renamed_modules
-
 if TYPE_CHECKING:
     from bert_jax.api import Model, build_examples, finetune, load, pretrain, train_tokenizer
     from bert_jax.command import UserError
-
-refuse_renamed_modules()
 
 # setup.cfg reads the version from here, so that a checkout that is not installed knows it too.
 __version__ = "0.1.0"
@@ -32,8 +28,6 @@ __all__ = ["Model", "UserError", "build_examples", "finetune", "load", "pretrain
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("api", "finetune", "pretrain"):  # modules; the last two can also be called (callable_module.py)
-        return importlib.import_module(f"bert_jax.{name}")
     if name in __all__:
         return getattr(importlib.import_module(f"bert_jax.{'command' if name == 'UserError' else 'api'}"), name)
     raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")

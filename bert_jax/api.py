@@ -28,14 +28,14 @@ from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert_jax.embed import report_truncated
 from bert_jax.evaluate import EvaluateOptions
 from bert_jax.fill_mask import Filled
-from bert_jax.finetune import finetune as run_finetuning
+from bert_jax.finetuning import finetune as run_finetuning
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.predict import Prediction, PredictOptions
-from bert_jax.pretrain import pretrain as run_pretraining
+from bert_jax.pretraining import pretrain as run_pretraining
 from bert_jax.progress import is_watched
 from bert_jax.storage.hub_models import PREFIX, model_address
 from bert_jax.storage.local import as_typed
@@ -135,7 +135,7 @@ class Model:
         if found.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
-                f"from bert_jax.embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
+                f"from bert-jax embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
         embedder = Embedder(self.loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
@@ -261,7 +261,7 @@ def finetune(
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
                  {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
 
-    Raises UserError as `bert_jax.finetune.finetune` does, for data in memory that are no rows or have values of other
+    Raises UserError as `bert_jax.finetuning.finetune` does, for data in memory that are no rows or have values of other
     types than files in the columns of the task, and for data in memory with a workdir in a store. A workdir gets a
     neighbour, WORKDIR-data, with the data that is in memory.
     """
@@ -300,7 +300,7 @@ def pretrain(
     data        the shards (data.train); build_examples makes them
     overrides   configuration keys and their values, such as {"budget_minutes": 5}, as for finetune; for a recipe
 
-    The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretrain.pretrain` does.
+    The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretraining.pretrain` does.
     """
     enable_compilation_cache()
     keys = {"data.train": str(data)} if data else {}

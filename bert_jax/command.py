@@ -26,26 +26,7 @@ EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT end
 
 
 _HOME = re.compile(r"(?:(?<=[=,:])|^)~(?=/)")
-_MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
-_COMMAND = re.compile(r"python -m |bert-jax ")
 _FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)(?![\w.])")
-_short_names = False  # whether the user typed `bert-jax NAME`
-
-
-def short_name(module: str) -> str:
-    """The name of a command after `bert-jax`: that of its module, with - for _."""
-    return module.rpartition(".")[2].replace("_", "-")
-
-
-def use_short_names() -> None:
-    """Makes the help and the errors of this process name commands as `bert-jax NAME`."""
-    global _short_names
-    _short_names = True
-
-
-def as_typed(text: str) -> str:
-    """A text with its commands as the user types them: `python -m MODULE` or `bert-jax NAME`."""
-    return _MODULE.sub(lambda found: f"bert-jax {short_name(found[1])}", text) if _short_names else text
 
 
 class UserError(Exception):
@@ -57,9 +38,8 @@ def for_python(message: str) -> str:
 
     Those of a command that the message advises, and of configuration keys, stay.
     """
-    command = _COMMAND.search(message)
-    before = message[: command.start()] if command else message
-    return _FLAG.sub(r"\1", before) + message[len(before) :]
+    before, command, after = message.partition("bert-jax ")
+    return _FLAG.sub(r"\1", before) + command + after
 
 
 @contextlib.contextmanager
@@ -84,12 +64,12 @@ class RunAgain(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports errors in one line and keeps the layout of its help text."""
+    """The parser of a command, such as `bert-jax embed`: errors are one line, and the help text keeps its layout."""
 
-    def __init__(self, module: str, description: str) -> None:
+    def __init__(self, program: str, description: str) -> None:
         super().__init__(
-            prog=as_typed(f"python -m {module}"),
-            description=as_typed(description),
+            prog=program,
+            description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -16,7 +16,7 @@ DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoi
 checkpoints/0, with weights only. Every tensor keeps its values; the token table is padded to a multiple of 128 rows.
 Families: {", ".join(family.title for family in FAMILIES.values())}.
 
-  python -m bert_jax.convert --input hf:bert-base-uncased --output checkpoints/bert-base-uncased
+  bert-jax convert --input hf:bert-base-uncased --output checkpoints/bert-base-uncased
 
 --input is a folder in Hugging Face format, with config.json, model.safetensors (or its parts and their index) and
 tokenizer.json or vocab.txt, or hf:NAME, a model of the Hugging Face Hub. Pickles (pytorch_model.bin) are refused, since
@@ -43,7 +43,7 @@ def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.convert", DESCRIPTION)
+    parser = command.Parser("bert-jax convert", DESCRIPTION)
     parser.add_argument(
         "--input",
         "--checkpoint",
@@ -55,7 +55,3 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     loaded = convert(options.input, options.output)
     print(f"{options.output}: {describe(loaded)}")
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -28,8 +28,8 @@ FORMATS = ("npz", *vector_files.FORMATS)
 
 DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
-  python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
-  python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
+  bert-jax embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
+  bert-jax embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
 
 --input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
           .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts; --form jsonl for a
@@ -200,7 +200,7 @@ def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.embed", DESCRIPTION)
+    parser = command.Parser("bert-jax embed", DESCRIPTION)
     parser.add_argument(
         "--checkpoint",
         required=True,
@@ -261,7 +261,3 @@ def report_truncated(model: Embedder, texts: int) -> None:
     """Prints how many of the texts that a model has encoded were truncated, if any were."""
     if model.truncated:
         print_note(f"{model.truncated} of {texts} texts are longer than {model.settings.max_length} tokens; truncated")
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -27,18 +27,18 @@ from bert_jax.train.run import runtime_of
 
 DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
 
-  python -m bert_jax.evaluate --checkpoint runs/base --data shards      the pretraining metrics on held-out shards
-  python -m bert_jax.evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
+  bert-jax evaluate --checkpoint runs/base --data shards      the pretraining metrics on held-out shards
+  bert-jax evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
 
 --checkpoint is a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME. --data is the output of
-data_prep.build_examples (its eval/ is evaluated; pass DIR/train to evaluate the training shards), or a file or folder
+bert-jax build-examples (its eval/ is evaluated; pass DIR/train to evaluate the training shards), or a file or folder
 of the task that the checkpoint was fine-tuned for.
 
-  python -m bert_jax.evaluate --checkpoint runs/vectors --data scifact   retrieval, of vectors of texts
+  bert-jax evaluate --checkpoint runs/vectors --data scifact   retrieval, of vectors of texts
 
 A folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) measures retrieval by cosines, or by dot
 products where a sentence-transformers folder says so: ndcg@10, mrr@10 and recall@k. --data scifact/qrels/dev.tsv
-measures another split. Vectors are made as by python -m bert_jax.embed without --pool, with the checkpoint's prompts
+measures another split. Vectors are made as by bert-jax embed without --pool, with the checkpoint's prompts
 `query` and `document`. Queries that are in the corpus under their own _id find themselves, as in sentence-transformers;
 --skip_self leaves them out of their hits, as BEIR does. Pairs with scores (STS) are a task file of a checkpoint that
 was trained for vectors, or of a sentence-transformers folder:
@@ -208,7 +208,7 @@ def _retrieval(
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.evaluate", DESCRIPTION)
+    parser = command.Parser("bert-jax evaluate", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the checkpoint (see above)")
     parser.add_argument("--data", required=True, help="shards, or a file or folder of the task")
     parser.add_argument("--batch_size", type=int, default=64, help="rows per batch (default: 64)")
@@ -273,7 +273,3 @@ def main(arguments: Sequence[str]) -> None:
         )
         if distributed.is_primary():
             print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    command.run(main)

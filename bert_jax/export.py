@@ -28,7 +28,7 @@ DTYPES = {"hf": FLOATS, "sentence_transformers": FLOATS, "stablehlo": FLOATS, "o
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
-  python -m bert_jax.export --checkpoint runs/base --format hf --output exported
+  bert-jax export --checkpoint runs/base --format hf --output exported
 
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
@@ -131,7 +131,7 @@ def _write(loaded: LoadedModel, output: str | Path, format: str, part: str, base
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.export", DESCRIPTION)
+    parser = command.Parser("bert-jax export", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
     parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
     parser.add_argument("--dtype", default="", help="float32, bfloat16 or int8; see above")
@@ -144,7 +144,3 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")
-
-
-if __name__ == "__main__":
-    command.run(main)

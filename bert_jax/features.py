@@ -50,12 +50,12 @@ PUBLISHED = {
 
 DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
 
-  python -m bert_jax.features --checkpoint CHECKPOINT --config tagging:task=conll2003 --output layers.json
-  python -m bert_jax.features --checkpoint CHECKPOINT --config tagging:task=ewt --layers last,4 --head linear
+  bert-jax features --checkpoint CHECKPOINT --config tagging:task=conll2003 --output layers.json
+  bert-jax features --checkpoint CHECKPOINT --config tagging:task=ewt --layers last,4 --head linear
 
 A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
 {", ".join(LAYERS)}, mix, or numbers (0: the embeddings); see
-python -m bert_jax.embed --help. With mix, each head learns a weight for the embeddings and for each layer
+bert-jax embed --help. With mix, each head learns a weight for the embeddings and for each layer
 (Peters et al. 2018, section 3.2); the weights are printed.
 
 The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. Its training stops
@@ -177,7 +177,7 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.features", DESCRIPTION)
+    parser = command.Parser("bert-jax features", DESCRIPTION)
     parser.add_argument(
         "--checkpoint",
         required=True,
@@ -301,7 +301,3 @@ def _cell(metric: dict[str, Any] | None) -> str:
         return "-"
     deviation = "" if metric["std"] is None else f" ± {100 * metric['std']:.1f}"
     return f"{100 * metric['mean']:.1f}{deviation}"
-
-
-if __name__ == "__main__":
-    command.run(main)

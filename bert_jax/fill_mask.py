@@ -37,13 +37,13 @@ LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that fe
 
 DESCRIPTION = """Predicts the masked words of sentences, with the probability of each prediction.
 
-  python -m bert_jax.fill_mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
+  bert-jax fill-mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
 
-CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, a Hugging Face folder, or hf:NAME; it must have
+CHECKPOINT is a workdir of bert-jax pretrain, a step in it, an export, a Hugging Face folder, or hf:NAME; it must have
 a masked language model head. Each [MASK] (or the vocabulary's own mask token, such as <mask>) stands for one token of
 the vocabulary. Several masks in a sentence are predicted independently, not jointly.
 
-  python -m bert_jax.fill_mask --checkpoint CHECKPOINT --generate 40 "The old man"
+  bert-jax fill-mask --checkpoint CHECKPOINT --generate 40 "The old man"
 
 With --generate N, N new tokens follow each sentence, or form a text if no sentence is given. They begin as masks, which
 are replaced by samples in several steps (Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models").
@@ -136,7 +136,7 @@ def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.fill_mask", DESCRIPTION)
+    parser = command.Parser("bert-jax fill-mask", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the model that predicts")
     parser.add_argument("--top", type=int, metavar="N", help="predictions shown per mask (default: 5)")
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help=f"a sentence with at least one {MASK}")
@@ -250,7 +250,3 @@ def _render(filled: Filled) -> str:
         width = max(len(prediction.token) for prediction in predictions)
         lines += [f"  {prediction.token:<{width}}  {100 * prediction.probability:6.2f}%" for prediction in predictions]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -13,8 +13,8 @@ from bert_jax.config import PretrainConfig
 DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
 fits the memory, how long it takes, and what to change.
 
-  python -m bert_jax.plan --config bert_base --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
-  python -m bert_jax.plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
+  bert-jax plan --config bert_base --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
+  bert-jax plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
 TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu, which
 is in the extra tpu (docs/install.md). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8,
@@ -30,7 +30,7 @@ arithmetic, and of launches (docs/gpu_plan.md). Loop bodies count once per itera
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.plan", DESCRIPTION)
+    parser = command.Parser("bert-jax plan", DESCRIPTION)
     add = parser.add_argument
     add("--config", required=True, help="a pretraining recipe; --config.KEY=VALUE sets a key")
     add("--topology", required=True, help="a TPU slice, such as v5e:16x16, or GPUs, such as h100:8")
@@ -91,7 +91,3 @@ def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -34,9 +34,9 @@ DIGITS = 7  # significant digits of a float32
 
 DESCRIPTION = """Runs a fine-tuned checkpoint on texts and writes one JSON object per line, in the order of the inputs.
 
-  python -m bert_jax.predict --checkpoint runs/sst2 --input reviews.txt --output moods.jsonl
-  echo "Ann Lee moved to Rome." | python -m bert_jax.predict --checkpoint runs/conll2003 --input -
-  python -m bert_jax.predict --checkpoint runs/mrpc --input pairs.jsonl --all_scores
+  bert-jax predict --checkpoint runs/sst2 --input reviews.txt --output moods.jsonl
+  echo "Ann Lee moved to Rome." | bert-jax predict --checkpoint runs/conll2003 --input -
+  bert-jax predict --checkpoint runs/mrpc --input pairs.jsonl --all_scores
 
 Input: a UTF-8 file, plain or compressed (.gz, .xz, .zst), or standard input. The file name decides the form:
   .txt, .text, none  text: one input per line; a tab separates its two texts (a pair, or question and context)
@@ -149,7 +149,7 @@ def _columns(given: Columns | Mapping[str, str] | None) -> Columns | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.predict", DESCRIPTION)
+    parser = command.Parser("bert-jax predict", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help=CHECKPOINT_HELP)
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts (see above); - for standard input")
     parser.add_argument("--output", default="", metavar="FILE", help="the file to write (default: standard output)")
@@ -261,7 +261,3 @@ def _output(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    command.run(main)

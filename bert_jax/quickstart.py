@@ -23,7 +23,7 @@ from bert_jax.train.workdir import latest_step
 
 DESCRIPTION = """Runs all steps from text to an exported BERT, in less than 10 minutes on two cores.
 
-  python -m bert_jax.quickstart --output runs/quickstart
+  bert-jax quickstart --output runs/quickstart
 
 On the text that comes with the code, it trains a vocabulary, builds shards, pretrains a tiny BERT (which it kills and
 resumes once), evaluates it, fine-tunes it to tag parts of speech, exports it, fills masks and writes reports. Each
@@ -80,7 +80,7 @@ def vocabulary(stages: Stages, plan: Plan) -> None:
     with stages.stage("Vocabulary", "Trains a WordPiece vocabulary on the text.") as entry:
         if not stages.exists("tokenizer"):
             stages.run(
-                *("data_prep.train_tokenizer", "--input", _text(plan), "--output", stages.path("tokenizer")),
+                *("train-tokenizer", "--input", _text(plan), "--output", stages.path("tokenizer")),
                 *("--vocab_size", str(plan.vocabulary), "--lowercase"),
             )
         entry["figures"] = f"{plan.vocabulary:,} tokens"
@@ -90,12 +90,12 @@ def shards(stages: Stages, plan: Plan) -> None:
     with stages.stage("Shards", "Writes pairs of sentences as rows of ids; some documents are held out.") as entry:
         if not stages.exists("shards"):
             stages.run(
-                *("data_prep.build_examples", "--input", _text(plan), "--tokenizer", stages.path("tokenizer")),
+                *("build-examples", "--input", _text(plan), "--tokenizer", stages.path("tokenizer")),
                 *("--output", stages.path("shards"), "--seq_len", str(plan.length), "--objective", "nsp"),
                 *("--masking", "dynamic", "--mask_unit", "word", "--dupe_factor", str(plan.pairings)),
                 *("--eval_fraction", str(plan.held_out)),
             )
-        stages.run("data_prep.inspect_shards", stages.path("shards"), "--verify", "--show", "2")
+        stages.run("inspect-shards", stages.path("shards"), "--verify", "--show", "2")
         parts = _read_json(stages.path("shards/manifest.json"))["parts"]
         entry["figures"] = (
             f"{parts['train']['rows']:,} rows to train on ({parts['train']['tokens']:,} tokens), "
@@ -105,7 +105,7 @@ def shards(stages: Stages, plan: Plan) -> None:
 
 def pretraining(stages: Stages, plan: Plan) -> None:
     arguments = (
-        *("bert_jax.pretrain", "--config", "bert_tiny"),
+        *("pretrain", "--config", "bert_tiny"),
         *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
         *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
         *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
@@ -193,7 +193,7 @@ def tagging(stages: Stages, plan: Plan) -> None:
     ) as entry:
         if not stages.exists("tagger/result.json"):
             stages.run(
-                *("bert_jax.finetune", "--config", "tagging:task=ewt"),
+                *("finetune", "--config", "tagging:task=ewt"),
                 *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
                 *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
                 *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1", *_verbose(plan)),
@@ -218,7 +218,7 @@ def exporting(stages: Stages) -> None:
     with stages.stage("Export", "Writes the pretrained model in the Hugging Face format.") as entry:
         if not stages.exists("exported"):
             stages.run(
-                *("bert_jax.export", "--checkpoint", stages.path("pretrained")),
+                *("export", "--checkpoint", stages.path("pretrained")),
                 *("--format", "hf", "--output", stages.path("exported")),
             )
         size = sum(file.stat().st_size for file in Path(stages.path("exported")).iterdir())
@@ -227,14 +227,14 @@ def exporting(stages: Stages) -> None:
 
 def filling(stages: Stages) -> None:
     with stages.stage("Fill masks", "Predicts the masked words of sentences with the exported model.") as entry:
-        stages.run("bert_jax.fill_mask", "--checkpoint", stages.path("exported"), *SENTENCES)
+        stages.run("fill-mask", "--checkpoint", stages.path("exported"), *SENTENCES)
         entry["figures"] = f"{len(SENTENCES)} sentences"
 
 
 def reports(stages: Stages) -> None:
     with stages.stage("Reports", "Writes a report of each run as an HTML page.") as entry:
-        stages.run("bert_jax.report", stages.path("pretrained"))
-        stages.run("bert_jax.report", stages.path("tagger"))
+        stages.run("report", stages.path("pretrained"))
+        stages.run("report", stages.path("tagger"))
         entry["figures"] = "2 pages"
 
 
@@ -289,7 +289,7 @@ def _relative(path: str) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.quickstart", DESCRIPTION)
+    parser = command.Parser("bert-jax quickstart", DESCRIPTION)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder for all results; required")
     parser.add_argument(
         "--minutes",
@@ -304,7 +304,3 @@ def main(arguments: Sequence[str]) -> None:
     if options.minutes <= 0:
         raise UserError(f"--minutes is {options.minutes:g}; it must be greater than 0, e.g. --minutes 3.5")
     quickstart(options.output, Plan(minutes=options.minutes, verbose=options.verbose))
-
-
-if __name__ == "__main__":
-    command.run(main)

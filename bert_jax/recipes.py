@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
-from bert_jax.command import UserError, short_name
+from bert_jax.command import UserError
 from bert_jax.config.shipped import recipe_file, shipped_recipes
 from bert_jax.storage.local import refuse_existing
 
 DESCRIPTION = """Lists the recipes that come with bert_jax, shows one, or copies one so that you can change it.
 
-  python -m bert_jax.recipes                                 the list
-  python -m bert_jax.recipes modernbert                      its command, hardware, expected result and source
-  python -m bert_jax.recipes modernbert --copy mine.py       a file of your own, for --config mine.py
+  bert-jax recipes                                 the list
+  bert-jax recipes modernbert                      its command, hardware, expected result and source
+  bert-jax recipes modernbert --copy mine.py       a file of your own, for --config mine.py
 
 A recipe is a Python file that returns a configuration. --config takes its name or a file, with an argument after a
 colon where the recipe has one (`--config modernbert:base`), and --config.KEY=VALUE changes a key. The argument and its
@@ -32,14 +32,14 @@ def describe(name: str) -> str:
 def listing() -> str:
     """The recipes by the command that they are for, one a line."""
     lines = []
-    for module in ("bert_jax.pretrain", "bert_jax.finetune"):
-        names = [name for name, file in shipped_recipes().items() if f"python -m {module}" in _docstring(file)]
-        lines += [f"{short_name(module)}:", *(f"  {describe(name)}" for name in names)]
+    for command_name in ("pretrain", "finetune"):
+        names = [name for name, file in shipped_recipes().items() if f"bert-jax {command_name}" in _docstring(file)]
+        lines += [f"{command_name}:", *(f"  {describe(name)}" for name in names)]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.recipes", DESCRIPTION)
+    parser = command.Parser("bert-jax recipes", DESCRIPTION)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show or copy; without it, the list")
     parser.add_argument("--copy", metavar="FILE", help="copy the recipe to a new file instead of showing it")
     options = parser.parse_args(list(arguments))
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{options.name} is a file of yours. Name a recipe of bert_jax: `bert-jax recipes` lists them")
     file = shipped_recipes()[options.name]
     if not options.copy:
-        print(command.as_typed(_docstring(file)))
+        print(_docstring(file))
         return
     refuse_existing(Path(options.copy))
     shutil.copyfile(file, options.copy)
@@ -75,7 +75,3 @@ def _argument(name: str) -> str:
 def _parsed(file: Path) -> ast.Module:
     """The syntax tree of a recipe, which says what it is without importing jax."""
     return ast.parse(file.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    command.run(main)

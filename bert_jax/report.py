@@ -34,7 +34,7 @@ _WHERE = " Its path is relative: make the report in the folder where training be
 DESCRIPTION = """Writes a report of a run as one HTML file, WORKDIR/report.html, which needs no network and no other
 file.
 
-  python -m bert_jax.report runs/tiny
+  bert-jax report runs/tiny
 
 It shows the results, curves (losses, accuracies, learning rate, throughput, waiting and padding) and the whole
 configuration. For pretraining it has a table of masked held-out sentences with the labels and the five most likely
@@ -42,7 +42,7 @@ tokens. For fine-tuning it has the metrics and curves by seed, and evaluates the
 of classes or tags, calibration, entities found and missed, and the examples with the highest loss. For a run that is
 not finished, or was killed, it shows what there is so far.
 
-  python -m bert_jax.report runs/a runs/b --output compared.html
+  bert-jax report runs/a runs/b --output compared.html
 
 Several runs of one kind are compared on one page: results side by side, their curves in the same charts, and the keys
 of the configuration that differ.
@@ -64,7 +64,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
     references, predictions = ({}, []) if finetuned else _held_out(run)
     document = Document(
         title=absolute(run.workdir).name,
-        program="bert_jax.report",
+        program="bert-jax report",
         source=str(run.workdir),
         lines=[_description(run)],
         warning="" if run.result is not None else _unfinished(run),
@@ -102,7 +102,7 @@ def compare(workdirs: Sequence[str | PurePath], output: str | PurePath) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.report", DESCRIPTION)
+    parser = command.Parser("bert-jax report", DESCRIPTION)
     parser.add_argument(
         "workdir", metavar="WORKDIR", nargs="+", help="the folder of a pretraining or fine-tuning run, or several"
     )
@@ -292,7 +292,3 @@ def _end_of_phase(run: RecordedRun, name: str) -> str:
     measured = [line["step"] for line in run.lines if line.get(f"eval_{name}") is not None]
     evaluated = [line["step"] for line in run.lines if line.get("eval_loss") is not None]
     return f"at step {measured[-1]:,}, where its phase was last measured" if measured[-1:] < evaluated[-1:] else ""
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -24,8 +24,8 @@ TEXTS_AT_ONCE = 10_000
 
 DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use.
 
-  python -m bert_jax.resize_vocabulary --checkpoint CHECKPOINT --output grown --add_tokens words.txt
-  python -m bert_jax.resize_vocabulary --checkpoint CHECKPOINT --output small --trim 'text/*.txt.xz'
+  bert-jax resize-vocabulary --checkpoint CHECKPOINT --output grown --add_tokens words.txt
+  bert-jax resize-vocabulary --checkpoint CHECKPOINT --output small --trim 'text/*.txt.xz'
 
 CHECKPOINT is a workdir, a step in it, an export, or a Hugging Face folder. The output is a Hugging Face folder, which
 transformers opens, or a workdir for a model that this format cannot hold (a CRF, relative positions). The other
@@ -149,7 +149,7 @@ def _weight_bytes(folder: str | Path) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.resize_vocabulary", DESCRIPTION)
+    parser = command.Parser("bert-jax resize-vocabulary", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the model whose vocabulary to change")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
     job = parser.add_mutually_exclusive_group(required=True)
@@ -168,7 +168,3 @@ def main(arguments: Sequence[str]) -> None:
         f"{options.output}: {done.tokens_before:,} -> {done.loaded.model.vocab_size:,} tokens{weights}; "
         f"{huggingface_export.describe(done.loaded)}"
     )
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -76,7 +76,7 @@ class Stages:
         self.console.print(f"[green]{entry['figures']}[/]  ({duration(entry['seconds'])})\n")
 
     def run(self, *arguments: str) -> None:
-        """Prints and runs python -m with these arguments; its output is shown.
+        """Prints and runs bert-jax with these arguments; its output is shown.
 
         Raises UserError if it fails, and Stopped after SIGTERM, which is forwarded to it.
         """
@@ -105,7 +105,7 @@ class Stages:
         self.console.print(f"$ {_command_line(arguments)}", style="bold cyan", markup=False)
         self.console.file.flush()  # before the output of the command
         earlier = signal.signal(signal.SIGTERM, _stop)
-        process = subprocess.Popen([sys.executable, "-m", *arguments])
+        process = subprocess.Popen([sys.executable, "-m", "bert_jax", *arguments])
         try:
             yield process
             process.wait()
@@ -122,4 +122,4 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _command_line(arguments: tuple[str, ...]) -> str:
-    return f"python -m {shlex.join(arguments)}"
+    return f"bert-jax {shlex.join(arguments)}"

@@ -1,13 +1,13 @@
 r"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
 
-    python -m bert_jax.pretrain --config ablation:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
+    bert-jax pretrain --config ablation:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
 or ablation:no_nsp. Everything else is that of the recipe bert_base, whose SHARDS serve: no_nsp ignores their
 labels ("No NSP"), and ltr also ignores their masks and predicts every token from those before it ("LTR & No NSP").
 Fine-tuned, ltr keeps its left-to-right attention, as in the paper; set --config.task.pooling=mean, because the first
 token sees no other. "+ BiLSTM" is a randomly initialized BiLSTM on top, here for tags, on frozen vectors:
-`python -m bert_jax.features --checkpoint runs/ltr --config tagging --head bilstm`.
+`bert-jax features --checkpoint runs/ltr --config tagging --head bilstm`.
 
 Hardware  not published for these models; not run here
 Hours     not published

@@ -1,6 +1,6 @@
 """The academic budget's BERT, "24hBERT" (Izsak et al. 2021): BERT-Large with pre-norm, T=128, for a day.
 
-    python -m bert_jax.pretrain --config academic_bert --workdir runs/academic --config.data.train=SHARDS
+    bert-jax pretrain --config academic_bert --workdir runs/academic --config.data.train=SHARDS
 
 SHARDS are made by `build_examples --objective single --seq_len 128` with the uncased vocabulary. The budget is
 wall-clock time: the learning rate rises over its first 6% and then falls to 0. If a batch does not fit into memory, set

@@ -1,6 +1,6 @@
 """ALBERT, of any published size (Lan et al. 2020): one set of parameters for all layers, and sentence order.
 
-    python -m bert_jax.pretrain --config albert:base --workdir runs/albert --config.data.train=SHARDS
+    bert-jax pretrain --config albert:base --workdir runs/albert --config.data.train=SHARDS
 
 or albert:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout and train for 10 M
 (base) or 3 M steps, published with additional data. SHARDS are made by `build_examples --objective sop --mask_unit

@@ -1,6 +1,6 @@
 r"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
 
-    python -m bert_jax.pretrain --config bert_large --workdir runs/large --config.data.train=SHARDS_128 \
+    bert-jax pretrain --config bert_large --workdir runs/large --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
 or bert_large:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:

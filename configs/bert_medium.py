@@ -1,6 +1,6 @@
 """BERT-Medium (8 layers x 512).
 
-    python -m bert_jax.pretrain --config bert_medium --workdir runs/medium --config.data.train=SHARDS
+    bert-jax pretrain --config bert_medium --workdir runs/medium --config.data.train=SHARDS
 
 Hardware  one or more GPU or TPU chips
 Hours     not measured here

@@ -1,6 +1,6 @@
 """BERT-Mini (4 layers x 256).
 
-    python -m bert_jax.pretrain --config bert_mini --workdir runs/mini --config.data.train=SHARDS
+    bert-jax pretrain --config bert_mini --workdir runs/mini --config.data.train=SHARDS
 
 Hardware  one GPU or TPU chip; a CPU for small corpora
 Hours     not measured here

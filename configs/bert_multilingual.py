@@ -1,6 +1,6 @@
 r"""Multilingual BERT: BERT-Base over the Wikipedias of 104 languages, with one cased vocabulary of 119,547 tokens.
 
-    python -m bert_jax.pretrain --config bert_multilingual --workdir runs/mbert \
+    bert-jax pretrain --config bert_multilingual --workdir runs/mbert \
         --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.7
 
 with all languages. The vocabulary is trained by `train_tokenizer --kind wordpiece --vocab_size 119547 --alpha 0.7` and

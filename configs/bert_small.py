@@ -1,6 +1,6 @@
 """BERT-Small (4 layers x 512).
 
-    python -m bert_jax.pretrain --config bert_small --workdir runs/small --config.data.train=SHARDS
+    bert-jax pretrain --config bert_small --workdir runs/small --config.data.train=SHARDS
 
 Hardware  one GPU or TPU chip
 Hours     not measured here

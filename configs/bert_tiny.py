@@ -1,6 +1,6 @@
 """BERT-Tiny (2 layers x 128): small enough to pretrain on a laptop's CPU on the text in this repository.
 
-    python -m bert_jax.pretrain --config bert_tiny --workdir runs/tiny --config.data.train=SHARDS
+    bert-jax pretrain --config bert_tiny --workdir runs/tiny --config.data.train=SHARDS
 
 Hardware  any CPU
 Hours     minutes; `make quickstart` runs this recipe with a budget

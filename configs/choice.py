@@ -1,7 +1,7 @@
 r"""Multiple choice: swag (which sentence follows), copa (cause or effect, from SuperGLUE), or your own items.
 
-    python -m bert_jax.finetune --config choice:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
-    python -m bert_jax.finetune --config choice:task=own --workdir runs/own --config.init_from=CHECKPOINT \
+    bert-jax finetune --config choice:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
+    bert-jax finetune --config choice:task=own --workdir runs/own --config.init_from=CHECKPOINT \
         --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=context \
         --config.task.choices=one,two,three --config.task.label=right
 

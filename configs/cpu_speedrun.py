@@ -1,6 +1,6 @@
 """The encoder speedrun: the best encoder that two CPU cores make of 300 MB of English in two hours of training.
 
-    python -m bert_jax.pretrain --config cpu_speedrun --workdir runs/speedrun --config.data.train=SHARDS
+    bert-jax pretrain --config cpu_speedrun --workdir runs/speedrun --config.data.train=SHARDS
 
 SHARDS are made by `build_examples --objective doc_sentences --pack 16 --seq_len 128 --eval_fraction 0.005 --dedup` with
 a lower-cased WordPiece vocabulary of 16,384 tokens. `python -m benchmarks.speedrun --output DIR` makes them from the

@@ -1,10 +1,10 @@
 """A masked diffusion language model of BERT-Base's size (MDLM; Sahoo et al. 2024), one million steps of 512 rows.
 
-    python -m bert_jax.pretrain --config diffusion --workdir runs/diffusion --config.data.train=SHARDS
+    bert-jax pretrain --config diffusion --workdir runs/diffusion --config.data.train=SHARDS
 
 SHARDS are made by `build_examples --objective single --seq_len 128` with an uncased WordPiece vocabulary, as theirs for
 One Billion Words. `evaluate` prints the bound (mdm_loss, nats per token) and its perplexity, and
-`python -m bert_jax.fill_mask --checkpoint runs/diffusion --generate 64 --average ema` writes text.
+`bert-jax fill-mask --checkpoint runs/diffusion --generate 64 --average ema` writes text.
 
 Hardware  not run here
 Hours     not measured

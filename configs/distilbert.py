@@ -1,6 +1,6 @@
 r"""DistilBERT: six of a BERT-Base's twelve layers, trained to predict what it predicts (Sanh et al. 2019).
 
-    python -m bert_jax.pretrain --config distilbert --workdir runs/distilbert --config.data.train=SHARDS \
+    bert-jax pretrain --config distilbert --workdir runs/distilbert --config.data.train=SHARDS \
         --config.distill.teacher=TEACHER --config.init_from=TEACHER
 
 TEACHER is any checkpoint of BERT-Base's architecture with a masked-language-model head: a workdir, an export, or a

@@ -1,11 +1,11 @@
 """ELECTRA, small, base or large (Clark et al. 2020): a generator replaces tokens, and the model finds them.
 
-    python -m bert_jax.pretrain --config electra:small --workdir runs/electra --config.data.train=SHARDS
+    bert-jax pretrain --config electra:small --workdir runs/electra --config.data.train=SHARDS
 
 or electra:base, electra:large. SHARDS are made by `build_examples --objective single --mask_split
 0.85,0,0.15` with an uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the
 tokens.
-`python -m bert_jax.export --format hf` writes the discriminator, and with --part generator the generator.
+`bert-jax export --format hf` writes the discriminator, and with --part generator the generator.
 
 Hardware  published: small 1 V100, base 16 TPU v3, large (400,000 steps) 128 TPU v3; not run here
 Hours     published: small 96, base 96

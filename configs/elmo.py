@@ -1,6 +1,6 @@
 """ELMo's bidirectional language model, small, medium or original (Peters et al. 2018), over tokens.
 
-    python -m bert_jax.pretrain --config elmo:small --workdir runs/elmo --config.data.train=SHARDS
+    bert-jax pretrain --config elmo:small --workdir runs/elmo --config.data.train=SHARDS
 
 or elmo:medium, elmo:original. SHARDS are made by `build_examples --objective full_sentences
 --seq_len 120`. Two LSTM language models, left to right and right to left, share their token embeddings and output

@@ -1,8 +1,8 @@
 r"""Vectors of texts: trained on pairs, on triplets with hard negatives, or on pairs with a score.
 
-    python -m bert_jax.finetune --config embedding --workdir runs/vectors --config.init_from=CHECKPOINT \
+    bert-jax finetune --config embedding --workdir runs/vectors --config.init_from=CHECKPOINT \
         --config.task.train=pairs.jsonl --config.task.text=question --config.task.text_pair=answer
-    python -m bert_jax.finetune --config embedding --workdir runs/sts --config.init_from=CHECKPOINT \
+    bert-jax finetune --config embedding --workdir runs/sts --config.init_from=CHECKPOINT \
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=sentence1 \
         --config.task.text_pair=sentence2 --config.task.label=score
 

@@ -1,6 +1,6 @@
 """The feed-forward language model of Bengio et al. 2003: each token from the four before it.
 
-    python -m bert_jax.pretrain --config feed_forward_lm --workdir runs/ngram --config.data.train=SHARDS
+    bert-jax pretrain --config feed_forward_lm --workdir runs/ngram --config.data.train=SHARDS
 
 SHARDS are made by `build_examples --objective full_sentences --seq_len 128`. model.window is the number of tokens that
 are concatenated: n - 1 of an n-gram, since it does not count the token that is predicted.

@@ -1,6 +1,6 @@
 """Classes and scores of texts and pairs, the nine tasks of GLUE: sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
-    python -m bert_jax.finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
+    bert-jax finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
 
 The files (SST-2/train.tsv and so on; also .xz, .gz and .zst) are searched in --config.task.data_dir, $BERT_JAX_DATA and
 its folder glue/. data_dir may also be a clone of the Hugging Face data set, or tfds: (data that TensorFlow Datasets has

@@ -1,6 +1,6 @@
 """GPT and GPT-2, the smallest: the same block with the causal mask, trained left to right.
 
-    python -m bert_jax.pretrain --config gpt:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
+    bert-jax pretrain --config gpt:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
 
 or gpt:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build_examples --objective
 full_sentences` with byte-level BPE (GPT-2: 50,257 tokens, 1,024 positions). Masks are ignored, and every token except

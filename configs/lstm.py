@@ -1,6 +1,6 @@
 """Recurrent language models: the LSTM of Zaremba et al. 2014, medium or large, and Elman's network, left to right.
 
-    python -m bert_jax.pretrain --config lstm:medium --workdir runs/lstm --config.data.train=SHARDS
+    bert-jax pretrain --config lstm:medium --workdir runs/lstm --config.data.train=SHARDS
 
 or lstm:large, lstm:rnn (Mikolov et al. 2010). SHARDS are made by `build_examples --objective
 full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every model.bptt

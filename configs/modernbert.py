@@ -1,6 +1,6 @@
 r"""ModernBERT, base or large (Warner et al. 2024), at T=1,024: the first 1.7 T of its 2 T tokens.
 
-    python -m bert_jax.pretrain --config modernbert:base --workdir runs/modern --config.data.train=SHARDS
+    bert-jax pretrain --config modernbert:base --workdir runs/modern --config.data.train=SHARDS
 
 or modernbert:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
 this recipe masks 30%. All layers use rotary base 10,000 here, and the rate is constant after warmup.
@@ -8,7 +8,7 @@ this recipe masks 30%. All layers use rotary base 10,000 here, and the rate is c
 The other 300 B tokens have rows of 8,192 positions: 250 B at a constant lower rate, and a decay as 1 - sqrt over the
 last 50 B. Base, on LONG, shards of that length:
 
-    python -m bert_jax.pretrain --config modernbert:base --workdir runs/long --config.data.train=LONG \
+    bert-jax pretrain --config modernbert:base --workdir runs/long --config.data.train=LONG \
         --config.branch_from=runs/modern/checkpoints/360277 --config.batch_size=576 --config.steps=413259 \
         --config.model.rotary_base=160000 --config.optimizer.learning_rate=3e-4 \
         --config.optimizer.weight_decay=0.0333 --config.allow_changes=optimizer.weight_decay

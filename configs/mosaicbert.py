@@ -1,6 +1,6 @@
 """A model like MosaicBERT, base or large (Portes et al. 2023): gated feed-forward, 30% masked, T=128.
 
-    python -m bert_jax.pretrain --config mosaicbert:base --workdir runs/mosaic --config.data.train=SHARDS
+    bert-jax pretrain --config mosaicbert:base --workdir runs/mosaic --config.data.train=SHARDS
 
 or mosaicbert:large. SHARDS are of the uncased vocabulary and `build_examples --objective single
 --seq_len 128`; evaluation uses the mask rate of the shards, 15%, as in the paper. Differences from the paper: rotary

@@ -1,6 +1,6 @@
 r"""A task of your own: texts or pairs in a table, or tagged words in CoNLL columns or CoNLL-U.
 
-    python -m bert_jax.finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \
+    bert-jax finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 The file name determines the format: .csv (quoted as in RFC 4180), .jsonl (one object per line), .parquet,

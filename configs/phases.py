@@ -1,6 +1,6 @@
 r"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a decay on long rows; 100 B tokens.
 
-    python -m bert_jax.pretrain --config phases --workdir runs/phases --config.data.train=SHORT \
+    bert-jax pretrain --config phases --workdir runs/phases --config.data.train=SHORT \
         --config.data.phases=19073:LONG
 
 SHORT are shards of `build_examples --objective doc_sentences --pack 32 --seq_len 1024`. LONG, for the decay, are of
@@ -18,7 +18,7 @@ the rows hold on average. Rows that are 99.8% full, as packed ones are, shift th
 Another decay from any checkpoint of the trunk, with its optimizer state, here after 15,000 steps (70.8 B tokens) on
 OTHER, in a workdir of its own:
 
-    python -m bert_jax.pretrain --config phases --workdir runs/decay --config.data.train=SHORT \
+    bert-jax pretrain --config phases --workdir runs/decay --config.data.train=SHORT \
         --config.branch_from=runs/phases/checkpoints/15000 --config.data.phases=15000:OTHER \
         --config.batch_schedule=0:4608,15000:576 --config.data.mask_schedule=0:0.3,15000:0.3,17119:0.15 \
         --config.tokens=80.8e9

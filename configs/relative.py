@@ -1,6 +1,6 @@
 """BERT-Base with relative positions: those of Shaw et al. 2018, or T5's buckets as in MPNet (Song et al. 2020).
 
-    python -m bert_jax.pretrain --config relative:shaw --workdir runs/shaw --config.data.train=SHARDS
+    bert-jax pretrain --config relative:shaw --workdir runs/shaw --config.data.train=SHARDS
 
 or relative:buckets. SHARDS are those of the recipe bert_base; for buckets, which has no segments, use
 `build_examples --objective single`. --config.model.relative_distance=N clips longer distances.

@@ -1,6 +1,6 @@
 """RoBERTa, base or large (Liu et al. 2019): masked tokens of full sentences only, 500,000 steps of 8,192 sequences.
 
-    python -m bert_jax.pretrain --config roberta:base --workdir runs/roberta --config.data.train=SHARDS
+    bert-jax pretrain --config roberta:base --workdir runs/roberta --config.data.train=SHARDS
 
 or roberta:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
 byte-level BPE vocabulary; docs/data.md has the commands.

@@ -1,6 +1,6 @@
 """SpanBERT, base or large (Joshi et al. 2020): masked spans, predicted as tokens and from their boundaries.
 
-    python -m bert_jax.pretrain --config spanbert:large --workdir runs/spanbert --config.data.train=SHARDS
+    bert-jax pretrain --config spanbert:large --workdir runs/spanbert --config.data.train=SHARDS
 
 or spanbert:base. SHARDS are made by `build_examples --objective single --mask_unit span --random_tokens unigram
 --seq_len 512` with a cased WordPiece vocabulary; docs/data.md has the commands.

@@ -1,6 +1,6 @@
 r"""Spans of words that may nest (kind=spans), and relations between them (kind=span_pairs), from your own files.
 
-    python -m bert_jax.finetune --config spans:kind=spans --workdir runs/nested \
+    bert-jax finetune --config spans:kind=spans --workdir runs/nested \
         --config.init_from=CHECKPOINT --config.task.train=train.jsonl --config.task.dev=dev.jsonl
 
 Files are JSON lines (or Parquet) with `tokens` and `spans`, and for pairs `relations`:

@@ -1,6 +1,6 @@
 """Answers that are part of a text: squad1, squad2 (some questions have no answer), or new_wiki.
 
-    python -m bert_jax.finetune --config squad:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
+    bert-jax finetune --config squad:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
 
 squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v2.0.json, new_wiki the questions of
 SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; also .xz, .gz and .zst. Without

@@ -1,6 +1,6 @@
 r"""Tasks of SuperGLUE by the class of a text or a pair: boolq, cb, rte or wic.
 
-    python -m bert_jax.finetune --config superglue:task=boolq --workdir runs/boolq \
+    bert-jax finetune --config superglue:task=boolq --workdir runs/boolq \
         --config.init_from=CHECKPOINT --config.task.data_dir=SUPERGLUE
 
 SUPERGLUE is the folder with BoolQ/, CB/, RTE/ and WiC/, each with train.jsonl, val.jsonl and test.jsonl as

@@ -1,12 +1,12 @@
 r"""A tag for every word: ewt (parts of speech, UD English EWT), conll2003 (named entities), or your own columns.
 
-    python -m bert_jax.finetune --config tagging:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
+    bert-jax finetune --config tagging:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
 
 ewt uses the part of the treebank in this repository (data_prep/sample/ewt); for the whole treebank, set
 --config.task.data_dir to the folder with ud_english_ewt/. The files of conll2003 are searched in --config.task.data_dir
 and in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2). For your own files:
 
-    python -m bert_jax.finetune --config tagging:task=own --workdir runs/own --config.init_from=CHECKPOINT \
+    bert-jax finetune --config tagging:task=own --workdir runs/own --config.init_from=CHECKPOINT \
         --config.task.train=train.conll --config.task.dev=dev.conll --config.task.text=0 --config.task.label=-1
 
 Entity tags may be IOB1, IOB2 or IOBES; tags that cannot follow the previous tag are counted and reported.

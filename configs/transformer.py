@@ -1,6 +1,6 @@
 """The original Transformer's encoder (Vaswani et al. 2017, base) on its own, trained by masked tokens.
 
-    python -m bert_jax.pretrain --config transformer --workdir runs/encoder --config.data.train=SHARDS
+    bert-jax pretrain --config transformer --workdir runs/encoder --config.data.train=SHARDS
 
 SHARDS are made by `build_examples --objective single --seq_len 128`; the model has no segments. Optimizer, warmup,
 peak rate, inverse-square-root schedule and tokens per step are those of the paper's translation model.

@@ -1,6 +1,6 @@
 r"""XLM-R, base or large (Conneau et al. 2020): RoBERTa over 100 languages with a Unigram vocabulary of 250,002 tokens.
 
-    python -m bert_jax.pretrain --config xlmr:base --workdir runs/xlmr \
+    bert-jax pretrain --config xlmr:base --workdir runs/xlmr \
         --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.3
 
 or xlmr:large, with all languages. SHARDS are made by `train_tokenizer --kind unigram --alpha 0.3` and

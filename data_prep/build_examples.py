@@ -1,4 +1,4 @@
-"""Builds pretraining examples from text: `build` for notebooks, `python -m data_prep.build_examples` for a terminal."""
+"""Builds pretraining examples from text: `build` for notebooks, `bert-jax build-examples` for a terminal."""
 
 import functools
 import os
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PAIRS, read_manifest
@@ -172,7 +171,3 @@ def main(arguments: Sequence[str]) -> None:
     keep_freed()
     with keeping_units(Path(options.output)):
         build(options, quiet=False)
-
-
-if __name__ == "__main__":
-    command.run(main)

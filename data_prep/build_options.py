@@ -14,7 +14,7 @@ from data_prep.flags import REQUIRED, Valid, between, option
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
 
-  python -m data_prep.build_examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
+  bert-jax build-examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
       --seq_len 128 --objective nsp --masking dynamic --mask_unit word
 
 The input is text with a blank line between documents (or another line, --document_separator), .jsonl, .csv, .tsv,
@@ -217,4 +217,4 @@ class BuildOptions:
 
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
-    return flags.parse("data_prep.build_examples", DESCRIPTION, BuildOptions, arguments)
+    return flags.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)

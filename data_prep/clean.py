@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import read_json, refuse_existing
@@ -30,9 +29,9 @@ from data_prep.units import Unit
 DESCRIPTION = """\
 Keeps the documents of good quality, once each, and writes them as JSON lines for the other commands.
 
-  python -m data_prep.clean --input 'crawl/*.txt.xz' --output clean/crawl --rules gopher_repetition,gopher,c4,fineweb \\
+  bert-jax clean --input 'crawl/*.txt.xz' --output clean/crawl --rules gopher_repetition,gopher,c4,fineweb \\
       --languages en --near_duplicates
-  python -m data_prep.build_examples --input 'clean/crawl/*.jsonl.zst' ...
+  bert-jax build-examples --input 'clean/crawl/*.jsonl.zst' ...
 
 --rules, in the given order; each drops whole documents, and c4 also lines:
   gopher_repetition  repeated lines, paragraphs and n-grams (Rae et al. 2021, table A1)
@@ -202,7 +201,7 @@ def _others(given: str) -> dict[Path, str]:
             raise UserError(f"--against {folder}: it has no {SIGNATURES}. Name an output made with --near_duplicates")
         if read_json(folder / REPORT).get("version") != VERSION:
             raise UserError(
-                f"--against {folder}: another version of data_prep.clean made it, whose signatures differ. Clean its "
+                f"--against {folder}: another version of bert-jax clean made it, whose signatures differ. Clean its "
                 "text again"
             )
         read_signatures(folder)
@@ -212,11 +211,7 @@ def _others(given: str) -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = flags.parse("data_prep.clean", DESCRIPTION, CleanOptions, arguments)
+    options = flags.parse("bert-jax clean", DESCRIPTION, CleanOptions, arguments)
     keep_freed()
     with keeping_units(Path(options.output)):
         clean(options, quiet=False)
-
-
-if __name__ == "__main__":
-    command.run(main)

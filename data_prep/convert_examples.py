@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, is_output, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
@@ -18,10 +17,10 @@ from data_prep import checksums, formats, import_tfrecord, objectives
 DESCRIPTION = """\
 Converts shards to another format. The text is not needed again.
 
-  python -m data_prep.convert_examples --input data/books_tfrecord --output data/books
-  python -m data_prep.convert_examples --input 'pretraining/*.tfrecord' --tokenizer vocab.txt --output data/books
+  bert-jax convert-examples --input data/books_tfrecord --output data/books
+  bert-jax convert-examples --input 'pretraining/*.tfrecord' --tokenizer vocab.txt --output data/books
 
-INPUT is an output of data_prep.build_examples in any format. Converted to arrow, it equals the folder that --format
+INPUT is an output of bert-jax build-examples in any format. Converted to arrow, it equals the folder that --format
 arrow would have given, so training on either is the same. Or INPUT matches TFRecord files, plain or gzipped, that
 google-research/bert's create_pretraining_data.py wrote, or a script with its field layout; then also give the tokenizer
 that made them, and --eval_input for the rows to hold out. Such rows keep their masks.
@@ -112,7 +111,7 @@ def _convert_output(directory: Path, output: Path, format: str, quiet: bool) -> 
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("data_prep.convert_examples", DESCRIPTION)
+    parser = Parser("bert-jax convert-examples", DESCRIPTION)
     add = parser.add_argument
     add("--input", required=True, metavar="DIR_OR_GLOB", help="an output of build_examples, or TFRecord files")
     add("--output", required=True, metavar="DIR", help="the folder to create")
@@ -129,7 +128,3 @@ def main(arguments: Sequence[str]) -> None:
     manifest = convert(**vars(given), quiet=False)
     train, held_out = (manifest["parts"][part]["rows"] for part in PARTS)
     print(f"{given.output}: {train} rows for training, {held_out} for evaluation, as {manifest['format']}")
-
-
-if __name__ == "__main__":
-    command.run(main)

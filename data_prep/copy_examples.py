@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.progress import Reporter
@@ -17,10 +16,10 @@ from data_prep import checksums
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 
 DESCRIPTION = """\
-Copies an output of data_prep.build_examples to or from an object store, or between two folders.
+Copies an output of bert-jax build-examples to or from an object store, or between two folders.
 
-  python -m data_prep.copy_examples --input data/books --output gs://bucket/books
-  python -m data_prep.copy_examples --input s3://bucket/books --output data/books
+  bert-jax copy-examples --input data/books --output gs://bucket/books
+  bert-jax copy-examples --input s3://bucket/books --output data/books
 
 Each file is hashed while it is read and compared with SHA256SUMS; its size is checked at the destination. manifest.json
 is written last: an output without it is incomplete. If a copy is stopped, the same command starts it again.
@@ -76,7 +75,7 @@ def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) ->
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("data_prep.copy_examples", DESCRIPTION)
+    parser = Parser("bert-jax copy-examples", DESCRIPTION)
     parser.add_argument("--input", required=True, metavar="DIR_OR_URL", help="a finished output")
     parser.add_argument(
         "--output", required=True, metavar="URL_OR_DIR", help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR"
@@ -84,7 +83,3 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     size = copy(given.input, given.output, quiet=False)
     print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {checksums.SUMS}")
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -23,7 +23,7 @@ import numpy as np
 from bert_jax.array_types import UInt64
 from bert_jax.data import hashing
 
-# Distinct chunks in memory; data_prep.train_tokenizer --help has the memory that they take.
+# Distinct chunks in memory; bert-jax train-tokenizer --help has the memory that they take.
 MAX_CHUNKS = 1_000_000
 # In characters: German compounds rarely reach it, and a Thai phrase has about as many.
 LONGEST_WORD = 32

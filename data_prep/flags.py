@@ -110,9 +110,9 @@ def check(options: Any) -> None:
             raise UserError(f"--{field.name} {given}: it must be {valid.expected}")
 
 
-def parse(module: str, description: str, options: Any, arguments: Sequence[str]) -> Any:
+def parse(program: str, description: str, options: Any, arguments: Sequence[str]) -> Any:
     """Parses the flags of a command: one for each field of its options, whose type decides how the flag is parsed."""
-    parser = Parser(module, description)
+    parser = Parser(program, description)
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         flag, help, required = f"--{field.name}", field.metadata["help"], field.default is REQUIRED

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import check_sizes, open_dataset
@@ -21,12 +20,12 @@ from data_prep.inspection.statistics import measure
 from data_prep.inspection.verification import Inspection, bytes_to_verify, open_tokenizer, verify
 
 DESCRIPTION = """\
-Shows what data_prep.build_examples wrote: statistics; with --show rows as text; with --html a page; with --verify
+Shows what bert-jax build-examples wrote: statistics; with --show rows as text; with --html a page; with --verify
 whether it is intact.
 
-  python -m data_prep.inspect_shards data/books_128
-  python -m data_prep.inspect_shards data/books_128/eval --show 5
-  python -m data_prep.inspect_shards data/books_128 --verify --html books_128.html
+  bert-jax inspect-shards data/books_128
+  bert-jax inspect-shards data/books_128/eval --show 5
+  bert-jax inspect-shards data/books_128 --verify --html books_128.html
 
 --verify reads every byte. If something does not match, it exits with code 2 and a line that names the file and the
 reason. It checks names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static
@@ -145,7 +144,3 @@ def main(arguments: Sequence[str]) -> None:
         dataset = open_dataset(directory, parts[0], formats.reader)
         for row in first_rows(dataset, open_tokenizer(dataset.directory, dataset.manifest), given.show):
             console.print(excerpt_text(row), highlight=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -114,7 +114,7 @@ class Job(NamedTuple):
         """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
 
         skipped    number of documents that are in no unit, by reason
-        cleaning   what data_prep.clean reported of the text (cleaning/lineage.py)
+        cleaning   what bert-jax clean reported of the text (cleaning/lineage.py)
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size

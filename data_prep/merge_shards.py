@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import command, tokenizer
+from bert_jax import tokenizer
 from bert_jax.array_types import Int64
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts, treats_scripts
@@ -26,21 +26,21 @@ from data_prep.lengths import summarise
 from data_prep.summary import output_lines
 
 DESCRIPTION = """\
-Joins outputs of data_prep.build_examples.
+Joins outputs of bert-jax build-examples.
 
 Parts of one job, which may run on different machines at the same time, each on its share of the files (I: 0 to 15):
 
-  python -m data_prep.build_examples --part $I/16 --input 'text/*.xz' --tokenizer vocab --output parts/$I ...
-  python -m data_prep.merge_shards --input 'parts/*' --output data/books
+  bert-jax build-examples --part $I/16 --input 'text/*.xz' --tokenizer vocab --output parts/$I ...
+  bert-jax merge-shards --input 'parts/*' --output data/books
 
 The result is that of one job with --part all/16, byte for byte. More text, at the cost of the new text alone:
 
-  python -m data_prep.build_examples --part +16 --input 'more/*.xz' --tokenizer data/books/tokenizer --output more ...
-  python -m data_prep.merge_shards --input data/books,more --output data/books_2
+  bert-jax build-examples --part +16 --input 'more/*.xz' --tokenizer data/books/tokenizer --output more ...
+  bert-jax merge-shards --input data/books,more --output data/books_2
 
 The new part has a number of its own (+16), and all other options are those of the first output. Rows, sequence keys and
 held-out documents of the first output stay as they are. The manifest lists the shares. Shards are linked, or copied
-where the file system cannot link. --dedup compares documents of one share only; data_prep.clean compares all.
+where the file system cannot link. --dedup compares documents of one share only; bert-jax clean compares all.
 """
 
 # The keys of a manifest that are those of one share, or are computed for the whole.
@@ -227,12 +227,8 @@ def folders(pattern: str) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("data_prep.merge_shards", DESCRIPTION)
+    parser = Parser("bert-jax merge-shards", DESCRIPTION)
     parser.add_argument("--input", required=True, metavar="DIRS", help="outputs, or patterns, separated by commas")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create")
     flags = parser.parse_args(list(arguments))
     merge(folders(flags.input), Path(os.path.abspath(flags.output)), quiet=False)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -64,7 +64,7 @@ def check(objective: str) -> None:
         return
     hint = ""
     if objective in OF_TRAINING:
-        hint = f". {objective} is an objective of training: python -m bert_jax.pretrain --config.objective={objective}"
+        hint = f". {objective} is an objective of training: bert-jax pretrain --config.objective={objective}"
     raise UserError(f"unknown --objective {objective}; choose from {', '.join(OBJECTIVES)}{hint}")
 
 

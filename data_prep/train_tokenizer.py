@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder
@@ -31,10 +30,10 @@ from data_prep.flags import REQUIRED, Valid, option
 from data_prep.readers.corpus import patterns
 
 DESCRIPTION = """\
-Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
+Trains a vocabulary on text and writes a tokenizer folder, which bert-jax build-examples and Hugging Face
 transformers both read.
 
-    python -m data_prep.train_tokenizer --input 'data_prep/sample/books/*.txt.xz' --output tokenizer --vocab_size 8192
+    bert-jax train-tokenizer --input 'data_prep/sample/books/*.txt.xz' --output tokenizer --vocab_size 8192
 
 --kind   wordpiece          BERT: merges characters to pieces, inner ones marked ##; every CJK ideograph is a word
          bpe                RoBERTa: merges bytes to pieces, so no text is unknown
@@ -221,11 +220,7 @@ def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter)
 
 
 def main(arguments: Sequence[str]) -> None:
-    options: TokenizerOptions = flags.parse("data_prep.train_tokenizer", DESCRIPTION, TokenizerOptions, arguments)
+    options: TokenizerOptions = flags.parse("bert-jax train-tokenizer", DESCRIPTION, TokenizerOptions, arguments)
     trained = train(options, quiet=False)
     case = "lower-cased" if trained.lowercase else "cased"
     print(f"{options.output}: {KINDS[trained.kind]}, {trained.vocab_size} tokens, {case}")
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -57,7 +57,7 @@ def check_parts(engine: str, corpus: Path, vocab_dir: Path, folder: Path) -> Non
 
 def command_line(arguments: dict) -> list[str]:
     flags = [f"--{name}={value}" for name, value in arguments.items()]
-    return [sys.executable, "-m", "data_prep.build_examples", *flags]
+    return [sys.executable, "-m", "bert_jax", "build-examples", *flags]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

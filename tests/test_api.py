@@ -156,7 +156,7 @@ def test_a_pretrained_model_is_measured_on_shards_and_not_on_rows(model):
     [
         (lambda model: model.fill_mask("a [MASK]", top=0), r"^top is 0; use 1 to"),
         (lambda model: model.encode(["a"], truncate_dim=99), r"^truncate_dim is 99; use 1 to 20 .*of layers last\)"),
-        (lambda model: model.encode(["a"], layers="mix"), r"^layers is mix, .* -m bert_jax.features --layers mix"),
+        (lambda model: model.encode(["a"], layers="mix"), r"^layers is mix, .* bert-jax features --layers mix"),
         (lambda model: model.encode(["a"], batch_size=0), r"^batch_size is 0; use"),
         (lambda model: model.save("folder", format="odd"), r"^unknown format odd;"),
         (

@@ -51,7 +51,7 @@ def test_some_queries_get_what_all_of_them_would():
 
 
 def test_the_flags_of_a_command_are_not_taken_for_those_of_tokamax(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bert_jax.pretrain", "--config=bert_tiny"])
+    monkeypatch.setattr(sys, "argv", ["bert-jax", "pretrain", "--config=bert_tiny"])
     flags.FLAGS.unparse_flags()
     heads, sequence_ids = rows(9)
     places = token_positions(sequence_ids, sequence_ids)

@@ -163,7 +163,7 @@ def test_plans_without_a_file_are_made_with_their_commands(commands, tmp_path, c
         plan_tables.update([table], flags, shards)
     flags.only = "a"
     plan_tables.update([table], flags, shards)
-    command = ["-m", "bert_jax.plan"]
+    command = ["-m", "bert_jax", "plan"]
     assert commands == [
         [*command, f"--config.data.train={shards}", "--json"],
         [*command, "--seq_len=2", "--json"],

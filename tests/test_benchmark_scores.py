@@ -23,9 +23,9 @@ def article(title: str) -> dict[str, Any]:
 @pytest.mark.parametrize("score", scores.SCORES, ids=lambda score: score.name)
 def test_each_command_is_a_configuration(score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
-    _, _, module, _, recipe, _, workdir, *overrides = scores.arguments_of(score.line, tmp_path / "model", tmp_path)
+    _, name, _, recipe, _, workdir, *overrides = scores.arguments_of(score.line, tmp_path / "model", tmp_path)
     config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, overrides))
-    assert (module, workdir) == ("bert_jax.finetune", str(tmp_path / score.name))
+    assert (name, workdir) == ("finetune", str(tmp_path / score.name))
     assert config.init_from == str(tmp_path / "model")
     assert "$" not in f"{config.task.train}{config.task.dev}{config.task.data_dir}"
 

@@ -25,7 +25,7 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, export, fill_mask, pretrain, report
+from bert_jax import evaluate, export, fill_mask, pretraining, report
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.config.training import PretrainDataConfig
@@ -165,7 +165,7 @@ def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path
     def run(workdir, steps: int) -> None:
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}", *TINY)
         options = ("--config.optimizer.schedule=constant", "--config.batch_size=16", f"--config.steps={steps}")
-        pretrain.main([*place, *(f"--config.model.{option}" for option in model), loop, *options])
+        pretraining.main([*place, *(f"--config.model.{option}" for option in model), loop, *options])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import pretrain
+from bert_jax import pretraining
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
@@ -56,7 +56,7 @@ def dying(last: int) -> type[PhasedLoader]:
 
 def train(shards: Path, workdir: Path, *overrides: str) -> dict:
     flags = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards}", *TINY, *SETTINGS]
-    pretrain.main([*flags, *overrides])
+    pretraining.main([*flags, *overrides])
     return json.loads((workdir / "result.json").read_text()) | {"seconds": 0}
 
 
@@ -140,7 +140,7 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
         np.testing.assert_allclose(rate, 1e-3 * (1 - np.sqrt((step - 1 - 4) / 4)), rtol=1e-5)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain, "PhasedLoader", dying(7))
+        patched.setattr(pretraining, "PhasedLoader", dying(7))
         with pytest.raises(Killed):
             train(shards_dir, tmp_path / "killed", *decay)
     shutil.rmtree(trunk / "checkpoints" / "4")  # a trunk keeps only its newest checkpoints; the branch needs none
@@ -171,7 +171,7 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
     assert ended[TOKENS_BEFORE] == pytest.approx(read + 3 * a_step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretrain, "PhasedLoader", dying(6))
+        patched.setattr(pretraining, "PhasedLoader", dying(6))
         with pytest.raises(Killed):
             train(shards_dir, tmp_path / "killed", *flags)
     assert saved_steps(tmp_path / "killed") == [6]

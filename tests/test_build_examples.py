@@ -456,7 +456,7 @@ def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
     monkeypatch.setattr(build_examples, "build", stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(command.Stopped) as caught:
-        build_examples.main(command_line(arguments)[3:])
+        build_examples.main(command_line(arguments)[4:])
     assert ended and signal.getsignal(signal.SIGTERM) == before
     assert str(caught.value).startswith("stopped by SIGTERM")
     assert ("out.incomplete: run the same command again" in str(caught.value)) == kept
@@ -540,7 +540,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         (
             {"objective": "mlm"},
             "unknown --objective mlm; choose from nsp, sop, full_sentences, doc_sentences, single. mlm is an objective "
-            "of training: python -m bert_jax.pretrain --config.objective=mlm",
+            "of training: bert-jax pretrain --config.objective=mlm",
         ),
         ({"masking": "none"}, "unknown --masking none; choose from dynamic, static"),
         ({"mask_unit": "sentence"}, "unknown --mask_unit sentence; choose from token, word, ngram, span"),

@@ -1,4 +1,4 @@
-"""data_prep.clean: every document is kept or counted, whatever the number of workers, and after a crash."""
+"""bert-jax clean: every document is kept or counted, whatever the number of workers, and after a crash."""
 
 import dataclasses
 import itertools
@@ -225,7 +225,7 @@ def test_signatures_of_another_version_are_refused(corpus, tmp_path):
     clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
     report = tmp_path / "first" / "report.json"
     report.write_text(json.dumps(json.loads(report.read_text()) | {"version": 0}))
-    with pytest.raises(UserError, match=r"another version of data_prep\.clean made it"):
+    with pytest.raises(UserError, match=r"another version of bert-jax clean made it"):
         clean(CleanOptions(corpus, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first")))
 
 

@@ -1,4 +1,4 @@
-"""The counts of data_prep.clean reach the manifest of the shards, however these are built, and the inspection page."""
+"""The counts of bert-jax clean reach the manifest of the shards, however these are built, and the inspection page."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from data_prep.merge_shards import merge
 
 @pytest.fixture(scope="module")
 def cleaned(sample_text, tmp_path_factory) -> Path:
-    """Two outputs of data_prep.clean, of four files and of one."""
+    """Two outputs of bert-jax clean, of four files and of one."""
     folder = tmp_path_factory.mktemp("cleaned")
     documents = list(readers.documents(sample_text))
     (folder / "many.txt").write_text("\n\n".join([*documents, "Too short.", "Also short.", documents[0]]))
@@ -54,7 +54,7 @@ def test_the_manifest_and_the_page_state_what_cleaning_dropped(cleaned, vocab_di
     assert kept == manifest["counts"]["documents"]
     inspect_shards.main([str(tmp_path / "out"), "--verify", "--source", "--html", str(tmp_path / "page.html")])
     for told in (capsys.readouterr().out, (tmp_path / "page.html").read_text()):
-        assert "dropped: gopher_length" in told and "By data_prep.clean, as in" in told
+        assert "dropped: gopher_length" in told and "By bert-jax clean, as in" in told
     damaged = json.loads((tmp_path / "out" / "manifest.json").read_text())
     damaged["cleaning"][0]["documents"] = {"read": 3}
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(damaged))

@@ -16,10 +16,10 @@ from bert_jax.train import compilation_cache
 # Prints how many programs jax compiled and how many it asked its cache for, after the command has ended.
 COUNTING = """
 import collections, sys, jax
-from bert_jax import pretrain
+from bert_jax import pretraining
 counts = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rpartition("/")[2]]))
-pretrain.main(sys.argv[1:])
+pretraining.main(sys.argv[1:])
 asked = counts["compile_requests_use_cache"]
 print("compiled", asked - counts["cache_hits"], asked)
 """

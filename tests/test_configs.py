@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from bert_jax import config, pretrain
+from bert_jax import config, pretraining
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.data.masking import mask_rates
@@ -126,7 +126,7 @@ def rates_of(recipe: PretrainConfig) -> StepSchedule[float] | None:
 def test_a_recipe_for_checkpoints_needs_one(name, shards_dir, tmp_path):
     recipe = config.load(PretrainConfig, config.read_flags(named(name), [f"--config.data.train={shards_dir}"]))
     with pytest.raises(UserError, match=r"set --config\.init_from=CHECKPOINT"):
-        pretrain.pretrain(recipe, tmp_path / "run")
+        pretraining.pretrain(recipe, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", FINETUNING)

@@ -102,7 +102,7 @@ def test_full_disk_names_the_output(outputs: dict[str, Path], tmp_path: Path) ->
     for blocks in (1, 64):
         limited = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash", sys.executable]
         flags = [f"--input={outputs['arrow']}", f"--output={tmp_path / 'out'}", "--format=tfds"]
-        command = [*limited, "-m", "data_prep.convert_examples", *flags]
+        command = [*limited, "-m", "bert_jax", "convert-examples", *flags]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == EXIT_USER_ERROR and len(ended.stderr.strip().splitlines()) == 1, ended.stderr
         assert f"{tmp_path / 'out'}.incomplete/" in ended.stderr and not list(tmp_path.iterdir())

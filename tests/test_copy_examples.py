@@ -116,7 +116,7 @@ def test_an_address_without_a_bucket_is_refused(shards_dir: Path) -> None:
 def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
     with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
         build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
-    with pytest.raises(UserError, match=r"^s3://bucket/books is in an object .* python -m data_prep.copy_examples"):
+    with pytest.raises(UserError, match=r"^s3://bucket/books is in an object .* bert-jax copy-examples"):
         open_dataset("s3://bucket/books/train", "train")
     assert not Path("gs:").exists()
 

@@ -254,8 +254,7 @@ def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vo
             file.write(b"no end " * 142_858)
     command = [
         sys.executable,
-        "-m",
-        "data_prep.build_examples",
+        *("-m", "bert_jax", "build-examples"),
         f"--input={tmp_path}/*.gz,{sample_text}",
         "--workers=1",
     ]
@@ -265,11 +264,11 @@ def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vo
     assert re.search(r"long\.txt\.gz, line 1: a document of more than 64 MiB\. .*--on_error skip\n\Z", failed.stderr)
     # VmHWM: ru_maxrss of a child begins at what its parent held when it was started.
     measured = (
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='x').get('main')"
-        "(sys.argv[1:]); print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+        "import sys; from bert_jax import commands; commands.main(sys.argv[1:])\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     skipped = subprocess.run(
-        [sys.executable, "-c", measured, *command[2:], "--on_error=skip"], capture_output=True, text=True
+        [sys.executable, "-c", measured, *command[3:], "--on_error=skip"], capture_output=True, text=True
     )
     assert skipped.returncode == 0, skipped.stderr
     assert "skipped: 1 document_too_long" in skipped.stderr

@@ -66,8 +66,8 @@ def test_a_small_job_imports_nothing_that_only_others_need(sample_text: Path, vo
 @pytest.mark.parametrize(
     ("run", "set_before", "threads"),
     [
-        (["-m", "data_prep.build_examples", "--help"], {}, "1"),
-        (["-m", "data_prep.build_examples", "--help"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
+        (["-m", "bert_jax", "build-examples", "--help"], {}, "1"),
+        (["-m", "bert_jax", "build-examples", "--help"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
         (["-c", "import data_prep.build_examples"], {}, "None"),
     ],
     ids=["command", "as the user says", "import"],

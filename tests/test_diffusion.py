@@ -16,7 +16,7 @@ from random_checkpoints import assert_same_tensors, odd_config, write_vocabulary
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax import evaluate, export, fill_mask, finetune, pretrain, vocabulary
+from bert_jax import evaluate, export, fill_mask, finetuning, pretraining, vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.example import Batch
@@ -251,7 +251,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=diffusion", "--config.optimizer.schedule=constant", "--config.log_every=1")
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-        pretrain.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
+        pretraining.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -280,7 +280,7 @@ def trained(shards_dir, tmp_path_factory):
     """A workdir after two steps."""
     workdir = tmp_path_factory.mktemp("diffusion") / "run"
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    pretrain.main([*place, *TINY, "--config.objective=diffusion", "--config.batch_size=16", "--config.steps=2"])
+    pretraining.main([*place, *TINY, "--config.objective=diffusion", "--config.batch_size=16", "--config.steps=2"])
     return workdir
 
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
     place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={trained}"]
     task = [f"--config.task.{name}={tmp_path / 'train.tsv'}" for name in ("train", "dev")]
     rates = ["--config.optimizer.learning_rate=0.0", "--config.batch_size=8", "--config.epochs=1"]
-    finetune.main([*place, *task, "--config.task.text=text", "--config.task.label=label", *rates])
+    finetuning.main([*place, *task, "--config.task.text=text", "--config.task.label=label", *rates])
     before, after = open_checkpoint(trained), open_checkpoint(tmp_path / "tuned")
     assert after.heads.classes == 2 and not after.heads.mlm
     shared = before.params.keys() & after.params.keys()
@@ -339,7 +339,7 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
     place = (f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}")
     with pytest.raises(UserError, match=message):
-        pretrain.main([*place, *TINY, "--config.objective=diffusion", f"--config.{option}"])
+        pretraining.main([*place, *TINY, "--config.objective=diffusion", f"--config.{option}"])
 
 
 def test_a_vocabulary_without_a_mask_is_refused(tmp_path):

@@ -82,7 +82,7 @@ def test_a_value_may_begin_with_dashes():
     for flags in (["--document_separator", "---"], ["--document_separator=---"]):
         assert build_options.parse([*flags, *required]).document_separator == "---"
     run = subprocess.run(
-        [sys.executable, "-m", "data_prep.clean", "--input=a", "--output=b", "--document_separator"],
+        [sys.executable, "-m", "bert_jax", "clean", "--input=a", "--output=b", "--document_separator"],
         capture_output=True,
         text=True,
     )

@@ -15,7 +15,7 @@ from random_checkpoints import random_checkpoint
 from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
 from bert_jax.evaluate import evaluate
 from bert_jax.features import FeatureOptions, features
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export, program_outputs, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths

@@ -16,7 +16,7 @@ from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.evaluate import evaluate
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict

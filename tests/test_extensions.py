@@ -15,7 +15,7 @@ from extensions.two_encoders import ReplacedTokenObjective
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, pretrain, report
+from bert_jax import evaluate, pretraining, report
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -47,7 +47,7 @@ LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "word_dropout": 60}
 
 
 def run(shards: Path, workdir: Path, *overrides: str, steps: int = 4) -> None:
-    pretrain.main(
+    pretraining.main(
         [
             f"--config={RECIPE}",
             f"--workdir={workdir}",

@@ -15,11 +15,11 @@ from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, PretrainDataConfig, TaskConfig
 from bert_jax.data.shards import open_dataset
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families.gpt2 import ALWAYS
 from bert_jax.model.heads import Heads
-from bert_jax.pretrain import pretrain
+from bert_jax.pretraining import pretrain
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection.verification import verify

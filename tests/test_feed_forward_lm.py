@@ -12,7 +12,7 @@ from golden import SCAN, UNROLLED
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE
 
-from bert_jax import evaluate, export, pretrain
+from bert_jax import evaluate, export, pretraining
 from bert_jax.command import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -102,7 +102,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_pat
         recipe = RECIPE.replace("bert_tiny", "feed_forward_lm")
         place = (f"--config={recipe}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
         options = ("--config.optimizer.schedule=constant", "--config.batch_size=16", f"--config.steps={steps}")
-        pretrain.main([*place, *options])
+        pretraining.main([*place, *options])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax import finetune as finetune_lib
+from bert_jax import finetuning as finetune_lib
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import (
@@ -27,7 +27,7 @@ from bert_jax.config import (
 )
 from bert_jax.config.lora import LoraConfig
 from bert_jax.export import export
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint

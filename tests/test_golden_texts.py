@@ -20,7 +20,7 @@ from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.data.shards import open_dataset
 from bert_jax.embed import embed
 from bert_jax.fill_mask import fill_mask
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, stablehlo
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import texts as texts_lib

@@ -391,7 +391,7 @@ def test_the_cost_model_is_asked_only_for_gpus_that_it_has(program, step):
 )
 def test_a_real_plan(tmp_path):
     file = tmp_path / "plan.json"
-    line = [sys.executable, "-m", "bert_jax.plan", "--config", "configs/bert_tiny.py", "--topology", "h100:1"]
+    line = [sys.executable, "-m", "bert_jax", "plan", "--config", "configs/bert_tiny.py", "--topology", "h100:1"]
     line += ["--seq_len", "128", "--config.model.attention_dropout=0.0", "--json", str(file)]
     subprocess.run(line, cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))

@@ -26,9 +26,7 @@ WAIT = 240  # seconds; no run here takes as long, even on a busy machine
 class Started:
     """The processes of one run; what each prints goes to files."""
 
-    def __init__(
-        self, module: str, arguments: list[str], count: int, devices: int, out: Path, *more: list[str]
-    ) -> None:
+    def __init__(self, name: str, arguments: list[str], count: int, devices: int, out: Path, *more: list[str]) -> None:
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
         self._out = out
@@ -38,7 +36,7 @@ class Started:
                 f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={process}",
                 "--startup_timeout=120",
             ]  # fmt: skip
-            command = [sys.executable, "-m", f"bert_jax.{module}", *arguments, *(several if count > 1 else [])]
+            command = [sys.executable, "-m", "bert_jax", name, *arguments, *(several if count > 1 else [])]
             command += more[process] if more else []
             with (out / f"{process}.out").open("w") as stdout, (out / f"{process}.err").open("w") as stderr:
                 started = subprocess.Popen(command, cwd=ROOT, env=environment(devices), stdout=stdout, stderr=stderr)
@@ -205,7 +203,7 @@ def test_a_missing_coordinator_is_reported_in_one_line_and_bounded_time(shards, 
     with socket.create_server(("", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     where = [f"--coordinator_address={address}", "--num_processes=2", "--process_id=1", "--startup_timeout=1"]
-    command = [sys.executable, "-m", "bert_jax.pretrain", *recipe(shards, tmp_path / "run"), *where]
+    command = [sys.executable, "-m", "bert_jax", "pretrain", *recipe(shards, tmp_path / "run"), *where]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
     assert f"no answer from the coordinator, process 0, at {address} in 1 s" in ended.stderr

@@ -338,11 +338,11 @@ def test_commands_refuse_in_one_line(tmp_path, vocab_dir):
     (tmp_path / "a.html").write_bytes(HTML)
     shared = [f"--input={tmp_path}/a.html", f"--output={tmp_path}/out"]
     for command in (
-        ["data_prep.build_examples", *shared, f"--tokenizer={vocab_dir}", "--seq_len=64"],
-        ["data_prep.train_tokenizer", *shared, "--vocab_size=500"],
-        ["data_prep.clean", *shared],
+        ["build-examples", *shared, f"--tokenizer={vocab_dir}", "--seq_len=64"],
+        ["train-tokenizer", *shared, "--vocab_size=500"],
+        ["clean", *shared],
     ):
-        run = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+        run = subprocess.run([sys.executable, "-m", "bert_jax", *command], capture_output=True, text=True)
         assert run.returncode == 2 and re.fullmatch(
             r"error: \S+a\.html: \.html files are not supported .*\n", run.stderr
         )

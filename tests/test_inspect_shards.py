@@ -459,7 +459,7 @@ def test_a_folder_without_a_manifest_is_refused_before_its_files_are_listed(
 def test_command_reports_damage_in_one_line_with_exit_code_2(output: Path) -> None:
     path = output / "tokenizer" / "special_tokens_map.json"
     path.write_bytes(path.read_bytes().replace(b"CLS", b"CLs", 1))
-    command = [sys.executable, "-m", "data_prep.inspect_shards", str(output), "--verify"]
+    command = [sys.executable, "-m", "bert_jax", "inspect-shards", str(output), "--verify"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.startswith("error: damaged ") and ended.stderr.count("\n") == 1

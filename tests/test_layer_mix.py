@@ -22,7 +22,7 @@ from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
 from bert_jax.features import result_table
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths

@@ -11,7 +11,7 @@ from dying_loader import DyingLoader, Killed
 from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import pretrain
+from bert_jax import pretraining
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import batch_schedule
@@ -218,7 +218,7 @@ def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders,
     other = edited(folders["large"], tmp_path / "other", **changes)
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=said) as caught:
-        pretrain.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
+        pretraining.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -259,7 +259,7 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
 def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, overrides, said):
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={THREE}", *TINY]
     with pytest.raises(UserError, match=said) as caught:
-        pretrain.main([flag.format(**folders) for flag in (*flags, *overrides)])
+        pretraining.main([flag.format(**folders) for flag in (*flags, *overrides)])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -270,14 +270,14 @@ def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, ov
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(folders, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
+    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
     def train(name: str, mixture: str = THREE) -> dict:
         pace = ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=8", "batch_size=16")
         flags = [f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *(f"--config.{one}" for one in pace)]
         phases = "9:one={large}:0.25,three={small}:0.75".format(**folders)
         mixed = (f"--config.data.mixture={mixture.format(**folders)}", f"--config.data.phases={phases}")
-        pretrain.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
+        pretraining.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")

@@ -17,7 +17,7 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax import config as config_lib
-from bert_jax import evaluate, pretrain, report
+from bert_jax import evaluate, pretraining, report
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data import step_schedule
@@ -271,7 +271,7 @@ def tokens_of(shards: tuple[Path, Path]) -> float:
 def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
     short, long = shards
     tokens = tokens_of(shards)
-    pretrain.main(
+    pretraining.main(
         [
             f"--config={RECIPE}",
             f"--workdir={workdir}",
@@ -354,7 +354,7 @@ def test_a_run_through_all_phases_logs_evaluates_and_resumes_each_by_its_objecti
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_killed_at_every_border_ends_bit_equal(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
+    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     result = train(shards, whole)
     for border in (3, 4, 6):

@@ -13,7 +13,7 @@ import pytest
 from dying_loader import DyingLoader, Killed
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
-from bert_jax import pretrain
+from bert_jax import pretraining
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, MeshConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import batch_schedule
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes,
     overrides = [f"--config.data.phases=9:{other}", *overrides]
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     with pytest.raises(UserError, match=said) as caught:
-        pretrain.main([*flags, *overrides, "--config.batch_size=16"])
+        pretraining.main([*flags, *overrides, "--config.batch_size=16"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -147,12 +147,12 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
     with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
-        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretraining.main([*flags, f"--config.data.phases=9:{other}", *best])
     other = edited(shards_dir, tmp_path / "another")
     with pytest.raises(
         UserError, match=r"compares evaluations of the whole run, but the held-out rows of data\.phases"
     ):
-        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretraining.main([*flags, f"--config.data.phases=9:{other}", *best])
     assert not (tmp_path / "run").exists()
     data = PretrainDataConfig(train=str(shards_dir), phases=f"9:{other}", eval=str(shards_dir))
     config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
@@ -190,7 +190,7 @@ def assert_same_parameters(one: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shards_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
+    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
     def train(name: str) -> dict:
         phases, ramp = f"--config.data.phases=6:{shards_dir}", "--config.batch_schedule=0:8,4:16"
@@ -200,7 +200,7 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
             "--config.checkpoint.every_steps=3",
             "--config.eval.every_steps=4",
         )
-        pretrain.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
+        pretraining.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")
@@ -225,11 +225,11 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
 DRIVER = """
 import hashlib, os, signal, sys
 from pathlib import Path
-from bert_jax import pretrain
+from bert_jax import pretraining
 
 end, log = int(sys.argv[1]), Path(sys.argv[2])
 
-class Logged(pretrain.PhasedLoader):
+class Logged(pretraining.PhasedLoader):
     def batch(self, step, rows=None):
         batch = super().batch(step, rows)
         if len(batch.input_ids) == self.rows_at(step):  # not the single row that start-up reads
@@ -240,8 +240,8 @@ class Logged(pretrain.PhasedLoader):
                 os.kill(os.getpid(), signal.SIGKILL)
         return batch
 
-pretrain.PhasedLoader = Logged
-pretrain.main(sys.argv[3:])
+pretraining.PhasedLoader = Logged
+pretraining.main(sys.argv[3:])
 """
 
 

@@ -322,7 +322,7 @@ def test_a_plan_of_shards_in_a_store_reads_only_their_manifest(shards_dir, tmp_p
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)")
 def test_a_real_plan(tmp_path):
     file = tmp_path / "plan.json"
-    line = [sys.executable, "-m", "bert_jax.plan", "--config", "configs/bert_tiny.py", "--topology", "v5e:2x2"]
+    line = [sys.executable, "-m", "bert_jax", "plan", "--config", "configs/bert_tiny.py", "--topology", "v5e:2x2"]
     line += ["--seq_len", "128", "--config.model.layer_loop=scan", "--json", str(file)]
     subprocess.run(line, cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))

@@ -14,8 +14,6 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.quickstart import Plan
 from bert_jax.stages import RECORD, Stages
 
-SLEEP = ("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
-
 
 def test_a_stage_is_recorded_when_it_succeeds_and_its_seconds_add_up(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "out")
@@ -49,29 +47,41 @@ def test_a_command_is_printed_before_it_runs_and_its_failure_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stages = Stages(tmp_path / "out")
-    stages.run("calendar", "1843", "12")
+    stages.run("recipes", "bert_tiny")
     printed = capfd.readouterr().out
-    assert printed.index("$ python -m calendar 1843 12") < printed.index("December 1843")
-    with pytest.raises(UserError, match=r"exit code 2 from: python -m json.tool --nonsense"):
-        stages.run("json.tool", "--nonsense")
+    assert printed.index("$ bert-jax recipes bert_tiny") < printed.index("--config bert_tiny --workdir")
+    with pytest.raises(UserError, match=r"exit code 2 from: bert-jax recipes --nonsense"):
+        stages.run("recipes", "--nonsense")
 
 
-def test_a_command_is_killed_in_time_and_one_that_ends_before_is_an_error(tmp_path: Path) -> None:
+@pytest.fixture
+def commands_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process that Python starts sleeps before it does anything."""
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("commands_hang")
+def test_a_command_is_killed_in_time(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "out")
     started = time.monotonic()
-    stages.run_and_kill(*SLEEP, when=lambda: time.monotonic() > started + 0.5)
+    stages.run_and_kill("--version", when=lambda: time.monotonic() > started + 0.5)
     assert time.monotonic() < started + 30
-    with pytest.raises(UserError, match="exit code 0 before it could be killed"):
-        stages.run_and_kill("calendar", "1843", when=lambda: False)
 
 
+def test_a_command_that_ends_before_it_is_killed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exit code 0 before it could be killed, from: bert-jax --version"):
+        Stages(tmp_path / "out").run_and_kill("--version", when=lambda: False)
+
+
+@pytest.mark.usefixtures("commands_hang")
 def test_sigterm_stops_the_running_command(tmp_path: Path) -> None:
     stages, started = Stages(tmp_path / "out"), time.monotonic()
     earlier = signal.getsignal(signal.SIGTERM)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     with pytest.raises(Stopped, match="run the same command again"):
-        stages.run(*SLEEP)
+        stages.run("--version")
     assert time.monotonic() < started + 30
     assert signal.getsignal(signal.SIGTERM) is earlier
 
@@ -137,7 +147,7 @@ def test_the_stages_run_their_commands_with_a_kill_and_are_skipped_when_done(
     assert "killed at step" in stages.record["stages"]["Pretraining"]["figures"]
     assert stages.record["killed"]["step"] > stages.record["killed"]["checkpoint"] > 0
     printed = capfd.readouterr().out
-    assert printed.count("$ python -m bert_jax.pretrain") == 2 and "%" in printed.rpartition("tears in her")[2]
+    assert printed.count("$ bert-jax pretrain") == 2 and "%" in printed.rpartition("tears in her")[2]
     run_all()
     printed = capfd.readouterr().out
-    assert printed.count("already exists: ") == 4 and "$ python -m bert_jax.pretrain" not in printed
+    assert printed.count("already exists: ") == 4 and "$ bert-jax pretrain" not in printed

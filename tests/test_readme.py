@@ -27,25 +27,17 @@ from website.run_blocks import run_blocks
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCUMENTS, *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
-MODULE = re.compile(r"python -m ((?:bert_jax|data_prep|benchmarks)\.\w+)")
-SHORT = re.compile(r"\bbert-jax ([a-z][\w-]*)")
+BENCHMARK = re.compile(r"python -m (benchmarks\.\w+)")
+COMMAND_NAME = re.compile(r"\bbert-jax ([a-z][\w-]*)")
 PATH = re.compile(r"(?<![\w/.-])((?:configs|data_prep|bert_jax|benchmarks|docs|tests)/[\w./-]*\w)")
 
 
 def commands(text: str) -> list[str]:
-    """Command lines in code blocks, continuations joined, and those within a sentence that have flags.
-
-    A command is `python -m MODULE` or `bert-jax NAME`; all are returned in the first form.
-    """
+    """Command lines in code blocks, continuations joined, and those within a sentence that have flags."""
     text = text.replace("\\\n", " ")
     found = [line.strip() for line in text.splitlines() if COMMAND.match(line)]
     found += [line for line in re.findall(r"`((?:python -m|bert-jax) [^`]+)`", text) if " --" in line]
-    return [SHORT.sub(module_form, line) for line in found if not re.search(r" --(help|version)\b| \.\.\.", line)]
-
-
-def module_form(found: re.Match[str]) -> str:
-    assert found[1] in MODULES, f"bert-jax has no command {found[1]}"
-    return f"python -m {MODULES[found[1]]}"
+    return [line for line in found if not re.search(r" --(help|version)\b| \.\.\.", line)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -57,8 +49,8 @@ def test_every_path_named_exists(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_named_module_exists(document):
-    for module in MODULE.findall(document.read_text(encoding="utf-8")):
+def test_every_named_benchmark_exists(document):
+    for module in BENCHMARK.findall(document.read_text(encoding="utf-8")):
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), f"{document.name} runs {module}"
 
 
@@ -70,7 +62,7 @@ class Parsed(Exception):
 
 
 def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
-    """Runs the main of a line's module up to the end of parsing. Raises UserError for what it does not take."""
+    """Runs a command line up to the end of parsing. Raises UserError for an unknown command, flag or value."""
     whole = argparse.ArgumentParser.parse_known_args
 
     def stop(self: argparse.ArgumentParser, arguments: list[str] | None = None, namespace: object = None) -> None:
@@ -78,13 +70,18 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
     line = re.sub(r"\$SLURM_\w+", "0", line).replace("$task", "rte")  # what the scheduler and the script set
     words = shlex.split(re.split(r" [>|&]", line)[0], comments=True)
-    start = words.index("-m") + 1
-    module = importlib.import_module(words[start])
     with monkeypatch.context() as patched, pytest.raises(Parsed) as found:
         patched.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-        patched.setattr(sys, "argv", words[start:])
-        takes_arguments = inspect.signature(module.main).parameters
-        module.main(words[start + 1 :]) if takes_arguments else module.main()
+        if "bert-jax" in words:
+            _, name, *flags = words[words.index("bert-jax") :]
+            if name not in MODULES:
+                raise UserError(f"bert-jax has no command {name}")
+            importlib.import_module(MODULES[name]).main(flags)
+        else:
+            _, module, *flags = words[words.index("-m") :]
+            patched.setattr(sys, "argv", [module, *flags])
+            main = importlib.import_module(module).main
+            main(flags) if inspect.signature(main).parameters else main()
     return found.value
 
 
@@ -92,7 +89,7 @@ LINES = [
     pytest.param(line, id=f"{document.name}-{line[:60]}")
     for document in PAGES
     for line in commands(document.read_text(encoding="utf-8"))
-    if MODULE.search(line)
+    if BENCHMARK.search(line) or COMMAND_NAME.search(line)
 ]
 
 
@@ -106,7 +103,7 @@ def test_every_command_line_is_taken_by_its_own_parser(
         config.read_flags(found.namespace.config, found.rest)
     else:
         assert not found.rest, f"{line} gives {found.rest}, which its parser does not know"
-    if "data_prep.build_examples" in line:
+    if "bert-jax build-examples" in line:
         # Its choices are checked by the function; then comes the input, which is not there.
         given = vars(found.namespace) | {"output": str(tmp_path / "out"), "input": str(tmp_path / "none")}
         given["weights"] = ()
@@ -115,8 +112,8 @@ def test_every_command_line_is_taken_by_its_own_parser(
 
 
 def test_lines_are_found() -> None:
-    modules = {MODULE.search(line.values[0])[1] for line in LINES}  # type: ignore[index]
-    assert {"data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"} <= modules
+    names = {name for line in LINES for name in COMMAND_NAME.findall(line.values[0])}
+    assert {"train-tokenizer", "build-examples", "inspect-shards", "pretrain"} <= names
     assert len(LINES) > 15
 
 

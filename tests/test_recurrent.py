@@ -24,7 +24,7 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, export, pretrain
+from bert_jax import evaluate, export, pretraining
 from bert_jax.command import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -208,7 +208,7 @@ def arguments(shards_dir, workdir, *options: str) -> list[str]:
 def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.optimizer.schedule=constant", "--config.model.bptt=20", f"--config.steps={steps}")
-        pretrain.main(arguments(shards_dir, workdir, *options))
+        pretraining.main(arguments(shards_dir, workdir, *options))
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -230,4 +230,4 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_pat
 
 def test_truncation_longer_than_the_rows_of_the_shards_is_refused(shards_dir, tmp_path):
     with pytest.raises(UserError, match=r"model\.bptt is 500, longer than the rows of .*, \d+; use at most"):
-        pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))
+        pretraining.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))

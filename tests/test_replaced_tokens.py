@@ -13,7 +13,7 @@ from random_checkpoints import assert_same_tensors
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, export, fill_mask, pretrain
+from bert_jax import evaluate, export, fill_mask, pretraining
 from bert_jax.command import UserError
 from bert_jax.interop import name_table
 from bert_jax.interop.families.electra import ELECTRA
@@ -120,7 +120,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=replaced_tokens", "--config.optimizer.schedule=constant", "--config.log_every=1")
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-        pretrain.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
+        pretraining.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -154,7 +154,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
 )
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
     with pytest.raises(UserError, match=message):
-        pretrain.main(
+        pretraining.main(
             [
                 f"--config={RECIPE}",
                 f"--workdir={tmp_path / 'run'}",
@@ -169,7 +169,7 @@ def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, opti
 def trained(shards_dir, workdir, *further):
     options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    pretrain.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
+    pretraining.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
     return workdir
 
 

@@ -11,7 +11,7 @@ from families import FAMILIES
 from random_checkpoints import PRETRAINING, SPECIAL, WORDS, assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import evaluate, pretrain, resize_vocabulary, tokenizer
+from bert_jax import evaluate, pretraining, resize_vocabulary, tokenizer
 from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -266,7 +266,7 @@ def test_the_steps_of_the_guide_adapt_a_model_to_another_text(tmp_path, vocab_di
     keys = [f"init_from={tmp_path / 'grown'}", f"data.mixture={mixture}", "steps=40", "batch_size=16"]
     keys += ["optimizer.learning_rate=1e-2"]
     flags = ["--config", "continued", *(f"--config.{key}" for key in keys)]
-    pretrain.main([*flags, "--workdir", str(tmp_path / "run")])
+    pretraining.main([*flags, "--workdir", str(tmp_path / "run")])
 
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for name in ("domain", "general"):

@@ -18,10 +18,10 @@ RECIPES = {"bert_tiny": PretrainConfig, "own": FinetuneConfig}
 LENGTH = r"--seq_len( T)?, --max_length T"  # Python 3.13 and later print the value once, after the last name
 TEXT = r"--text_field( NAME)?, --text NAME"
 NAMES = {  # by commands that import without jax; the others have tests of their own
-    "data_prep.build_examples": [LENGTH, TEXT],
-    "data_prep.train_tokenizer": [TEXT],
-    "data_prep.clean": [TEXT],
-    "bert_jax.plan": [LENGTH],
+    "build-examples": [LENGTH, TEXT],
+    "train-tokenizer": [TEXT],
+    "clean": [TEXT],
+    "plan": [LENGTH],
 }
 
 
@@ -77,10 +77,10 @@ def test_the_reference_has_every_short_flag():
         assert f"| `--{flag}` | `{key}` |" in page
 
 
-@pytest.mark.parametrize("module", NAMES)
-def test_help_lists_all_names_of_a_flag(module):
-    shown = reference.help_text(module)
-    for names in NAMES[module]:
+@pytest.mark.parametrize("command", NAMES)
+def test_help_lists_all_names_of_a_flag(command):
+    shown = reference.help_text(command)
+    for names in NAMES[command]:
         assert re.search(names, shown)
 
 

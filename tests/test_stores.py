@@ -25,10 +25,10 @@ from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import chaos, gcs_emulator, s3_emulator, store_kills
-from bert_jax import evaluate, export, pretrain, report
+from bert_jax import evaluate, export, pretraining, report
 from bert_jax.command import RunAgain, UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.predict import predict
 from bert_jax.storage import holder, stores
@@ -79,7 +79,7 @@ def arguments(shards: Path, workdir: str | Path, steps: int, *more: str) -> list
 @pytest.fixture(scope="module")
 def trained(bucket: str, shards_dir: Path) -> Location:
     """A run of four steps in the store."""
-    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 4))
+    pretraining.main(arguments(shards_dir, f"{bucket}/trained", 4))
     return location(f"{bucket}/trained")
 
 
@@ -355,7 +355,7 @@ def test_several_seeds_are_fine_tuned_in_the_store_from_a_run_in_the_store(bucke
 
 
 def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(bucket, trained, shards_dir, capsys):
-    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 6, "--config.checkpoint.keep=1"))
+    pretraining.main(arguments(shards_dir, f"{bucket}/trained", 6, "--config.checkpoint.keep=1"))
     assert f"resuming from step 4 of {bucket}/trained" in capsys.readouterr().err
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4, 5, 6]
 
@@ -396,7 +396,7 @@ def test_missing_credentials_are_reported_in_one_line(bucket, tmp_path):
     clean = {name: value for name, value in os.environ.items() if name not in of_emulators}
     clean["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "none.json")
     clean |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
-    line = [sys.executable, "-m", "bert_jax.evaluate", "--checkpoint", f"{bucket}/run", "--data", "shards"]
+    line = [sys.executable, "-m", "bert_jax", "evaluate", "--checkpoint", f"{bucket}/run", "--data", "shards"]
     ended = subprocess.run(line, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2 and ended.stdout == ""
     google = ("Google Cloud", "gcloud auth application-default login")
@@ -434,7 +434,7 @@ def test_a_second_command_is_refused_while_the_holder_lives_and_replaces_a_kille
     holding = "import sys; from bert_jax.storage import holder, location\n"
     holding += f"with holder.hold(location.location('{workdir}'), print): print('held'); sys.stdin.read()"
     line, pipe = [sys.executable, "-u", "-c", holding], subprocess.PIPE
-    second = [sys.executable, "-m", "bert_jax.pretrain", *arguments(shards_dir, workdir, 2)]
+    second = [sys.executable, "-m", "bert_jax", "pretrain", *arguments(shards_dir, workdir, 2)]
     with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         ended = subprocess.run(second, cwd=ROOT, capture_output=True, text=True, timeout=300)

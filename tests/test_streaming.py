@@ -14,7 +14,7 @@ from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
 from benchmarks.emulated_store import EmulatedStore
-from bert_jax import pretrain
+from bert_jax import pretraining
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data import window_order
@@ -284,13 +284,13 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, sh
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrain, "PhasedLoader", DyingLoader)
+    monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
     def train(name: str, *more: str) -> dict:
         pace = ("steps=12", "log_every=1", "checkpoint.every_steps=3", "batch_schedule=0:16,7:32", "eval.max_rows=16")
         data = ("data.train=gs://bucket/books", "data.cache_bytes=3e5", f"data.cache_dir={tmp_path / 'cache'}")
         flags = [f"--config.{each}" for each in (*pace, *data, *more)]
-        pretrain.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
+        pretraining.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")

@@ -15,7 +15,7 @@ from scipy.special import log_softmax
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime

@@ -20,7 +20,7 @@ from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskCon
 from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
 from bert_jax.export import export
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import bert_jax_export, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, paths

@@ -15,7 +15,7 @@ import test_finetune
 from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, DistillConfig, FinetuneConfig, LoraConfig, TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -326,7 +326,7 @@ def test_a_sweep_submits_once_by_its_best_setting(start: Path, tmp_path: Path, m
         opened.append(folder)
         return open_checkpoint(folder)
 
-    monkeypatch.setattr("bert_jax.finetune.open_checkpoint", open_best)
+    monkeypatch.setattr("bert_jax.finetuning.open_checkpoint", open_best)
     finetune(config, tmp_path / "sweep")
     assert opened == [tmp_path / "sweep"]
     assert {path.name for path in (tmp_path / "leaderboard").iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}

@@ -14,7 +14,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint

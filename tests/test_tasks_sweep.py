@@ -12,7 +12,7 @@ import test_finetune
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.prepared_runs import prepare

@@ -8,7 +8,7 @@ import pytest
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.config import EvalConfig, FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.evaluate import evaluate
-from bert_jax.finetune import finetune
+from bert_jax.finetuning import finetune
 from bert_jax.predict import predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -104,7 +104,7 @@ def test_same_text_gives_the_same_bytes_in_any_process(kind, sample_text, tmp_pa
     written = []
     for seed in ("1", "2"):
         output = tmp_path / seed
-        command = [sys.executable, "-m", "data_prep.train_tokenizer", "--vocab_size=1500", f"--kind={kind}"]
+        command = [sys.executable, "-m", "bert_jax", "train-tokenizer", "--vocab_size=1500", f"--kind={kind}"]
         subprocess.run(
             [*command, f"--input={sample_text}", f"--output={output}"],
             env=os.environ | {"PYTHONHASHSEED": seed},
@@ -278,7 +278,7 @@ def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
         assert lowered or any(token != token.lower() for token in loaded.tokens(range(5, 699)))
     with pytest.raises(SystemExit):
         train_tokenizer.main(["--help"])
-    assert "python -m data_prep.train_tokenizer --input" in capsys.readouterr().out
+    assert "bert-jax train-tokenizer --input" in capsys.readouterr().out
 
 
 def test_other_files_are_read_as_examples_are(sample_text, tmp_path, capsys):

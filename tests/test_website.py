@@ -33,7 +33,7 @@ A list:
 Text
     that continues
 
-    JAX_PLATFORMS=cpu python -m bert_jax.report runs/a
+    JAX_PLATFORMS=cpu bert-jax report runs/a
 
     second line
 
@@ -95,7 +95,7 @@ def test_the_help_of_a_command_is_what_it_prints():
         [sys.executable, "-m", "bert_jax", "recipes", "--help"],
         cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"},
     ).stdout  # fmt: skip
-    assert reference.help_text("bert_jax.recipes") == shown
+    assert reference.help_text("recipes") == shown
 
 
 def test_the_python_reference_has_every_public_name_with_its_docstring():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _FENCE = re.compile(r"( *)(```+|~~~+) *([\w-]*)")
 _MARK = re.compile(r"<!-- *(?:(run|checked)|not run: *(.+?)) *-->")
 _PREFIX = r"(?:\$ |\w+=\S* |srun (?:-\S+ )*|exec |nice (?:-n \d+ )?)*"  # what may stand before a command on its line
-COMMAND = re.compile(rf"\s*{_PREFIX}(?:\.venv/bin/)?(?:python -m (?:bert_jax|data_prep|benchmarks)|bert-jax [a-z])")
+COMMAND = re.compile(rf"\s*{_PREFIX}(?:\.venv/bin/)?(?:python -m (?:bert_jax|benchmarks)|bert-jax [a-z])")
 
 
 @dataclass(frozen=True)

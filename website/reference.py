@@ -31,7 +31,6 @@ _PLACES = re.compile(
     r"\b(?:pathlib\._local|pathlib|collections\.abc|typing|jaxtyping|ml_collections[.\w]*|bert_jax[.\w]*)\.(?=[A-Z])"
 )
 _UNPACKED = re.compile(r'\*<class "(?:[\w.]+\.)?(\w+)">')  # the type of keyword arguments
-_MODULE = re.compile(r"python -m ((?:bert_jax|data_prep)\.\w+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,13 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def commands_page() -> str:
     """The help text of every command, by job."""
-    introduction = "`bert-jax NAME` runs a command, and so does `python -m MODULE`. All have the same exit codes"
+    introduction = "`bert-jax NAME` runs a command. All have the same exit codes"
     parts = ["# Commands", f"{introduction} ([list](exit_codes.md))."]
     for job, listed in commands.JOBS.items():
         parts.append(f"## {job}")
-        for module, purpose in listed.items():
-            name = command.short_name(module)
-            parts.append(f"### {name}\n\n`python -m {module}`: {purpose}.\n\n{_fenced(help_text(module))}")
+        for name, (_, purpose) in listed.items():
+            parts.append(f"### {name}\n\n`bert-jax {name}`: {purpose}.\n\n{_fenced(help_text(name))}")
     return _joined(parts)
 
 
@@ -101,8 +99,6 @@ def api_page() -> str:
     ]
     for name in bert_jax.__all__:
         value = getattr(bert_jax, name)
-        if inspect.ismodule(value):  # bert_jax.finetune and bert_jax.pretrain are functions and modules in one
-            value = getattr(importlib.import_module("bert_jax.api"), name)
         parts.append(_documented(f"## bert_jax.{name}", name, value))
         if inspect.isclass(value):
             for member, found in vars(value).items():
@@ -134,9 +130,9 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def help_text(module: str) -> str:
+def help_text(name: str) -> str:
     """What `bert-jax NAME --help` prints in a terminal of 100 columns."""
-    main_function = importlib.import_module(module).main
+    main_function = importlib.import_module(commands.MODULES[name]).main
     printed = io.StringIO()
     with (
         mock.patch.dict(os.environ, {"COLUMNS": "100"}),
@@ -144,7 +140,7 @@ def help_text(module: str) -> str:
         contextlib.suppress(SystemExit),
     ):
         main_function(["--help"])
-    return _MODULE.sub(lambda found: f"bert-jax {command.short_name(found[1])}", printed.getvalue())
+    return printed.getvalue()
 
 
 def exit_codes() -> dict[int, str]:

@@ -15,8 +15,8 @@ SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seed
 
 @dataclass(frozen=True)
 class DataConfig:
-    train: str = ""  # the output of data_prep.build_examples, or its train/
-    eval: str = ""  # the output of data_prep.build_examples, or its eval/; empty: the same output as train
+    train: str = ""  # the output of bert-jax build-examples, or its train/
+    eval: str = ""  # the output of bert-jax build-examples, or its eval/; empty: the same output as train
     prefetch: int = 4  # batches prepared ahead in a thread
 
     def __post_init__(self) -> None:

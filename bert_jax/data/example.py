@@ -30,7 +30,7 @@ def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
         return rows.input_ids
     ids = rows.input_ids.copy()
     real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
-    real &= rows.masked_positions < ids.shape[1]  # data_prep.inspect_shards reports positions outside of the row
+    real &= rows.masked_positions < ids.shape[1]  # bert-jax inspect-shards reports positions outside of the row
     row, column = np.nonzero(real)
     ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
     return ids

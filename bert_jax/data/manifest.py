@@ -126,17 +126,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if is_remote(directory):
         raise UserError(
             f"{address_of(directory)} is in an object store, but shards are read from a local disk. Copy them: "
-            "python -m data_prep.copy_examples --input ADDRESS --output DIR (for pretraining, "
+            "bert-jax copy-examples --input ADDRESS --output DIR (for pretraining, "
             "--config.data.cache_dir=DIR copies them, and with --config.data.cache_bytes=8e9 streams them)"
         )
     if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete_path(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)
         raise UserError(
             f"{directory.parent / finished} is not finished: {finished}{INCOMPLETE} exists. Run the same "
-            "data_prep.build_examples command again; it resumes where it stopped"
+            "bert-jax build-examples command again; it resumes where it stopped"
         )
     if not path.exists():
-        raise UserError(f"no {MANIFEST} in {directory}. Give the output folder of data_prep.build_examples")
+        raise UserError(f"no {MANIFEST} in {directory}. Give the output folder of bert-jax build-examples")
     return check_manifest(read_json(path), str(path))
 
 

@@ -29,7 +29,7 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         )
     if not (config.train or config.mixture):
         raise UserError(
-            "data.train is not set; set --config.data.train=DIR to the output folder of data_prep.build_examples, or "
+            "data.train is not set; set --config.data.train=DIR to the output folder of bert-jax build-examples, or "
             "--config.data.mixture to several of them"
         )
     specs: list[tuple[int, str, MixtureSpec | None]] = []

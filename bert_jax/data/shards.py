@@ -1,6 +1,6 @@
 """Shards on disk: Arrow IPC files of fixed-width columns, with a manifest (docs/data_format.md).
 
-`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of data_prep.build_examples.
+`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of bert-jax build-examples.
 Opening checks names and sizes only. A shard is memory-mapped when one of its rows is first requested.
 """
 
@@ -138,7 +138,7 @@ def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
         address = address_of(directory)
         raise UserError(
             f"{address} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
-            f"python -m data_prep.convert_examples --input {address} --output {address}_arrow"
+            f"bert-jax convert-examples --input {address} --output {address}_arrow"
         )
 
 
@@ -252,14 +252,14 @@ class Dataset:
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
         f"damaged shard {address_of(path)}: {problem}. Copy the folder again, or build the examples again "
-        f"(to list all damage: python -m data_prep.inspect_shards {address_of(path.parent.parent)} --verify)"
+        f"(to list all damage: bert-jax inspect-shards {address_of(path.parent.parent)} --verify)"
     )
 
 
 def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
     """The first invalid value of the rows, or None: a quick check of every batch for errors that must not go unnoticed.
 
-    `python -m data_prep.inspect_shards DIR --verify` checks much more.
+    `bert-jax inspect-shards DIR --verify` checks much more.
     """
     vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
     if rows.input_ids.max(initial=0) >= vocab_size:

@@ -104,9 +104,7 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     return "\n\n".join(sections) + "\n"
 
 
-_WITH_BERT_JAX = (
-    "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`."
-)
+_WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
 _WITH_SENTENCE_TRANSFORMERS = (
     "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
     'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX

@@ -56,8 +56,7 @@ def open_checkpoint(
         raise UserError(f"{path} holds an ONNX program, not a checkpoint. Give the one that it was exported from")
     if is_original_bert(path):
         raise UserError(
-            f"{path} is in Google's TensorFlow layout. Convert it once: python -m bert_jax.convert "
-            f"--input {path} --output DIR"
+            f"{path} is in Google's TensorFlow layout. Convert it once: bert-jax convert --input {path} --output DIR"
         )
     if step is not None or (not peft.is_adapter_folder(path) and _is_workdir(path)):
         return bert_jax_format.read(path, step, average, merged, average_key)

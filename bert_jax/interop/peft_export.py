@@ -69,7 +69,7 @@ def _read_base(folder: Path, loaded: LoadedModel) -> LoadedModel:
     if not file.exists() or "model_type" not in read_json(file):
         raise UserError(
             f"peft needs the Hugging Face folder of the base model, but {folder} is not one. Write it with "
-            f"python -m bert_jax.export --checkpoint {folder} --output DIR, and add --base DIR"
+            f"bert-jax export --checkpoint {folder} --output DIR, and add --base DIR"
         )
     original = huggingface.read(folder)
     for path, value in loaded.params.items():

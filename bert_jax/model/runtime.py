@@ -56,7 +56,7 @@ class Runtime:
     remat recomputes them.
 
     platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
-    bert_jax.plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
+    bert-jax plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
 
     capability: the compute capability of the NVIDIA GPUs of `platform`, such as 9.0 for Hopper; empty: unknown.
 

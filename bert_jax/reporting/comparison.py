@@ -35,7 +35,7 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
     note = "The other keys of model, task and configuration are equal." if differences else "All keys are equal."
     return Document(
         title=f"Comparison of {len(runs)} runs",
-        program="bert_jax.report",
+        program="bert-jax report",
         source=", ".join(str(run.workdir) for run in runs),
         lines=list(dict.fromkeys(run.kind for run in runs)),
         warning=f"Not finished, shown so far: {', '.join(unfinished)}." if unfinished else "",

@@ -101,7 +101,7 @@ def refuse_existing(output: Path) -> None:
     if is_remote(output):
         raise UserError(
             f"output {output} is in an object store. Choose a local folder, and copy it when it is complete "
-            "(shards: python -m data_prep.copy_examples)"
+            "(shards: bert-jax copy-examples)"
         )
     if output.exists():
         raise UserError(f"output {output} exists. Choose another --output, or remove it first")

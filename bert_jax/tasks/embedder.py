@@ -132,7 +132,7 @@ class Embedder:
         return self._run(encoded, sorted_batches(encoded.rows, size, self.settings.max_length), quiet=True)
 
     def arrays(self, texts: Sequence[str | Texts]) -> Arrays:
-        """`embeddings` and, by the pool, `offsets` and `input_ids` (see `python -m bert_jax.embed --help`)."""
+        """`embeddings` and, by the pool, `offsets` and `input_ids` (see `bert-jax embed --help`)."""
         pool = self.settings.pool
         if not len(texts):
             none: Arrays = {"embeddings": np.zeros((0, self.width), np.float32)}
@@ -188,7 +188,7 @@ def _check(loaded: LoadedModel, settings: VectorSettings) -> None:
         )
     if settings.layers == MIX:
         raise UserError(
-            "--layers is mix, whose weights are learned together with a head. Use python -m bert_jax.features --layers "
+            "--layers is mix, whose weights are learned together with a head. Use bert-jax features --layers "
             "mix, or another name of layers"
         )
     if pool == "cls" and loaded.model.causal:

@@ -1,4 +1,4 @@
-"""The metrics of a task on its files: in the training loop, at its end, and for `bert_jax.evaluate`."""
+"""The metrics of a task on its files: in the training loop, at its end, and for `bert-jax evaluate`."""
 
 import dataclasses
 import math

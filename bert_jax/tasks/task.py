@@ -97,7 +97,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     @abc.abstractmethod
     def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """What bert_jax.predict prints for each item of a split, in order: an object of JSON values.
+        """What bert-jax predict prints for each item of a split, in order: an object of JSON values.
 
         `label` and `score`, its probability (for a regression: the number); `scores` of all labels by name, or
         the best answers to a question, which the command prints only on request; `words`, `tags`, `entities`, `spans`,

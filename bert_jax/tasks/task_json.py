@@ -47,9 +47,7 @@ def task_of(loaded: LoadedModel) -> Task:
     Raises UserError for a checkpoint that was not fine-tuned.
     """
     if not loaded.task:
-        raise UserError(
-            "this checkpoint was not fine-tuned for a task; fine-tune it first: python -m bert_jax.finetune"
-        )
+        raise UserError("this checkpoint was not fine-tuned for a task; fine-tune it first: bert-jax finetune")
     task = from_json(loaded.task)
     task = replace(task, max_length=min(task.max_length, loaded.model.max_positions)).with_metrics()
     # A folder in Hugging Face format does not record the options of a task; the pooling is that of its heads.

@@ -1,4 +1,4 @@
-"""What cleaning dropped before a job: the reports of data_prep.clean, which are next to the text that it wrote.
+"""What cleaning dropped before a job: the reports of bert-jax clean, which are next to the text that it wrote.
 
 The manifest of shards that are made from such text lists each report once, `cleaning: [{report, sha256, documents,
 bytes, dropped, removed_lines, refused}]`, so that every document that was read has a reason for where it went.

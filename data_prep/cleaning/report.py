@@ -66,7 +66,7 @@ def document(found: Mapping[str, Any], name: str) -> Document:
     return Document(
         title=name,
         source=name,
-        program="data_prep.clean",
+        program="bert-jax clean",
         lines=[f"{documents['kept']:,} of {documents['read']:,} documents are kept."],
         tiles=[
             Tile(f"{documents['kept'] / read:.1%}", "documents kept", f"of {documents['read']:,}"),

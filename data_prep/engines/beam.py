@@ -70,7 +70,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
 def _options(options: str) -> tuple[Any, list[str]]:
     parser = Parser(
-        "data_prep.build_examples --engine beam --engine_options",
+        "bert-jax build-examples --engine beam --engine_options",
         "Options of the beam engine; all other options go to Beam.",
     )
     parser.add_argument("--exchange", metavar="FOLDER", help="a folder that all workers can reach")

@@ -85,7 +85,7 @@ def _do(job: _Job, unit: Unit) -> bytes:
 
 
 def _options(options: str) -> Any:
-    parser = Parser("data_prep.build_examples --engine ray --engine_options", "Options of the ray engine.")
+    parser = Parser("bert-jax build-examples --engine ray --engine_options", "Options of the ray engine.")
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="address of a cluster, or auto; default: start Ray on this machine"
     )

@@ -30,7 +30,7 @@ from data_prep.inspection.statistics import NO_LABEL, REPLACEMENTS, PartStatisti
 from data_prep.inspection.verification import Inspection
 from data_prep.lengths import summarise
 
-PROGRAM = "data_prep.inspect_shards"
+PROGRAM = "bert-jax inspect-shards"
 _LABELS = {
     "nsp": {0: "B is next", 1: "B is random"},
     "sop": {0: "in order", 1: "swapped"},
@@ -160,7 +160,7 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """What data_prep.clean did with the documents before the job: a group of rows for each of its reports."""
+    """What bert-jax clean did with the documents before the job: a group of rows for each of its reports."""
     groups, reports = [], manifest.get("cleaning", [])
     for report in reports:
         documents = report["documents"]
@@ -177,7 +177,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
         return Section("Cleaning")
     named = ", ".join(report["report"] for report in reports)
     return Section(
-        "Cleaning", [Table(["", "documents", "of those read"], groups)], f"By data_prep.clean, as in {named}."
+        "Cleaning", [Table(["", "documents", "of those read"], groups)], f"By bert-jax clean, as in {named}."
     )
 
 

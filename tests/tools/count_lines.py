@@ -3,8 +3,8 @@
     python tests/tools/count_lines.py [CHECKOUT]
 
 `lines` are all lines of the Python files; `code` leaves out blank lines, comments and docstrings. The import closure
-is every module of bert_jax and data_prep that bert_jax.pretrain imports, directly or not, imports inside functions
-included; those that `import bert_jax.pretrain` loads at once are counted too. A function counts from its `def`
+is every module of bert_jax and data_prep that bert_jax.pretraining imports, directly or not, imports inside functions
+included; those that `import bert_jax.pretraining` loads at once are counted too. A function counts from its `def`
 to its last line, its docstring included; those over LONGEST_ALLOWED lines are counted.
 """
 
@@ -26,7 +26,7 @@ SHOWN = 10
 
 LOADED = """
 import json, sys
-import bert_jax.pretrain
+import bert_jax.pretraining
 print(json.dumps([module.__file__ for name, module in list(sys.modules.items())
                   if name.split(".")[0] in ("bert_jax", "data_prep") and getattr(module, "__file__", None)]))
 """
@@ -118,7 +118,7 @@ def main(checkout: Path) -> None:
     rows = {name: count(files) for name, files in found.items()}
     library = [*found["bert_jax"], *found["data_prep"]]
     rows["bert_jax and data_prep"] = count(library)
-    rows["closure of bert_jax.pretrain"] = count(import_closure(checkout, "bert_jax.pretrain"))
+    rows["closure of bert_jax.pretraining"] = count(import_closure(checkout, "bert_jax.pretraining"))
     rows["loaded by importing it"] = count(loaded_modules(checkout))
     for name, row in rows.items():
         print(f"{name:<28}{row.files:>7,}{row.lines:>9,}{row.code:>9,}")

@@ -10,38 +10,35 @@ from typing import Any
 from freeze_sandbox import Sandbox
 
 COMMANDS = (
-    *("data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"),
-    *("data_prep.convert_examples", "data_prep.copy_examples"),
-    *("bert_jax.pretrain", "bert_jax.finetune", "bert_jax.evaluate", "bert_jax.convert", "bert_jax.export"),
-    *("bert_jax.embed", "bert_jax.features", "bert_jax.fill_mask", "bert_jax.predict", "bert_jax.plan"),
-    *("bert_jax.report", "bert_jax.quickstart"),
+    *("train-tokenizer", "build-examples", "inspect-shards", "copy-examples", "pretrain", "finetune", "evaluate"),
+    *("convert", "export", "embed", "features", "fill-mask", "predict", "plan", "report", "quickstart"),
 )
 
 # Command lines with one mistake each; RECIPES is the folder configs/ of the checkout.
-TINY = "bert_jax.pretrain --config RECIPES/bert_tiny.py --workdir commands/run"
+TINY = "pretrain --config RECIPES/bert_tiny.py --workdir commands/run"
 MISTAKES = (
-    "data_prep.train_tokenizer --input no_such_file.txt --output commands/tokenizer --vocab_size 500",
-    "data_prep.train_tokenizer --input commands/empty.txt --output commands/tokenizer --vocab_size 500",
-    "data_prep.build_examples --input commands/empty.txt --tokenizer no_such_folder --output commands/o --seq_len 32",
-    "data_prep.build_examples --input commands/empty.txt --tokenizer commands --output commands/o --objective xyz",
-    "data_prep.inspect_shards no_such_folder",
-    "bert_jax.pretrain --workdir commands/run",
+    "train-tokenizer --input no_such_file.txt --output commands/tokenizer --vocab_size 500",
+    "train-tokenizer --input commands/empty.txt --output commands/tokenizer --vocab_size 500",
+    "build-examples --input commands/empty.txt --tokenizer no_such_folder --output commands/o --seq_len 32",
+    "build-examples --input commands/empty.txt --tokenizer commands --output commands/o --objective xyz",
+    "inspect-shards no_such_folder",
+    "pretrain --workdir commands/run",
     f"{TINY}",
     f"{TINY} --config.data.train=no_such_folder",
     f"{TINY} --config.stepz=5",
     f"{TINY} --config.steps=many",
     f"{TINY} --config.optimizer.name=sgd --config.data.train=no_such_folder",
     f"{TINY} --unknown_flag",
-    "bert_jax.pretrain --config no_such_recipe.py --workdir commands/run",
-    "bert_jax.finetune --config RECIPES/glue.py:task=xyz --workdir commands/run",
-    "bert_jax.finetune --config RECIPES/own.py --workdir commands/run --config.task.train=no_such_file.tsv",
-    "bert_jax.evaluate --checkpoint no_such_folder --data no_such_folder",
-    "bert_jax.export --checkpoint no_such_folder --format hf --output commands/out",
-    "bert_jax.export --checkpoint no_such_folder --format xyz --output commands/out",
-    "bert_jax.embed --checkpoint no_such_folder --input commands/empty.txt --output commands/out.npz",
-    "bert_jax.predict --checkpoint no_such_folder --input commands/empty.txt",
-    "bert_jax.plan --config RECIPES/bert_tiny.py --topology v5e:nonsense",
-    "bert_jax.report no_such_folder",
+    "pretrain --config no_such_recipe.py --workdir commands/run",
+    "finetune --config RECIPES/glue.py:task=xyz --workdir commands/run",
+    "finetune --config RECIPES/own.py --workdir commands/run --config.task.train=no_such_file.tsv",
+    "evaluate --checkpoint no_such_folder --data no_such_folder",
+    "export --checkpoint no_such_folder --format hf --output commands/out",
+    "export --checkpoint no_such_folder --format xyz --output commands/out",
+    "embed --checkpoint no_such_folder --input commands/empty.txt --output commands/out.npz",
+    "predict --checkpoint no_such_folder --input commands/empty.txt",
+    "plan --config RECIPES/bert_tiny.py --topology v5e:nonsense",
+    "report no_such_folder",
 )
 
 # Arguments of recipes in addition to the default one.

@@ -30,7 +30,7 @@ def _compiled_step(sandbox: Sandbox, recipe: str) -> Any:
     files = (sandbox.recipe(f"{recipe}.py"), f"--workdir={run}", "--config.data.train=shards/nsp")
     # A program that comes from the cache is not compiled, and so not written.
     fresh = {"JAX_ENABLE_COMPILATION_CACHE": "0", "JAX_COMPILATION_CACHE_DIR": str(dump / "cache")}
-    sandbox.run("bert_jax.pretrain", *files, *options(STEP), XLA_FLAGS=flags, **fresh)
+    sandbox.run("pretrain", *files, *options(STEP), XLA_FLAGS=flags, **fresh)
     shutil.rmtree(run)  # a checkpoint of BERT-Base is a gigabyte
     programs = [file.read_text(encoding="utf-8") for file in dump.glob("*.cpu_after_optimizations.txt")]
     text = max(programs, key=lambda program: program.count(" dot("))
@@ -94,7 +94,7 @@ def _plan(sandbox: Sandbox, recipe: str) -> Any:
     file = Path("tpu") / f"{recipe}.json"
     arguments = (sandbox.recipe(f"{recipe}.py"), "--topology=v5e:4x4", "--seq_len=128", f"--json={file}")
     tpu = {"path": sandbox.libtpu, "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-    sandbox.run("bert_jax.plan", *arguments, **tpu)
+    sandbox.run("plan", *arguments, **tpu)
     plan = json.loads((sandbox.work / file).read_text(encoding="utf-8"))
     plan["flops"] = {name: str(value) for name, value in plan["flops"].items()}
     return {name: value for name, value in plan.items() if name not in ("advice", "notes")}

@@ -48,10 +48,9 @@ CHOICE = "task.text=context task.choices=one,two,three task.label=right"
 
 # The recipe, the form of the files, the kind of data and the keys of each fine-tuning run.
 TASKS = {
-    "classification": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2 run_together=no"),
-    "together": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2 run_together=yes"),
+    "classification": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2"),
     "regression": ("own.py", "score", "tsv", "task.text=text task.label=label task.kind=regression"),
-    "tagging": ("tagging.py:task=own", "tags", "conll", "task.crf=True seeds=2 run_together=no"),
+    "tagging": ("tagging.py:task=own", "tags", "conll", "task.crf=True seeds=2"),
     "question": ("own.py", "question", "jsonl", "task.kind=question task.doc_stride=8 task.max_query_length=8"),
     "choice": ("choice.py:task=own", "choice", "csv", f"{CHOICE} train_layers=last:1"),
     "spans": ("spans.py:kind=span_pairs", "spans", "jsonl", "early_stop=1"),
@@ -77,7 +76,7 @@ WORDS = (
 def training(sandbox: Sandbox) -> Iterator[Item]:
     def pretrain(name: str, recipe: str, shards: str, xla: str, keys: str) -> Any:
         files = (sandbox.recipe(recipe), f"--workdir=training/{name}", f"--config.data.train=shards/{shards}")
-        sandbox.run("bert_jax.pretrain", *files, *overrides(f"{TINY} {RUN} {keys}"), XLA_FLAGS=xla)
+        sandbox.run("pretrain", *files, *overrides(f"{TINY} {RUN} {keys}"), XLA_FLAGS=xla)
         return workdir(sandbox.work / "training" / name)
 
     def resume() -> Any:
@@ -90,7 +89,7 @@ def training(sandbox: Sandbox) -> Iterator[Item]:
 
     def evaluate(name: str, shards: str, xla: str, *flags: str) -> Any:
         files = (f"--checkpoint=training/{name}", f"--data=shards/{shards}")
-        return last_json(sandbox.run("bert_jax.evaluate", *files, *flags, XLA_FLAGS=xla))
+        return last_json(sandbox.run("evaluate", *files, *flags, XLA_FLAGS=xla))
 
     # The second length of the run phases, with the tokenizer of the first.
     yield "shards_of_two_lengths", lambda: _second_length(sandbox)
@@ -107,7 +106,7 @@ def training(sandbox: Sandbox) -> Iterator[Item]:
 def _second_length(sandbox: Sandbox) -> Any:
     flags = "--input=shards/text.txt --tokenizer=shards/tokenizer_wordpiece --output=shards/packed_wordpiece"
     shutil.rmtree(sandbox.work / "shards" / "packed_wordpiece", ignore_errors=True)
-    sandbox.run("data_prep.build_examples", *flags.split(), "--seq_len=64", "--pack=2", "--eval_fraction=0.2")
+    sandbox.run("build-examples", *flags.split(), "--seq_len=64", "--pack=2", "--eval_fraction=0.2")
     return hashes(sandbox.work / "shards" / "packed_wordpiece")
 
 
@@ -117,17 +116,17 @@ def finetuning(sandbox: Sandbox) -> Iterator[Item]:
     def finetune(name: str, recipe: str, data: str, ending: str, keys: str) -> Any:
         files = (sandbox.recipe(recipe), f"--workdir=finetuning/{name}", "--config.init_from=training/nsp")
         own = OWN.format(data, ending)
-        sandbox.run("bert_jax.finetune", *files, *overrides(f"{FINETUNING} {own} {keys}"), XLA_FLAGS=FAST)
+        sandbox.run("finetune", *files, *overrides(f"{FINETUNING} {own} {keys}"), XLA_FLAGS=FAST)
         return workdir(work / "finetuning" / name)
 
     def evaluate(name: str, data: str, ending: str) -> Any:
         files = (f"--checkpoint=finetuning/{name}", f"--data=finetuning/{data}_test.{ending}")
-        return last_json(sandbox.run("bert_jax.evaluate", *files, XLA_FLAGS=FAST))
+        return last_json(sandbox.run("evaluate", *files, XLA_FLAGS=FAST))
 
     def predict(name: str, data: str, ending: str, *flags: str) -> Any:
         output = f"finetuning/{name}_predictions.jsonl"
         files = (f"--checkpoint=finetuning/{name}", f"--input=finetuning/{data}_test.{ending}", f"--output={output}")
-        sandbox.run("bert_jax.predict", *files, "--form=task", *flags, XLA_FLAGS=FAST)
+        sandbox.run("predict", *files, "--form=task", *flags, XLA_FLAGS=FAST)
         return read_lines(work / output)
 
     write_tasks(work / "finetuning")
@@ -136,9 +135,8 @@ def finetuning(sandbox: Sandbox) -> Iterator[Item]:
         yield name, lambda values=values: finetune(*values)
     for name, (_, data, ending, _) in TASKS.items():
         scores = ("--all_scores",) if name in ("classification", "question", "choice") else ()
-        if name != "together":
-            yield f"evaluated_{name}", lambda name=name, data=data, ending=ending: evaluate(name, data, ending)
-            yield f"predicted_{name}", lambda values=(name, data, ending, *scores): predict(*values)
+        yield f"evaluated_{name}", lambda name=name, data=data, ending=ending: evaluate(name, data, ending)
+        yield f"predicted_{name}", lambda values=(name, data, ending, *scores): predict(*values)
 
 
 def inference(sandbox: Sandbox) -> Iterator[Item]:
@@ -148,31 +146,31 @@ def inference(sandbox: Sandbox) -> Iterator[Item]:
     def embed(name: str, *flags: str) -> Any:
         output = f"inference/{name}.npz"
         files = ("--checkpoint=training/nsp", "--input=inference/texts.txt", f"--output={output}")
-        sandbox.run("bert_jax.embed", *files, *flags, XLA_FLAGS=FAST)
+        sandbox.run("embed", *files, *flags, XLA_FLAGS=FAST)
         return arrays(work / output)
 
     def features() -> Any:
         files = ("--checkpoint=training/nsp", sandbox.recipe("tagging.py:task=own"), "--output=inference/features.json")
         keys = overrides(f"task.max_length=32 {OWN.format('tags', 'conll')}")
         flags = ("--layers=last,1", "--hidden=8", "--batch_size=8", "--epochs=2", "--seeds=1")
-        sandbox.run("bert_jax.features", *files, *keys, *flags, XLA_FLAGS=FAST)
+        sandbox.run("features", *files, *keys, *flags, XLA_FLAGS=FAST)
         return read_json(work / "inference" / "features.json")
 
     def fill_mask() -> Any:
         """The tokens and their probabilities; the text around them may change."""
         sentences = ("The [MASK] was going down.", "Rip [MASK] Winkle and a [MASK].")
-        shown = sandbox.run("bert_jax.fill_mask", "--checkpoint=training/nsp", *sentences, XLA_FLAGS=FAST)
+        shown = sandbox.run("fill-mask", "--checkpoint=training/nsp", *sentences, XLA_FLAGS=FAST)
         return re.findall(r"(\S+)\s+(\d+\.\d+)%", shown)
 
     def export(checkpoint: str, form: str, *flags: str) -> Any:
         output = f"inference/{checkpoint.replace('/', '_')}_{form}{len(flags)}"
         files = (f"--checkpoint={checkpoint}", f"--format={form}", f"--output={output}")
-        sandbox.run("bert_jax.export", *files, *flags, XLA_FLAGS=FAST)
+        sandbox.run("export", *files, *flags, XLA_FLAGS=FAST)
         return exported(work / output)
 
     def convert(source: str) -> Any:
         output = f"inference/{source}_converted"
-        sandbox.run("bert_jax.convert", f"--input=inference/{source}", f"--output={output}", XLA_FLAGS=FAST)
+        sandbox.run("convert", f"--input=inference/{source}", f"--output={output}", XLA_FLAGS=FAST)
         return workdir(work / output)
 
     yield "embed_mean", lambda: embed("mean")

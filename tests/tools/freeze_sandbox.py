@@ -56,18 +56,18 @@ class Sandbox:
     def recipe(self, name: str) -> str:
         return f"--config={self.checkout}/configs/{name}"
 
-    def attempt(self, module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs `python -m MODULE ARGUMENTS` in the work folder, with any exit code."""
-        command = [sys.executable, "-m", module, *arguments]
+    def attempt(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs `python -m bert_jax NAME ARGUMENTS` in the work folder, with any exit code."""
+        command = [sys.executable, "-m", "bert_jax", name, *arguments]
         return subprocess.run(command, cwd=self.work, env=self.environment(**environment), text=True,
                               capture_output=True, check=False)  # fmt: skip
 
-    def run(self, module: str, *arguments: str, **environment: str) -> str:
+    def run(self, name: str, *arguments: str, **environment: str) -> str:
         """As attempt, and returns the standard output. Raises CommandFailed for another exit code than 0."""
-        done = self.attempt(module, *arguments, **environment)
+        done = self.attempt(name, *arguments, **environment)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or [""]
-            raise CommandFailed(f"{module} {' '.join(arguments)}: exit code {done.returncode}: {last[0]}")
+            raise CommandFailed(f"{name} {' '.join(arguments)}: exit code {done.returncode}: {last[0]}")
         return done.stdout
 
     def without_paths(self, text: str) -> str:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,7 +32,6 @@ SHARDS = {
     "span_static": ("cased", "--seq_len=32 --objective=single --mask_unit=span --masking=static --dupe_factor=2"),
     "reordered": ("sentencepiece_bpe", "--seq_len=32 --objective=single --masking=static --reorder_rate=0.1"),
     "corrupted": ("wordpiece", "--seq_len=32 --delete_rate=0.05 --insert_rate=0.05 --short_seq_prob=0.5"),
-    "tfrecord": ("wordpiece", "--seq_len=32 --masking=static --mask_rate=0.2 --seed=7 --format=tfrecord"),
     "cached": ("wordpiece", "--seq_len=32 --mask_unit=word --dupe_factor=2 --token_cache=shards/cache"),
 }
 TOKENIZER = "--tokenizer=shards/tokenizer_wordpiece"
@@ -62,27 +60,19 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def tokenizer(name: str, flags: str) -> Any:
         output = f"shards/tokenizer_{name}"
-        sandbox.run("data_prep.train_tokenizer", "--input=shards/text.txt", f"--output={output}", *flags.split())
+        sandbox.run("train-tokenizer", "--input=shards/text.txt", f"--output={output}", *flags.split())
         return hashes(work / output)
 
     def build(name: str, words: str, flags: str, text: str = "shards/text.txt") -> Any:
         output = f"shards/{name}"
         files = (f"--input={text}", f"--tokenizer=shards/tokenizer_{words}", f"--output={output}", "--unit_mb=0.05")
         held_out = () if "eval_fraction" in flags else ("--eval_fraction=0.2",)
-        sandbox.run("data_prep.build_examples", *files, *held_out, *flags.split())
+        sandbox.run("build-examples", *files, *held_out, *flags.split())
         return hashes(work / output)
 
-    def transfer(module: str, source: str, output: str, *flags: str) -> Any:
-        sandbox.run(f"data_prep.{module}", f"--input=shards/{source}", f"--output=shards/{output}", *flags)
-        return hashes(work / "shards" / output)
-
-    def import_records() -> Any:
-        """TFRecord files alone, as those of google-research/bert: away from the manifest that they came with."""
-        (work / "shards" / "records").mkdir()
-        for file in (work / "shards" / "tfrecord").rglob("*.tfrecord*"):
-            shutil.copy(file, work / "shards" / "records" / f"{file.parent.name}-{file.name}")
-        held_out = "--eval_input=shards/records/eval-*"
-        return transfer("convert_examples", "records/train-*", "imported", TOKENIZER, held_out)
+    def copied() -> Any:
+        sandbox.run("copy-examples", "--input=shards/nsp", "--output=shards/copied")
+        return hashes(work / "shards" / "copied")
 
     yield "text", lambda: write_text(sandbox)
     for name, flags in TOKENIZERS.items():
@@ -90,14 +80,11 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, (words, flags) in SHARDS.items():
         yield name, lambda name=name, words=words, flags=flags: build(name, words, flags)
     yield "mixed", lambda: build("mixed", "bpe", MIXED, "shards/text.txt,shards/more.jsonl.gz")
-    yield "converted_to_arrow", lambda: transfer("convert_examples", "tfrecord", "converted_to_arrow")
-    yield "converted_to_tfrecord", lambda: transfer("convert_examples", "ngram", "to_tfrecord", "--format=tfrecord")
-    yield "imported", import_records
-    yield "copied", lambda: transfer("copy_examples", "nsp", "copied")
+    yield "copied", copied
     yield (
         "inspected",
         lambda: [
-            sandbox.attempt("data_prep.inspect_shards", f"shards/{name}", "--verify", "--source").returncode
+            sandbox.attempt("inspect-shards", f"shards/{name}", "--verify", "--source").returncode
             for name in ("nsp", "ngram", "sentences", "mixed")
         ],
     )

@@ -3,7 +3,7 @@
     python tests/tools/make_original_tfrecord.py --script DIR_OF_create_pretraining_data.py
 
 It needs TensorFlow and a copy of google-research/bert, so no test runs it. The text consists of the beginnings of
-chapters of the sample; data_prep.train_tokenizer trains the vocabulary on it.
+chapters of the sample; bert-jax train-tokenizer trains the vocabulary on it.
 """
 
 import argparse

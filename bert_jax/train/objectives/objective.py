@@ -165,7 +165,7 @@ def extended_batch(objective: Objective, batch: Any) -> Any:
     if missing := [name for name in objective.batch_fields if getattr(extended, name, None) is None]:
         raise UserError(
             f"{type(objective).__name__} reads the batch fields {', '.join(missing)}, and these shards have "
-            "none; build the examples with the options of data_prep.build_examples that write them"
+            "none; build the examples with the options of bert-jax build-examples that write them"
         )
     return extended
 

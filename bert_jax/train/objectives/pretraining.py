@@ -83,7 +83,7 @@ def _shards_hint(name: str) -> str:
     """What a message adds about an objective by which shards are built."""
     if name not in OBJECTIVES_OF_SHARDS:
         return ""
-    return f". {name} is an objective of shards: python -m data_prep.build_examples --objective {name}"
+    return f". {name} is an objective of shards: bert-jax build-examples --objective {name}"
 
 
 def is_schedule(objective: str) -> bool:

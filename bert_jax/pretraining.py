@@ -1,12 +1,4 @@
-"""Pretrains a model on shards from data_prep.build_examples, by masked or causal language modeling.
-
-As a function, `bert_jax.pretrain("bert_tiny", ...)` is bert_jax.api.pretrain; help(bert_jax.api.pretrain) explains it.
-"""
-
-from bert_jax.train.host_memory import keep_freed_memory
-
-if __name__ == "__main__":
-    keep_freed_memory()  # before the imports below start threads
+"""Pretrains a model on shards from bert-jax build-examples, by masked or causal language modeling."""
 
 import contextlib
 import dataclasses
@@ -20,7 +12,6 @@ from jax.sharding import Mesh
 
 from bert_jax import command
 from bert_jax import config as config_lib
-from bert_jax.callable_module import make_callable
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, short_flags
 from bert_jax.data.batch_schedule import batch_schedule
@@ -53,7 +44,7 @@ DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling,
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
 trained to predict the next token.
 
-  python -m bert_jax.pretrain --config bert_tiny --workdir runs/tiny --config.data.train=shards
+  bert-jax pretrain --config bert_tiny --workdir runs/tiny --config.data.train=shards
 
 --config.KEY=VALUE sets a key of the recipe. Frequently used keys:
 
@@ -93,7 +84,7 @@ trained to predict the next token.
 
 docs/pretraining.md describes objectives, optimizers and phases. After an interruption, run the same
 command again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a
-workdir; a second one is refused. To view the result, run: python -m bert_jax.report WORKDIR
+workdir; a second one is refused. To view the result, run: bert-jax report WORKDIR
 """
 
 
@@ -179,7 +170,7 @@ def pretrain(
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the command and prints the result as JSON on the primary process."""
-    parser = command.Parser("bert_jax.pretrain", DESCRIPTION)
+    parser = command.Parser("bert-jax pretrain", DESCRIPTION)
     parser.add_argument(
         "--config", required=True, help="a recipe by its name, e.g. bert_base, or a file; --config.KEY=VALUE sets a key"
     )
@@ -273,9 +264,3 @@ def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
     if distributed.is_primary():
         write_json(workdir / trainer.RESULT_FILE, values)
     return values
-
-
-make_callable(__name__)
-
-if __name__ == "__main__":
-    command.run(main)

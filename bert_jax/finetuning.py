@@ -1,12 +1,4 @@
-"""Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results.
-
-As a function, `bert_jax.finetune(model, train=...)` is bert_jax.api.finetune; help(bert_jax.api.finetune) explains it.
-"""
-
-from bert_jax.train.host_memory import keep_freed_memory
-
-if __name__ == "__main__":
-    keep_freed_memory()  # before the imports below start threads
+"""Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results."""
 
 import dataclasses
 import json
@@ -20,7 +12,6 @@ from rich.console import Console
 
 from bert_jax import command
 from bert_jax import config as config_lib
-from bert_jax.callable_module import make_callable
 from bert_jax.config import FinetuneConfig, short_flags
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
@@ -45,9 +36,9 @@ WIDTH = 160  # columns of the tables where no terminal limits them
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
-  python -m bert_jax.finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
-  python -m bert_jax.finetune --config tagging:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
-  python -m bert_jax.finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \\
+  bert-jax finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
+  bert-jax finetune --config tagging:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
+  bert-jax finetune --config own --workdir runs/stars --config.init_from=CHECKPOINT \\
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, a Hugging Face folder, or hf:NAME
@@ -186,7 +177,7 @@ def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Spli
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("bert_jax.finetune", DESCRIPTION)
+    parser = command.Parser("bert-jax finetune", DESCRIPTION)
     parser.add_argument(
         "--config",
         required=True,
@@ -210,9 +201,3 @@ def main(arguments: Sequence[str]) -> None:
             for table_of in [*([key_sweep.table(result)] if "sweep" in result else []), *results.tables(result)]:
                 console.print(table_of)
             print(json.dumps(result))
-
-
-make_callable(__name__)
-
-if __name__ == "__main__":
-    command.run(main)
