@@ -13,7 +13,8 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
 from bert_jax.model.dropout import keep_mask, row_seeds
 from bert_jax.model.ops import attention_flash
-from bert_jax.model.ops.attention_flash import Grid, flash_attention
+from bert_jax.model.ops.attention_flash import Grid
+from bert_jax.model.ops.attention_flash_kernels import flash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.planning import flops
 from bert_jax.train.mesh_placement import OnMesh

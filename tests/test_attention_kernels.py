@@ -19,9 +19,9 @@ from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
-from bert_jax.model.ops.attention_flash import flash_attention
+from bert_jax.model.ops.attention_flash_kernels import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
-from bert_jax.model.ops.attention_triton import triton_attention
+from bert_jax.model.ops.attention_triton_kernels import triton_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
@@ -248,11 +248,11 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 
 KERNELS = {
     "banded": {},
-    "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
-    "flash": {"flash_attention": functools.partial(flash_attention, interpret=True)},
-    "triton": {"triton_attention": functools.partial(triton_attention, interpret=True)},
+    "splash": {"attention_kernels.splash_attention": functools.partial(splash_attention, interpret=True)},
+    "flash": {"attention_flash_kernels.flash_attention": functools.partial(flash_attention, interpret=True)},
+    "triton": {"attention_triton_kernels.triton_attention": functools.partial(triton_attention, interpret=True)},
     "cudnn": {
-        function.__name__: functools.partial(function, implementation="xla")
+        f"attention_kernels.{function.__name__}": functools.partial(function, implementation="xla")
         for function in (cudnn_attention, cudnn_attention_by_length)
     },
 }
@@ -282,7 +282,7 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
 
     monkeypatch.setattr(attention_kernels, "choose", choose)
     for name, function in KERNELS[kernel].items():
-        monkeypatch.setattr(attention_kernels, name, function)
+        monkeypatch.setattr(f"bert_jax.model.ops.{name}", function)
     # Not from the cache of what einsum gave.
     got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed)
     test_families.assert_same(got, wanted)

@@ -11,7 +11,8 @@ from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 from bert_jax.config import MeshConfig
 from bert_jax.model.dropout import keep_mask, row_seeds
 from bert_jax.model.ops.attention_einsum import einsum_attention
-from bert_jax.model.ops.attention_triton import padded_length, triton_attention
+from bert_jax.model.ops.attention_triton import padded_length
+from bert_jax.model.ops.attention_triton_kernels import triton_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.token_positions import token_positions, visible_keys
 from bert_jax.planning import flops

@@ -91,15 +91,6 @@ def test_switches_are_three_valued():
     ]
 
 
-def test_data_preparation_and_the_border_do_not_import_jax():
-    modules = (
-        "bert_jax.command, bert_jax.config, bert_jax.tokenizer, bert_jax.data.loader, bert_jax.data.shards, "
-        "data_prep.build_examples, data_prep.train_tokenizer, data_prep.inspect_shards"
-    )
-    check = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
-
-
 def test_the_home_folder_is_meant_after_an_equals_sign_and_in_lists(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
     typed = ["--input=~/a.txt,~/b*.txt", "~/c", "--config.data.mixture=de=~/de,en=/x:~", "a~/b", "~"]

@@ -37,10 +37,10 @@ def test_every_module_with_a_main_is_a_command_and_no_other():
 def test_commands_have_one_spelling():
     """No text that is not a document of docs/ tells a user to run a module of the packages."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in files:
-        if not name.startswith(("docs/", "CHANGELOG")) and (ROOT / name).suffix in (".py", ".md", ".json", ".toml", ""):
-            found = re.search(r"python -m (?:bert_jax|data_prep)\.\w+", (ROOT / name).read_text(encoding="utf-8"))
-            assert found is None, f"{name} has {found}; write bert-jax NAME"
+    for path in map(ROOT.joinpath, files):
+        if path.is_file() and not path.is_relative_to(ROOT / "docs") and path.suffix in (".py", ".md", ".json", ""):
+            module = re.search(r"python -m (?:bert_jax|data_prep)\.\w+", path.read_text(encoding="utf-8"))
+            assert module is None or path.name == "CHANGELOG.md", f"{path} has {module}; write bert-jax NAME"
 
 
 def test_commands_are_listed_by_job_and_their_names_may_have_either_dash(capsys):

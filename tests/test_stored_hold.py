@@ -17,9 +17,8 @@ from etils import epath
 
 from benchmarks import s3_emulator
 from bert_jax.command import RunAgain, UserError
-from bert_jax.storage import conditional, holder, stored_hold
-from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, Times, hold
-from bert_jax.storage.stored_hold import StoredHold
+from bert_jax.storage import conditional, holder
+from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, StoredHold, Times, hold
 
 LEASE = 1.0
 TIMES = Times(renew_stored=0.2, lease=LEASE, poll_stored=0.05)
@@ -84,7 +83,7 @@ def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         client = Failing(request.getfixturevalue("s3"))
         made = Objects(client, conditional.S3Objects(client, "bucket", "run"))
         made.put(None)
-    monkeypatch.setattr(stored_hold, "open_objects", lambda folder: made.through)
+    monkeypatch.setattr(conditional, "open_objects", lambda folder: made.through)
     monkeypatch.setattr(holder, "TIMES", TIMES)
     return made
 

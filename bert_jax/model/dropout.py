@@ -97,7 +97,8 @@ def element_bits(
 ) -> UInt32[Array, "*shape"]:
     """32 random bits for each element, from its index in the last axis of random_bits and the two words of its line.
 
-    The arguments are broadcast to each other. Kernels that compute their own masks call this (attention_flash.py).
+    The arguments are broadcast to each other. Kernels that compute their own masks call this
+    (attention_flash_kernels.py).
     """
     return (_first_half(index ^ first) ^ second) * jnp.uint32(_SECOND)
 

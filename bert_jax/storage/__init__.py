@@ -3,8 +3,7 @@
 local          files and folders on disk that are either complete or absent, each written by one job at a time
 location       folders of runs on disk, in Google Cloud Storage and in S3, by the interface of pathlib
 stores         what differs between these two stores
-holder         a folder that one run at a time holds
-stored_hold    the same in an object store
+holder         a folder, on disk or in an object store, that one run at a time holds
 conditional    objects in stores that are written only if their version is the expected one
 scratch        temporary folders on disk for large files on their way to or from a store
 holder_record  the process that holds a folder

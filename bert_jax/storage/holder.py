@@ -10,8 +10,8 @@ lease   A thread of the holder renews the file's modification time every few sec
 
 A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it writes.
 
-In an object store there is no lock: `StoredHold` (storage/stored_hold.py) writes, renews and removes the object by
-requests with preconditions, of which the store grants only one.
+In an object store there is no lock: `StoredHold` writes, renews and removes the object by requests with preconditions,
+of which the store grants only one.
 """
 
 import contextlib
@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.storage.holder_record import RECORD_BYTES, Record
 from bert_jax.storage.local import try_lock
 from bert_jax.storage.location import Location
+from bert_jax.storage.remote import first_line, is_denied
 
 HOLDER_FILE = "holder.json"
 
@@ -194,6 +195,55 @@ class Hold:
         )
 
 
+class StoredHold(Hold):
+    """A folder in an object store that this process holds, with a lease and no lock. See Hold.
+
+    The store grants one of several requests that expect the same version of the object (storage/conditional.py), so
+    two runs cannot take the folder at the same time, and a holder that was suspended and replaced can neither renew its
+    lease nor remove the other's object.
+    """
+
+    def _between_renewals(self) -> float:
+        return TIMES.renew_stored
+
+    def _take(self, report: Report) -> None:
+        from bert_jax.storage.conditional import open_objects  # loads tensorstore
+
+        self._objects = open_objects(self.folder)
+        self._writing = threading.Lock()
+        try:
+            while not self._write(self._wait_for_end(False, report, TIMES.poll_stored)):
+                pass  # another run was faster
+        except OSError as error:
+            why = f"{self.folder / HOLDER_FILE}: {first_line(error)}. Check credentials and network"
+            raise (UserError(why) if is_denied(error) else RunAgain(why)) from None
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError), self._writing:  # an object that stays delays the next run at most
+            seen = self._look()
+            if seen is not None and seen.content == self._record.encoded():
+                self._objects.write(HOLDER_FILE, None, seen.version)
+
+    def _touch(self) -> None:
+        with contextlib.suppress(OSError), self._writing:
+            seen = self._look()
+            if seen is not None and seen.content == self._record.encoded():
+                self._objects.write(HOLDER_FILE, seen.content, seen.version)
+
+    def _close(self) -> None:
+        pass
+
+    def _look(self) -> Seen | None:
+        found = self._objects.read(HOLDER_FILE)
+        return None if found is None else Seen(*found)
+
+    def _write(self, replaced: Seen | None) -> bool:
+        """Writes the record in place of what was seen; returns False if the object has changed since."""
+        self._objects.write(HOLDER_FILE, self._record.encoded(), None if replaced is None else replaced.version)
+        seen = self._look()
+        return seen is not None and seen.content == self._record.encoded()
+
+
 _held_here: dict[str, Hold] = {}
 
 
@@ -210,7 +260,7 @@ def hold(folder: Location, report: Report) -> Iterator[Hold]:
         return
     is_new = isinstance(folder, Path) and not folder.exists()
     try:
-        mine = _hold_of(folder)(folder, report)
+        mine = (Hold if isinstance(folder, Path) else StoredHold)(folder, report)
         _held_here[key] = mine
         try:
             yield mine
@@ -221,14 +271,6 @@ def hold(folder: Location, report: Report) -> Iterator[Hold]:
         if is_new and isinstance(folder, Path):
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
-
-
-def _hold_of(folder: Location) -> type[Hold]:
-    if isinstance(folder, Path):
-        return Hold
-    from bert_jax.storage.stored_hold import StoredHold  # loads tensorstore
-
-    return StoredHold
 
 
 def release_all() -> None:

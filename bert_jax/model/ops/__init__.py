@@ -7,7 +7,7 @@
   attention_kernels  einsum and cuDNN attention, and the choice of a kernel
   attention_banded   attention within a window in plain XLA
   attention_splash   the splash kernel for TPUs
-  attention_flash    attention with dropout for TPUs, whose kernels are in attention_flash_kernels
+  attention_flash    how attention_flash_kernels, attention with dropout for TPUs, divides its work
 
 Layers call `operations(runtime)` and read the same on every platform.
 """

@@ -1,4 +1,7 @@
-"""The forward and the backward kernel of attention_flash.py.
+"""Attention with dropout by Pallas kernels for TPUs that never store the scores (Dao et al. 2022; Dao 2023).
+
+The kernels drop exactly the probabilities that einsum_attention drops: the hash of dropout.py is computed inside
+them. The backward kernel recomputes scores and masks from queries, keys and the logarithm of each query's sum.
 
 Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
 not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum, its
@@ -15,15 +18,91 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.model.dropout import element_bits, keeps
+from bert_jax.command import UserError
+from bert_jax.model.dropout import element_bits, keeps, line_words
 from bert_jax.model.ops.attention_einsum import MASKED_SCORE
-from bert_jax.model.ops.attention_flash import LANES, Grid
+from bert_jax.model.ops.attention_flash import LANES, LARGEST_ROW, Grid
+from bert_jax.model.placement import Placement
 
 Heads = Float[Array, "B N H T"]
 Statistic = Float[Array, "B N 1 T"]
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
+
+
+def flash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+    placement: Placement,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention with the same dropout. A window of 0 means none; blocks outside it are skipped.
+
+    Scores and softmax are float32, and matmuls accumulate in float32. Each device computes its shard of the rows and
+    heads, as placement.shard_kernel gives it. `interpret` runs the kernels on any platform, slowly, for tests.
+
+    Raises UserError if T times H exceeds LARGEST_ROW.
+    """
+    rows, length, heads, width = query.shape
+    if length * width > LARGEST_ROW:
+        raise UserError(
+            f"config.model.attention=flash takes rows of up to {LARGEST_ROW // width:,} positions with heads of "
+            f"{width}, got {length:,}. Use config.model.attention=auto"
+        )
+    missing = -length % LANES
+    padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
+    # No sequence has the id -1, so the filler sees only itself.
+    arguments = [*padded, jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)]
+    names = ["heads", "heads", "heads", "sequence_ids"]
+    if seeds is not None and dropout_rate > 0:
+        # Computed outside, where the numbers of rows and heads are those of the whole array.
+        words = jnp.stack(line_words(seeds, (rows, heads, length, length), position_axes=2), axis=-1)
+        arguments.append(jnp.pad(words.transpose(0, 2, 1, 3), ((0, 0), (0, missing), (0, 0), (0, 0))))
+        names.append("heads")
+    else:
+        dropout_rate = 0.0
+
+    def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
+        grid = Grid(query.shape[2], width, query.shape[1], window, causal, dropout_rate, precision, interpret)
+        by_head = (part.transpose(0, 2, 3, 1) for part in (query, key, value))
+        of_lines = words[0].transpose(0, 2, 3, 1) if words else None
+        return _attend(grid, *by_head, sequences[:, None], of_lines).transpose(0, 3, 1, 2)
+
+    return placement.shard_kernel(attend, names)(*arguments)[:, :length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    grid: Grid,
+    query: Float[Array, "B N H T"],
+    key: Float[Array, "B N H T"],
+    value: Float[Array, "B N H T"],
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+) -> Float[Array, "B N H T"]:
+    return _forward(grid, query, key, value, sequences, words)[0]
+
+
+def _forward(grid: Grid, *arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+    context, logsumexp = forward(grid, *arguments)
+    return context, (*arguments, context, logsumexp)
+
+
+def _backward(grid: Grid, kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
+    arguments = (*kept, gradient)
+    return (*backward(grid, *arguments), None, None)
+
+
+_attend.defvjp(_forward, _backward)
 
 
 def forward(

@@ -7,8 +7,8 @@
              rows, and otherwise a mask (attention_cudnn.py)
     tokamax  the kernels of the package tokamax on Hopper and Blackwell, bfloat16, without attention dropout, for packed
              rows and windows without a mask (attention_tokamax.py)
-    flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash.py)
-    triton   the same on NVIDIA GPUs (attention_triton.py)
+    flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash_kernels.py)
+    triton   the same on NVIDIA GPUs (attention_triton_kernels.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run. It takes banded only where that saves work, triton only where it was timed
@@ -29,10 +29,8 @@ from bert_jax.model.ops import attention_cudnn, attention_splash, attention_toka
 from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
-from bert_jax.model.ops.attention_flash import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.ops.attention_tokamax import tokamax_attention
-from bert_jax.model.ops.attention_triton import triton_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import NVIDIA
@@ -219,6 +217,9 @@ def _flash_obstacles(s: Situation) -> Reasons:
 
 
 def _flash(a: Attention) -> Context:
+    # Imported here, since the import of Pallas takes a second.
+    from bert_jax.model.ops.attention_flash_kernels import flash_attention
+
     return flash_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
 
 
@@ -315,6 +316,8 @@ def _triton_is_faster(s: Situation) -> bool:
 
 
 def _triton(a: Attention) -> Context:
+    from bert_jax.model.ops.attention_triton_kernels import triton_attention
+
     return triton_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
 
 
