@@ -1,6 +1,7 @@
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -167,9 +168,22 @@ def test_dataset_has_the_values_of_the_manifest(shards_dir: Path) -> None:
     assert dataset.rows == dataset.manifest["parts"]["train"]["rows"]
 
 
-def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no manifest\.json"):
-        open_dataset(tmp_path, "train")
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema_version": 1}'), "objective is missing"),
+        (lambda folder: edit_manifest(folder, schema_version=99), "schema_version 99"),
+        (lambda folder: edit_manifest(folder, seq_len=SEQ_LEN * 2), "column input_ids"),
+        (lambda folder: (folder / "train" / "shard-00000.arrow").unlink(), r"missing shard .*shard-00000\.arrow"),
+    ],
+)
+def test_a_damaged_output_is_refused(tmp_path: Path, damage: Callable[[Path], object], told: str) -> None:
+    write_output(tmp_path, [4, 4])
+    damage(tmp_path)
+    with pytest.raises(UserError, match=told):
+        open_dataset(tmp_path, "train").gather(np.array([0]))
 
 
 def test_unfinished_output_is_refused_with_the_way_to_finish_it(tmp_path: Path) -> None:
@@ -185,26 +199,6 @@ def test_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
     size = path.stat().st_size
     os.truncate(path, size - 10)
     with pytest.raises(UserError, match=rf"shard-00001\.arrow: it has {size - 10} bytes instead of {size}"):
-        open_dataset(tmp_path, "train")
-
-
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    write_output(tmp_path, [4, 4])
-    (tmp_path / "train" / "shard-00000.arrow").unlink()
-    with pytest.raises(UserError, match=r"missing shard .*shard-00000\.arrow"):
-        open_dataset(tmp_path, "train")
-
-
-def test_unknown_schema_version_is_refused(tmp_path: Path) -> None:
-    write_output(tmp_path, [4])
-    edit_manifest(tmp_path, schema_version=99)
-    with pytest.raises(UserError, match="schema_version 99"):
-        open_dataset(tmp_path, "train")
-
-
-def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
         open_dataset(tmp_path, "train")
 
 
@@ -251,12 +245,6 @@ def test_damaged_manifest_is_refused_with_what_is_missing(
         open_dataset(tmp_path, "train")
 
 
-def test_manifest_of_nothing_but_a_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
-    with pytest.raises(UserError, match="objective is missing"):
-        read_manifest(tmp_path)
-
-
 def test_root_is_no_output() -> None:
     with pytest.raises(UserError, match=r"no manifest\.json in /"):
         read_manifest(Path("/"))
@@ -299,13 +287,6 @@ def test_part_without_rows_names_the_flag_to_change(tmp_path: Path) -> None:
     write_output(tmp_path, [4])
     with pytest.raises(UserError, match="raise --eval_fraction"):
         open_dataset(tmp_path, "eval")
-
-
-def test_shard_of_another_layout_is_refused(tmp_path: Path) -> None:
-    write_output(tmp_path, [4])
-    edit_manifest(tmp_path, seq_len=SEQ_LEN * 2)
-    with pytest.raises(UserError, match="column input_ids"):
-        open_dataset(tmp_path, "train").gather(np.array([0]))
 
 
 def test_wrong_tokenizer_for_the_shards_is_refused(tmp_path: Path, vocab_dir: Path) -> None:
