@@ -135,7 +135,7 @@ class Model:
         if found.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
-                f"from bert-jax embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
+                f"from bert_jax.embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
         embedder = Embedder(self.loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)

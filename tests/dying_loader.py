@@ -11,7 +11,7 @@ class Killed(Exception):
 
 
 class DyingLoader(PhasedLoader):
-    """Raises Killed where the batch of step `end` is loaded. Set it in place of PhasedLoader in bert_jax.pretrain."""
+    """Raises Killed where the batch of step `end` is loaded. Set it for PhasedLoader in bert_jax.pretraining."""
 
     end = -1
 

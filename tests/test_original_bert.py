@@ -147,7 +147,7 @@ def test_convert_accepts_the_folder_and_a_checkpoint_prefix(tmp_path, folder, ca
         original_bert.read(folder)
     with pytest.raises(UserError, match=r"model\.ckpt-2000\.data-00000-of-00001 is missing"):
         original_bert.read(folder / "model.ckpt-2000")
-    with pytest.raises(UserError, match=r"bert_jax\.convert --input"):
+    with pytest.raises(UserError, match="bert-jax convert --input"):
         open_checkpoint(folder)
 
 

@@ -316,7 +316,10 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
         (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
         (["--config.model.norm=before"], "unknown model.norm 'before'; choose from post, pre"),
         (["--config.objective=next"], "unknown config.objective 'next'; choose from auto, mlm, causal"),
-        (["--config.objective=nsp"], r"unknown config\.objective 'nsp'; .* shards: .*\.build_examples --objective nsp"),
+        (
+            ["--config.objective=nsp"],
+            r"unknown config\.objective 'nsp'; .* bert-jax build-examples --objective nsp",
+        ),
         (["--config.objective=causal"], r"sees the tokens that it would predict; .*model\.causal=true"),
         (["--config.objective=mlm", "--config.model.causal=true"], r"sees only earlier tokens; .*model\.causal=false"),
         (["--config.span_boundary=true"], r"needs masked spans, but .* masks by word; .*--mask_unit span"),
