@@ -101,13 +101,6 @@ def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(m
     assert "model.global_every: 3 -> 1; model.window: 4 -> 0" in windowed
 
 
-def test_a_run_of_version_0_1_0_which_records_task_normalize_resumes(make):
-    there = provenance(make(FinetuneConfig()))
-    assert there["configuration"]["task.normalize"] is None
-    there["configuration"]["task.normalize"] = True
-    assert told(there, make(FinetuneConfig())) == []
-
-
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
     rounded = make(PretrainConfig(mesh=MeshConfig(reduce_dtype="bfloat16")))
     assert "mesh.reduce_dtype: auto -> bfloat16. " in refusal(provenance(make()), rounded)
@@ -128,18 +121,6 @@ def test_a_mesh_that_sums_gradients_in_another_precision_is_reported(make, mesh)
     assert "mesh.reduce_dtype: auto -> float32. " in refusal(provenance(make(before)), make(given))
     several = [dataclasses.replace(each, microbatches=2) for each in (before, after)]
     assert told(provenance(make(several[0])), make(several[1])) == []  # float32 on both
-
-
-def test_a_checkpoint_that_does_not_record_the_precision_of_sums_may_have_had_any(make):
-    there = provenance(make(PretrainConfig(compute_dtype="bfloat16")))
-    del there["configuration"]["mesh.reduce_dtype.effective"]
-    given = MeshConfig(data=1, fsdp=8, reduce_dtype="float32")
-    now = make(PretrainConfig(compute_dtype="bfloat16", mesh=given))
-    assert told(there, now) == []
-    del there["configuration"]["mesh.reduce_dtype"]
-    assert told(there, now) == []
-    there["configuration"]["mesh.reduce_dtype"] = "bfloat16"
-    assert "mesh.reduce_dtype: bfloat16 -> float32. " in refusal(there, now)
 
 
 @pytest.mark.usefixtures("one_device")
@@ -254,7 +235,7 @@ def test_held_out_data_are_compared_too_if_a_checkpoint_has_any(make):
     before, other = {"data.eval": "1" * 64}, {"data.eval": "2" * 64}
     said = refusal(provenance(make(held_out=before)), make(held_out=other))
     assert "another run: data.eval: fingerprint 1111" in said and said.endswith("allow_changes=data.eval")
-    assert told(provenance(make()), make(held_out=other)) == []  # of an earlier version, or nothing was held out
+    assert told(provenance(make()), make(held_out=other)) == []  # nothing was held out
     [line] = told(
         provenance(make(held_out=before)), make(PretrainConfig(allow_changes="data.eval"), held_out=other)
     )  # and nothing of batches
@@ -346,18 +327,6 @@ def test_a_run_that_resumes_with_other_batches_counts_on(make):
     for same in (small, dataclasses.replace(small, batch_schedule="0:16,10:32")):  # in the steps before it
         run, made_by = counting(same, 10, first)
         assert run.tokens_before(10) == first[0].tokens_before(10) and branch.COUNTED not in made_by
-    uncounted = dataclasses.replace(first[0], tokens_before=lambda step: None)
-    with pytest.raises(UserError, match=r"checkpoint of step 10, after which run has other .* does not record"):
-        counting(large, 10, (uncounted, first[1]))
-
-
-def test_a_share_of_the_peak_at_the_end_is_free_with_a_constant_rate(make):
-    def run(**optimizer: object) -> Run:
-        return make(PretrainConfig(optimizer=OptimizerConfig(**optimizer)))
-
-    there = provenance(run(schedule="constant", final_share=0.1))  # which an earlier version accepted
-    assert told(there, run(schedule="constant")) == []
-    assert "optimizer.final_share" in refusal(provenance(run(final_share=0.1)), run())
 
 
 def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):

@@ -148,8 +148,6 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
         kinds = [kind for kind, defaults in every.items() if item.name in defaults]
         if item.name == "name" or value == item.default or not (kinds or item.name in own):
             continue
-        if item.name not in own and item.default is None and value == every[kinds[0]][item.name]:
-            continue  # config.json of version 0.1.0 has task.normalize=true for every kind
         if item.name not in own or (item.name == "labels" and not task.has_labels):
             kinds = [kind for kind in kinds if item.name != "labels" or KINDS[kind].has_labels]
             raise UserError(f"task.{item.name} is for {', '.join(kinds)}, not for {task.kind}; leave it out")

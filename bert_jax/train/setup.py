@@ -219,9 +219,8 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     if there is not None:
         _begin_as(made_by, there)
     differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
-    tokens = origin.tokens(made_by["configuration"], run.tokens_before)
-    origin.check_left(run, tokens)
-    made_by[branch.RECORD] = origin.record(differences, tokens)
+    origin.check_left(run)
+    made_by[branch.RECORD] = origin.record(differences)
     return differences
 
 

@@ -123,7 +123,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
-    if set(values) | {"data"} != keys:  # of which 0.1.0 had no data
+    if set(values) != keys:
         raise UserError(f"{where} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
     return WorkdirConfig(
         model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
@@ -132,7 +132,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
         training=values["training"],
         task=values["task"],
         dtype=values["dtype"],
-        data=tuple(values.get("data", ())),
+        data=tuple(values["data"]),
     )
 
 
@@ -221,8 +221,8 @@ def check_provenance(
     """
     if there is None:
         raise UserError(
-            f"{where} does not record which run made it (it comes from convert or an earlier version of bert_jax), so "
-            "training cannot resume from it. Name another --workdir, and this one by --config.init_from"
+            f"{where} does not record which run made it (it comes from convert), so training cannot "
+            "resume from it. Name another --workdir, and this one by --config.init_from"
         )
     now = here["configuration"]
     before = {key: value for key, value in _defaults(run).items() if key in now} | there["configuration"]
@@ -268,12 +268,10 @@ def _without_effect(run: Run, before: Mapping[str, Any], now: Mapping[str, Any])
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
-    constant = before.get("optimizer.schedule") == now.get("optimizer.schedule") == "constant"
     return (
         *(("batch_size",) if scheduled else ()),
         *(() if chosen else MEASURED_AT),
         *(() if generator else ("generator_size", "replaced_weight")),
-        *(("optimizer.final_share",) if constant else ()),
         *(("optimizer.weight_decay",) if _overridden(run, before, now) else ()),
         *(key for key in _unused_fields(before) if key in _unused_fields(now)),
         *_sums_without_effect(before, now),
@@ -287,7 +285,7 @@ def _unused_fields(values: Mapping[str, Any]) -> list[str]:
 
 
 def _overridden(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether optimizer.weight_decay differs without effect: earlier versions accepted it next to rules for all."""
+    """Whether optimizer.weight_decay differs without effect, because optimizer.decays covers every parameter."""
     weight_decay, decays = "optimizer.weight_decay", "optimizer.decays"
     if before.get(weight_decay) == now.get(weight_decay) or before.get(decays) != now.get(decays):
         return False
@@ -297,8 +295,8 @@ def _overridden(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """mesh.reduce_dtype where gradients are summed as before; where it differs, it stands for the effective dtype."""
     given = "mesh.reduce_dtype"
-    there, here = (values.get(SUM_DTYPE, values[given]) for values in (before, now))
-    if there == here or not {"", "auto"}.isdisjoint((there, here)):  # auto: of a version that recorded no effect
+    there, here = before[SUM_DTYPE], now[SUM_DTYPE]
+    if there == here or not there or not here:  # one device sums gradients with no other
         return (given,)
     return (SUM_DTYPE,) if before[given] != now[given] else ()
 
