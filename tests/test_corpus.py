@@ -314,13 +314,10 @@ def test_a_store_without_such_a_file_is_not_called_unsupported(monkeypatch):
         find_sources("gs://bucket/none*.txt")
 
 
-def test_repeated_columns_nulls_and_unsupported_addresses_are_refused(tmp_path):
+def test_repeated_columns_and_unsupported_addresses_are_refused(tmp_path):
     texts = pa.array(["one", None])
     pq.write_table(pa.table([texts, texts], names=["text", "text"]), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="2 columns are called 'text'"):
-        list(corpus(tmp_path / "a.parquet").documents())
-    write_parquet(tmp_path / "a.parquet", texts)
-    with pytest.raises(UserError, match="row 2: expected text in 'text', got null"):
         list(corpus(tmp_path / "a.parquet").documents())
     for address in ("https://a.org/b.txt", f"file://{tmp_path}/a.parquet"):
         with pytest.raises(UserError, match=r"is not supported\. Use local paths, gs://, s3://, hf://, hf:ORG/NAME or"):
@@ -364,12 +361,13 @@ def test_weights_are_copies_in_later_passes(tmp_path):
     assert read.refused == {"not_sampled": 400 - counts[0]["c"]}
     assert all(len(set(each)) == len(each) for each in passes)
     assert read.bytes_read == read.total_bytes
-    with pytest.raises(UserError, match="2 numbers and --input 3 patterns"):
-        corpus(patterns, (1.0, 2.0))
-    with pytest.raises(UserError, match="each weight must be above 0"):
-        corpus(patterns, (1.0, 0.0, 1.0))
-    with pytest.raises(UserError, match="two patterns of --input match"):
-        corpus(f"{tmp_path}/a.txt,{tmp_path}/*.txt", (1.0, 2.0))
+    for files, weights, message in (
+        (patterns, (1.0, 2.0), "2 numbers and --input 3 patterns"),
+        (patterns, (1.0, 0.0, 1.0), "each weight must be above 0"),
+        (f"{tmp_path}/a.txt,{tmp_path}/*.txt", (1.0, 2.0), "two patterns of --input match"),
+    ):
+        with pytest.raises(UserError, match=message):
+            corpus(files, weights)
 
 
 @pytest.mark.parametrize("eval_fraction", [0.0, 0.2])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -334,31 +335,27 @@ def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answerin
     assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 
-def test_a_pickle_is_refused_with_the_reason_and_a_way_to_convert_it(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            r"pytorch_model\.bin, a pickle: .*any code.*save_pretrained",
+        ),
+        (lambda folder: os.truncate(folder / "model.safetensors", 9999), r"model\.safetensors is damaged"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"holds no model\.safetensors"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (
+            lambda folder: random_checkpoint(folder / "more", odd_config(vocab_size=140)).vocabulary.save(folder),
+            r"tokenizer has 140 tokens, but config\.json has vocab_size 131",
+        ),
+    ],
+    ids=["pickle", "damaged", "missing", "config", "tokenizer"],
+)
+def test_a_folder_that_is_not_whole_is_refused_with_the_file(tmp_path, damage, message):
     _, folder = export(tmp_path, "BertModel")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin, a pickle: .*any code.*save_pretrained"):
-        huggingface.read(folder)
-
-
-def test_damaged_or_missing_files_are_named(tmp_path):
-    _, folder = export(tmp_path, "BertModel")
-    content = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
-        huggingface.read(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"holds no model\.safetensors"):
-        huggingface.read(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
-        huggingface.read(folder)
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    _, folder = export(tmp_path, "BertModel")
-    random_checkpoint(tmp_path / "more", odd_config(vocab_size=140)).vocabulary.save(folder)
-    with pytest.raises(UserError, match=r"tokenizer has 140 tokens, but config\.json has vocab_size 131"):
+    damage(folder)
+    with pytest.raises(UserError, match=message):
         huggingface.read(folder)
 
 
