@@ -5,7 +5,7 @@
 A plan (`bert-jax plan`) derives its time from the compiler's cycles. Here they are measured for single
 instructions on one device of each kind of TPU, and compared with the arithmetic at peak speed or the traffic at full
 memory bandwidth, whichever takes longer. Prints one JSON line each, and the table of
-docs/decisions/2026-11-23_tpu_cycles.md. Needs libtpu (pip install '.[tpu]') but no TPU; takes a quarter of a
+docs/decisions/planning_and_accelerators.md. Needs libtpu (pip install '.[tpu]') but no TPU; takes a quarter of a
 minute per kind.
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.tutorials --encoder FOLDER --output runs/tutorials [--only own_csv own_entities]
 
 FOLDER is an export in Hugging Face layout: for the figures of the pages, that of the speedrun's model
-(docs/speedrun.md), and for continued_pretraining that of the quickstart. The marked blocks of each document run in a
-folder of their own, OUTPUT/NAME, in which `encoder` is FOLDER. distant_domain is the rest of continued_pretraining,
+(docs/speedrun.md), and for adapting that of the quickstart. The marked blocks of each document run in a
+folder of their own, OUTPUT/NAME, in which `encoder` is FOLDER. distant_domain is the rest of adapting,
 whose text is in BERT_JAX_DATA. The output has a JSON line for each name: of each block, by its first line in the
 document, the CPU seconds and the JSON that it printed; the metrics in the result.json of each workdir; the tokens of
 each folder of shards, and vocabulary and parameters of each checkpoint.
@@ -24,9 +24,9 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.local import read_json
 from website.run_blocks import Ran, run_blocks
 
-DOCUMENTS = ("own_csv", "own_entities", "sentence_embeddings", "continued_pretraining")
+DOCUMENTS = ("own_csv", "own_entities", "sentence_embeddings", "adapting")
 DISTANT = "distant_domain"
-REASON = "its text is not distributed"  # the mark of its blocks in continued_pretraining.md
+REASON = "its text is not distributed"  # the mark of its blocks in adapting.md
 
 
 def printed_values(printed: str) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def measure(name: str, encoder: Path, output: Path) -> dict[str, Any]:
     shutil.copytree(encoder, folder / "encoder")
     pages = common.REPOSITORY / "docs"
     if name == DISTANT:
-        ran = run_blocks(pages / "continued_pretraining.md", folder, lambda block: block.reason == REASON)
+        ran = run_blocks(pages / "adapting.md", folder, lambda block: block.reason == REASON)
     else:
         ran = run_blocks(pages / f"{name}.md", folder)
     settings = {"document": name, "encoder": encoder.name, "parameters": count}

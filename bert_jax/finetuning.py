@@ -65,7 +65,7 @@ Common configuration keys (see also docs/finetuning.md):
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
   --config.distill.teacher=CHECKPOINT --config.init_layers=1,3,5
-                              learn from a larger model, too, beginning with some of its layers (docs/distillation.md)
+                              learn from a larger model, too, beginning with some of its layers (docs/adapting.md)
   --config.reinit_layers=2    begin with random parameters in the last 2 layers and the pooler
   --config.task.pooling=cls|mean|max|last|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)

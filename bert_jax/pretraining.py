@@ -56,7 +56,7 @@ trained to predict the next token.
   init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint, a Hugging Face folder, or
                                   hf:NAME, a model of the Hugging Face Hub
   init_layers=0,2,4,7,9,11        ... of these of its layers only
-  distill.teacher=CHECKPOINT      also learn from this model (docs/distillation.md, the recipe distilbert)
+  distill.teacher=CHECKPOINT      also learn from this model (docs/adapting.md, the recipe distilbert)
   branch_from=RUN/checkpoints/STEP
                                   a run that begins there, with its optimizer state: a decay phase
   model.preset=checkpoint         the architecture of that checkpoint

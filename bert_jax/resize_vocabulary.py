@@ -39,7 +39,7 @@ commands take both as a checkpoint and as --tokenizer.
               new ids, also in shards and after the prompts of a model of vectors. Special and added tokens, prompts,
               bytes and single characters always stay, so other text can be encoded, too, though perhaps in more tokens.
 
-After words were added, train the model further: docs/continued_pretraining.md. Shards belong to one vocabulary, so
+After words were added, train the model further: docs/adapting.md. Shards belong to one vocabulary, so
 build them again with --tokenizer OUTPUT."""
 
 

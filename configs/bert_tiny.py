@@ -4,7 +4,7 @@
 
 Hardware  any CPU
 Hours     minutes; `make quickstart` runs this recipe with a budget
-Expected  the held-out masked-token accuracy that `make quickstart` prints (docs/quickstart.md shows one run's)
+Expected  the held-out masked-token accuracy that `make quickstart` prints (docs/install.md shows one run's)
 Source    size: Turc et al. 2019, table 1; batch, rate and warmup chosen here for a few million tokens
 """
 

@@ -5,16 +5,16 @@ r"""Continues the pretraining of a checkpoint on other text, with a new warmup a
 
 CHECKPOINT is a workdir or a Hugging Face folder of any supported family, and decides the architecture. DOMAIN and
 GENERAL are shards of `build_examples --tokenizer CHECKPOINT`. GENERAL replays text like that of the first pretraining
-against forgetting; `--config.data.train=DOMAIN` trains without. docs/continued_pretraining.md has every step, and the
+against forgetting; `--config.data.train=DOMAIN` trains without. docs/adapting.md has every step, and the
 perplexities of an example before and after.
 
 The rate rises over 1% of the steps, since the optimizer state begins at zero, and decays to a tenth of the peak along a
 cosine. Set `steps` by the text (a few epochs of it), and the rate by the model: at most the peak of its pretraining,
 which `bert-jax recipes NAME` shows for published models.
 
-Hardware  any; the example of docs/continued_pretraining.md ran on 2 CPU cores
+Hardware  any; the example of docs/adapting.md ran on 2 CPU cores
 Hours     by the text and the model
-Expected  docs/continued_pretraining.md, of a tiny model; larger ones are not measured here
+Expected  docs/adapting.md, of a tiny model; larger ones are not measured here
 Source    A new warmup and decay of the rate, and replay of the first text: Ibrahim et al. 2024. The rate, the batch,
           the lengths and the share of replay are this repository's choice
 """

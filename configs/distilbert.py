@@ -6,7 +6,7 @@ r"""DistilBERT: six of a BERT-Base's twelve layers, trained to predict what it p
 TEACHER is any checkpoint of BERT-Base's architecture with a masked-language-model head: a workdir, an export, or a
 Hugging Face folder such as that of bert-base-uncased. SHARDS are of `build_examples --objective full_sentences
 --seq_len 512 --masking dynamic --tokenizer TEACHER`. For a teacher of another architecture, such as one of six layers,
-add --config.model.preset=checkpoint --config.model.layers=3 --config.init_layers=0,2,5 (docs/distillation.md).
+add --config.model.preset=checkpoint --config.model.layers=3 --config.init_layers=0,2,5 (docs/adapting.md).
 
 The loss is 5 times the divergence from the teacher's distributions at temperature 2, at all tokens, plus 2 times that
 of masked tokens, plus the cosine distance of the last hidden states. The student keeps the segment embeddings of the

@@ -135,7 +135,7 @@ class BuildOptions:
         "the vocabulary holds capitals",
     )
     format: str = option("arrow", "format of the shards: arrow, or for other programs tfds or tfrecord", metavar="NAME")
-    engine: str = option("local", "what runs the job: local, beam or ray (docs/engines.md)", choices=engines.NAMES)
+    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=engines.NAMES)
     engine_options: str = option(
         "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
     )

@@ -73,7 +73,7 @@ def test_the_documents_are_there_and_start_from_the_encoder():
     folder = Path(tutorials.__file__).parent.parent / "docs"
     for name in tutorials.DOCUMENTS:
         assert "init_from=encoder" in (folder / f"{name}.md").read_text(encoding="utf-8")
-    blocks = code_blocks((folder / "continued_pretraining.md").read_text(encoding="utf-8"))
+    blocks = code_blocks((folder / "adapting.md").read_text(encoding="utf-8"))
     chosen = [block.code for block in blocks if block.reason == tutorials.REASON]
     assert len(chosen) == 2 and all("BERT_JAX_DATA" in code and " encoder" in code for code in chosen)
 

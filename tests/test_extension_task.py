@@ -29,7 +29,6 @@ from bert_jax.tasks.task_json import DEFAULTS, from_json, to_json
 from bert_jax.train.workdir import read_config
 
 FILE = Path(new_task.__file__)
-PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 ADVERBS = ("never", "seldom", "often", "always")
 
 
@@ -61,10 +60,6 @@ def test_the_example_is_short_and_uses_public_names_only() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 80
     assert not re.findall(r"bert_jax\S* import .*\b_|\._[a-z]", text)
-
-
-def test_the_page_shows_the_example() -> None:
-    assert f"```python\n{FILE.read_text(encoding='utf-8')}```" in PAGE.read_text(encoding="utf-8")
 
 
 def test_an_option_that_its_objective_does_not_read_is_refused(

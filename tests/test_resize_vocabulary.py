@@ -244,7 +244,7 @@ def test_missing_files_are_refused_and_nothing_is_written(tmp_path, arguments, m
 
 @pytest.mark.slow
 def test_the_steps_of_the_guide_adapt_a_model_to_another_text(tmp_path, vocab_dir, sample_text):
-    """docs/continued_pretraining.md on the sample: words, shards, training with replay, losses before and after."""
+    """docs/adapting.md on the sample: words, shards, training with replay, losses before and after."""
     words = tokenizer.load(vocab_dir)
     loaded = random_checkpoint(tmp_path / "unused", odd_config(vocab_size=words.vocab_size, max_positions=64))
     huggingface_export.write(dataclasses.replace(loaded, vocabulary=words), tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The programs of docs/trackers.md forward the lines of a run, here to a stand-in for each tracker."""
+"""The programs for trackers in docs/pretraining.md forward the lines of a run, here to a stand-in for each tracker."""
 
 import contextlib
 import json
@@ -12,8 +12,10 @@ import pytest
 
 from website.code_blocks import code_blocks
 
-PAGE = Path(__file__).parent.parent / "docs" / "trackers.md"
-FOLLOW, WANDB, MLFLOW = (block.code for block in code_blocks(PAGE.read_text(encoding="utf-8")))
+PAGE = Path(__file__).parent.parent / "docs" / "pretraining.md"
+FOLLOW, WANDB, MLFLOW = (
+    block.code for block in code_blocks(PAGE.read_text(encoding="utf-8")) if block.language == "python"
+)
 
 
 def log(workdir: Path, *lines: dict[str, object], torn: int = 0) -> None:

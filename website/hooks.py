@@ -80,10 +80,10 @@ def _exists(page: str) -> bool:
     return page == "decisions/index.md" or any((folder / page).exists() for folder in (ROOT / "docs", GENERATED))
 
 
-def _decisions_page(notes: list[Path]) -> str:
+def _decisions_page(pages: list[Path]) -> str:
     rows = []
-    for note in reversed(notes):
-        title = note.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        rows.append(f"- {note.stem.partition('_')[0]}: [{title}]({note.name})")
-    introduction = "Dated notes: what was decided, why, and what the alternatives were."
+    for page in pages:
+        title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# Decisions: ")
+        rows.append(f"- [{title[0].upper()}{title[1:]}]({page.name})")
+    introduction = "What was decided, why, and the evidence, by area."
     return "\n".join(["# Decisions", "", introduction, "", *rows, ""])

@@ -150,7 +150,7 @@ class TrainConfig:
     init_from: str = ""  # any checkpoint; empty: train from scratch
     init_layers: tuple[int, ...] = ()  # the layers of init_from to begin with, from 0, such as (0,2,4); empty: all
     init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: no average
-    distill: DistillConfig = field(default_factory=DistillConfig)  # a teacher to learn from (docs/distillation.md)
+    distill: DistillConfig = field(default_factory=DistillConfig)  # a teacher to learn from (docs/adapting.md)
     # Keys that may differ from those of the checkpoint that is resumed: optimizer.learning_rate,seed; or all.
     allow_changes: str = ""
 

@@ -73,7 +73,7 @@ def _gelu_tanh(x: Array) -> Array:
 
 def _gelu_tanh_slope(x: Array) -> Array:
     # As few operations as possible: on TPUs they delay the matmuls that they are fused with
-    # (docs/decisions/2026-11-22_tpu_step.md).
+    # (docs/decisions/planning_and_accelerators.md).
     square = jnp.square(x)
     tanh = jnp.tanh(x * (_LINEAR + (_LINEAR * _CUBIC) * square))
     change = x * (_LINEAR + (3.0 * _LINEAR * _CUBIC) * square)  # x times the derivative of tanh's argument

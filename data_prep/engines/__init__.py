@@ -2,7 +2,7 @@
 
 An engine takes a function of a job's folder and a unit, and the stream of units; it yields the records in any order.
 The function is picklable, gives the same result wherever and however often it runs, and reads nothing in the folder
-except the tokenizer. docs/engines.md has the commands.
+except the tokenizer. docs/data.md has the commands.
 """
 
 import importlib.util

@@ -5,7 +5,7 @@ must pass the rules of axe-core for WCAG 2.1 levels A and AA (contrast among the
 focus is. Prints a line for each problem and a last line of JSON, and exits with code 1 if there are problems.
 
 Needs playwright (of pip), a Chromium and axe-core (of npm); the test suites need none of them. Results of pages of this
-repository are in docs/decisions/2026-11-24_checked_pages.md.
+repository are in docs/decisions/docs_and_reports.md.
 """
 
 import argparse

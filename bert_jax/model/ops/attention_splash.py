@@ -62,7 +62,7 @@ def _attend(
     # With one block the fused backward pass needs five matmuls instead of seven; with more it stores a sum for each.
     fused = block == length
     # Half a block of queries sees two blocks of keys through a narrow window, and a whole block three. In short rows,
-    # or with smaller blocks of keys, more steps cost more than it saves (docs/decisions/2026-11-24_splash_on_tpus.md).
+    # or with smaller blocks of keys, more steps cost more than it saves (docs/decisions/model_and_attention.md).
     halved = block == _LARGEST_BLOCK and length > 4 * block and 0 < window <= block // 2
     queries = block // 2 if halved else block
     # Heads that do not fill the lanes are padded in memory unless positions are the last axis.

@@ -1,4 +1,7 @@
-"""The operations of a layer in the form for NVIDIA GPUs; docs/decisions/2026-11-23_gpu_step.md has what each gains."""
+"""The operations of a layer in the form for NVIDIA GPUs.
+
+docs/decisions/planning_and_accelerators.md has what they gain.
+"""
 
 import jax
 from jaxtyping import Array, Float, Int, PyTree

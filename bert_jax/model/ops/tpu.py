@@ -1,4 +1,7 @@
-"""The operations of a layer in the form for TPUs; docs/decisions/2026-11-22_tpu_step.md has what each form gains."""
+"""The operations of a layer in the form for TPUs.
+
+docs/decisions/planning_and_accelerators.md has what each form gains.
+"""
 
 from jaxtyping import Array, Float
 
