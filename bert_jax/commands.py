@@ -27,7 +27,6 @@ JOBS: dict[str, dict[str, str]] = {
         "data_prep.build_examples": "make sharded training examples from text",
         "data_prep.inspect_shards": "show, check and verify shards",
         "data_prep.merge_shards": "join shards that several machines have built",
-        "data_prep.convert_examples": "convert between shards and files of other programs",
         "data_prep.copy_examples": "copy shards to or from gs:// or s3://, and verify them",
     },
     "Train": {

@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import read_manifest, read_unigram_counts
+from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.masking import Masker
 from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from bert_jax.reporting.terminal import excerpt_text
@@ -464,14 +464,3 @@ def test_command_reports_damage_in_one_line_with_exit_code_2(output: Path) -> No
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr.startswith("error: damaged ") and ended.stderr.count("\n") == 1
     assert "special_tokens_map.json: its sha256" in ended.stderr
-
-
-def test_records_whose_documents_an_earlier_version_called_files_agree_with_their_text(vocab_dir, tmp_path, capsys):
-    lines = [json.dumps({"text": f"Document number {number}. It has two sentences."}) for number in range(20)]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines) + "\n")
-    build(BuildOptions(str(tmp_path / "text.jsonl"), vocab_dir, tmp_path / "out", 32, objective="single", workers=1))
-    manifest = read_manifest(tmp_path / "out")
-    manifest["reading"]["document"] = "file"
-    checksums.write_with_manifest(tmp_path / "out", manifest)
-    inspect_shards.main([str(tmp_path / "out"), "--verify", "--source"])
-    assert "20 documents" in capsys.readouterr().out

@@ -97,10 +97,9 @@ def page_rows(directory: Path, found: Inspection) -> list[Excerpt]:
 
 def _kind(manifest: Mapping[str, Any]) -> str:
     masking, vocab_size = manifest["masking"], manifest["tokenizer"]["vocab_size"]
-    masked_by = "another program" if manifest["imported"] else masking["unit"]
     return (
         f"Rows for pretraining: {manifest['objective']}, {manifest['seq_len']} tokens, "
-        f"{masking['kind']} masks by {masked_by}, {vocab_size:,} tokens in the vocabulary"
+        f"{masking['kind']} masks by {masking['unit']}, {vocab_size:,} tokens in the vocabulary"
     )
 
 
@@ -256,18 +255,11 @@ def _origin(manifest: Mapping[str, Any]) -> dict[str, str]:
         f"{masking['kind']}, by {masking['unit']}, rate {masking['rate']}, at most {masking['max_predictions']} per "
         f"row, split {shares}"
     )
-    seed = f"{manifest['seed']}, {manifest['dupe_factor']} of each document"
-    if manifest["imported"]:
-        masks = (
-            f"static, by another program: {masking['rate']:.1%} of the positions, at most "
-            f"{masking['max_predictions']} per row"
-        )
-        seed = "unknown: the rows are imported"
     return {
         "objective": f"{manifest['objective']}, rows of {manifest['seq_len']} tokens, pack {manifest['pack']}",
         "masking": masks,
         "tokenizer": f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}",
-        "seed, pairings": seed,
+        "seed, pairings": f"{manifest['seed']}, {manifest['dupe_factor']} of each document",
         "sources": f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored",
         "shards": f"{len(shards)} {manifest['format']} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB",
     }

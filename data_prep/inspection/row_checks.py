@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.array_types import Int64
-from bert_jax.data.example import Rows, unmasked_ids
+from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PAIRS
 from bert_jax.tokenizer import Tokenizer
-
-WRONG_SEGMENTS, WRONG_LABEL = "segment lengths that do not fit", "an invalid next-sentence label"
-OF_OBJECTIVE = (WRONG_SEGMENTS, WRONG_LABEL)  # problems that rows of another objective than the manifest's have
 
 
 def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
@@ -19,10 +16,7 @@ def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) 
     ends = np.cumsum(rows.sequence_lengths.astype(np.int64), axis=1)
     checks = _sequence_checks(rows, manifest, tokenizer, ends)
     if rows.masked_positions is not None:
-        never = tokenizer.special_ids
-        if manifest["imported"]:  # the original scripts may predict [UNK]
-            never = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
-        checks |= _mask_checks(rows, tokenizer.vocab_size, never, ends[:, -1])
+        checks |= _mask_checks(rows, tokenizer, ends[:, -1])
     for problem, violated in checks.items():
         if violated.any():
             yield problem, int(np.nonzero(violated)[0][0])
@@ -41,8 +35,6 @@ def _sequence_checks(
     def differs(positions: Int64[np.ndarray, "R S"], token: int) -> np.ndarray:
         return present & (ids[row, np.clip(positions, 0, width - 1)] != token)
 
-    # The original scripts may put any id in the place of a token, also the padding id: look below the masks.
-    original = unmasked_ids(rows) if manifest["imported"] else ids
     # In GPT-2's vocabulary one token pads, and begins and ends sequences.
     own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
     pairs = manifest["objective"] in PAIRS
@@ -54,18 +46,16 @@ def _sequence_checks(
         "no sequence": ~present[:, 0],
         "a sequence that does not begin with [CLS]": differs(starts, tokenizer.cls_id),
         "a sequence that does not end with [SEP]": differs(ends - 1, tokenizer.sep_id),
-        "padding before the end of a sequence": (original == tokenizer.pad_id) & filled & own_padding,
+        "padding before the end of a sequence": (ids == tokenizer.pad_id) & filled & own_padding,
         "ids after the last sequence": (ids != tokenizer.pad_id) & ~filled,
         "a segment A that does not end with [SEP]": differs(starts + firsts - 1, tokenizer.sep_id),
-        WRONG_SEGMENTS: present & wrong_length,
-        WRONG_LABEL: present & wrong_label,
+        "segment lengths that do not fit": present & wrong_length,
+        "an invalid next-sentence label": present & wrong_label,
     }
 
 
-def _mask_checks(
-    rows: Rows, vocab_size: int, never: tuple[int, ...], ends: Int64[np.ndarray, "R"]
-) -> dict[str, np.ndarray]:
-    """`never` are the ids that must not be predicted, `ends` where the last sequence of each row ends."""
+def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"]) -> dict[str, np.ndarray]:
+    """`ends` is where the last sequence of each row ends."""
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     positions, counts = rows.masked_positions.astype(np.int64), rows.masked_counts.astype(np.int64)
     real = np.arange(positions.shape[1]) < counts[:, None]
@@ -73,7 +63,7 @@ def _mask_checks(
         "a masked position outside of the sequences": real & (positions >= ends[:, None]),
         "masked positions that do not ascend": real[:, 1:] & (np.diff(positions, axis=1) <= 0),
         "more predictions than fit": counts > positions.shape[1],
-        "a special token that is predicted": real & np.isin(rows.masked_ids, never),
-        "a masked id outside of the vocabulary": rows.masked_ids >= vocab_size,
+        "a special token that is predicted": real & np.isin(rows.masked_ids, tokenizer.special_ids),
+        "a masked id outside of the vocabulary": rows.masked_ids >= tokenizer.vocab_size,
         "a filler that is not 0": ~real & ((positions != 0) | (rows.masked_ids != 0)),
     }

@@ -14,7 +14,6 @@ from bert_jax.storage.remote import is_remote
 from data_prep import processes, shares
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
-from data_prep.readers.reading import is_text
 from data_prep.readers.tfds_corpus import PREFIX
 from data_prep.units import UnitSplitter
 
@@ -41,8 +40,6 @@ class Corpora:
 
 def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
     """The text that an output was made from. Raises UserError if its files are missing or have another size."""
-    if not {"reading", "skipped_reading", "unit_bytes", "eval_fraction"} <= manifest.keys():
-        raise UserError(f"{directory} was made from rows, not from text; omit --source")
     sources = []
     for source in manifest["sources"]:
         path, folder = source["path"], False
@@ -55,14 +52,11 @@ def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
                     f"{path} has {os.stat(path).st_size} bytes, but had {source['bytes']} when {directory} was made; "
                     "build the examples again, or omit --source"
                 )
-        sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
+        sources.append(Source(path, source["bytes"], float(source["weight"]), folder))
     reading = manifest["reading"]
     chosen = reading.get("input_format", "auto")
-    # Earlier versions recorded --document file for records, too, where it had no effect.
-    is_of_text = all(is_text(source.path, chosen) for source in sources)
-    document = reading["document"] if is_of_text else "blank_line"
     others = chosen, reading.get("document_separator", "")
-    read = Reading(reading["text_field"], document, "skip", *others, workers=processes.cores())
+    read = Reading(reading["text_field"], reading["document"], "skip", *others, workers=processes.cores())
     rest = iter(sources)
     entries = shares.of_manifest(manifest)
     return Corpora([Corpus(tuple(itertools.islice(rest, share["sources"])), read) for share in entries])

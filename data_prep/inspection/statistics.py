@@ -59,7 +59,7 @@ class PartStatistics:
         rule = MaskingRule.from_manifest(manifest["masking"]) if self._by_word else None
         self._kinds = token_kinds(tokenizer, rule.words if rule else None)
         self._masker = Masker(tokenizer, rule, 0) if rule else None  # for counting words only
-        self._pairs = manifest["objective"] == "nsp" and not manifest["imported"]
+        self._pairs = manifest["objective"] == "nsp"
 
     def add(self, rows: Rows, masked: Rows) -> None:
         """Counts stored rows, and their masks in `masked` (the same rows, or those of `with_masks`)."""
@@ -152,15 +152,13 @@ class PartStatistics:
             self.runs += np.bincount(np.bincount(np.cumsum(begins) - 1, units).astype(int), minlength=len(self.runs))
 
 
-def with_masks(rows: Rows, masker: Masker | None, max_predictions: int) -> Rows:
+def with_masks(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     """Rows with the masks of epoch 0: the stored ones of static masking, else those that a loader would choose."""
-    return rows if masker is None or rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
+    return rows if rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
 
 
-def open_masker(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker | None:
-    """The masker of an output; None where imported rows brought their masks with them."""
-    if manifest["imported"]:
-        return None
+def open_masker(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker:
+    """The masker of an output."""
     rule = MaskingRule.from_manifest(manifest["masking"])
     counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
     return Masker(tokenizer, rule, manifest["seed"], counts)

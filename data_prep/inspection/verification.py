@@ -119,7 +119,7 @@ class _ShardVerifier:
         for batch in row_batches(rows):
             try:
                 unmasked = Rows(unmasked_ids(batch), *batch[1:5])
-                computed = with_masks(unmasked, self._masker, most) if self._masker else batch
+                computed = with_masks(unmasked, self._masker, most)
             except ValueError as error:
                 return str(error)
             if batch.masked_positions is not None and not _equal(computed, batch):

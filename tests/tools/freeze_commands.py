@@ -11,7 +11,7 @@ from freeze_sandbox import Sandbox
 
 COMMANDS = (
     *("data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"),
-    *("data_prep.convert_examples", "data_prep.copy_examples"),
+    "data_prep.copy_examples",
     *("bert_jax.pretrain", "bert_jax.finetune", "bert_jax.evaluate", "bert_jax.convert", "bert_jax.export"),
     *("bert_jax.embed", "bert_jax.features", "bert_jax.fill_mask", "bert_jax.predict", "bert_jax.plan"),
     *("bert_jax.report", "bert_jax.quickstart"),

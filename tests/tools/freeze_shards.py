@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,10 +32,8 @@ SHARDS = {
     "span_static": ("cased", "--seq_len=32 --objective=single --mask_unit=span --masking=static --dupe_factor=2"),
     "reordered": ("sentencepiece_bpe", "--seq_len=32 --objective=single --masking=static --reorder_rate=0.1"),
     "corrupted": ("wordpiece", "--seq_len=32 --delete_rate=0.05 --insert_rate=0.05 --short_seq_prob=0.5"),
-    "tfrecord": ("wordpiece", "--seq_len=32 --masking=static --mask_rate=0.2 --seed=7 --format=tfrecord"),
     "cached": ("wordpiece", "--seq_len=32 --mask_unit=word --dupe_factor=2 --token_cache=shards/cache"),
 }
-TOKENIZER = "--tokenizer=shards/tokenizer_wordpiece"
 MIXED = "--seq_len=32 --weights=1,0.5 --dedup --on_error=skip --objective=full_sentences --eval_fraction=0"
 
 
@@ -72,17 +69,9 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
         sandbox.run("data_prep.build_examples", *files, *held_out, *flags.split())
         return hashes(work / output)
 
-    def transfer(module: str, source: str, output: str, *flags: str) -> Any:
-        sandbox.run(f"data_prep.{module}", f"--input=shards/{source}", f"--output=shards/{output}", *flags)
-        return hashes(work / "shards" / output)
-
-    def import_records() -> Any:
-        """TFRecord files alone, as those of google-research/bert: away from the manifest that they came with."""
-        (work / "shards" / "records").mkdir()
-        for file in (work / "shards" / "tfrecord").rglob("*.tfrecord*"):
-            shutil.copy(file, work / "shards" / "records" / f"{file.parent.name}-{file.name}")
-        held_out = "--eval_input=shards/records/eval-*"
-        return transfer("convert_examples", "records/train-*", "imported", TOKENIZER, held_out)
+    def copy() -> Any:
+        sandbox.run("data_prep.copy_examples", "--input=shards/nsp", "--output=shards/copied")
+        return hashes(work / "shards" / "copied")
 
     yield "text", lambda: write_text(sandbox)
     for name, flags in TOKENIZERS.items():
@@ -90,10 +79,7 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, (words, flags) in SHARDS.items():
         yield name, lambda name=name, words=words, flags=flags: build(name, words, flags)
     yield "mixed", lambda: build("mixed", "bpe", MIXED, "shards/text.txt,shards/more.jsonl.gz")
-    yield "converted_to_arrow", lambda: transfer("convert_examples", "tfrecord", "converted_to_arrow")
-    yield "converted_to_tfrecord", lambda: transfer("convert_examples", "ngram", "to_tfrecord", "--format=tfrecord")
-    yield "imported", import_records
-    yield "copied", lambda: transfer("copy_examples", "nsp", "copied")
+    yield "copied", copy
     yield (
         "inspected",
         lambda: [
