@@ -18,7 +18,7 @@ from bert_jax.data.shards import Corrupt, open_dataset
 from data_prep import formats
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 
 BUILDS: dict[str, dict[str, Any]] = {
     "static": {"masking": "static", "mask_unit": "word"},
