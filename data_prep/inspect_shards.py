@@ -19,7 +19,6 @@ from data_prep.inspection import (
     PROGRAM,
     Inspection,
     bytes_to_verify,
-    check_source,
     document,
     excerpts,
     measure,
@@ -40,8 +39,6 @@ whether it is intact.
 reason. It checks names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static
 masks, which it recomputes; counts of rows, tokens and predictions, and their totals; that each document was used or has
 a reason why not; unigram counts; sequence keys; and the tokenizer.
-With --source it also reads the text again, from where the manifest says it was, and counts the documents that are in
-train, in eval, or skipped for each reason.
 In the output of --show, {[MASK]: cat} is a masked position of a static mask and its label; dynamic masks are not
 stored.
 """
@@ -90,7 +87,6 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("directory", metavar="DIR", help="the output of build_examples, or its train or eval folder")
     add("--verify", action="store_true", help="check every byte; default: only names and sizes")
-    add("--source", action="store_true", help="with --verify: also count the documents of the text again")
     add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default: 0")
     add("--html", type=Path, metavar="FILE", help="write the statistics and some rows to this HTML file")
     return parser
@@ -98,8 +94,6 @@ def _parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> None:
     given = _parser().parse_args(arguments)
-    if given.source and not given.verify:
-        raise UserError("--source needs --verify; give both")
     if given.show < 0:
         raise UserError(f"--show is {given.show}; it must be at least 0")
     directory, parts = parts_of(Path(given.directory).absolute())
@@ -116,11 +110,6 @@ def main(arguments: Sequence[str]) -> None:
         if given.verify:
             shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
-        if given.source:
-            size = sum(source["bytes"] for source in found.manifest["sources"])
-            with Reporter("reading the text again", size, ["MB"]) as reporter:
-                count = check_source(directory, found.manifest, lambda read: reporter.update(read, read / 1e6))
-            console.print(f"{count} documents of the text are accounted for", soft_wrap=True)
         if given.html:
             html = page.render(document(directory, found, given.verify, page_rows(directory, found)))
             write_atomic(given.html.absolute(), html.encode(errors="backslashreplace"))

@@ -1,12 +1,10 @@
 """What an output of build_examples holds, whether it is intact, and how both are shown (docs/data_format.md).
 
 Read it from the top: PartStatistics counts the rows of a part; `verify` checks every byte and every row of an output,
-and counts the rows; `check_source` counts the documents of the text again; `document` is what inspect-shards shows.
+and counts the rows; `document` is what inspect-shards shows.
 """
 
 import itertools
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -42,16 +40,13 @@ from bert_jax.reporting.document import (
     Settings,
     Table,
 )
-from bert_jax.storage.remote import is_remote
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
-from data_prep import checksums, formats, processes, shares
+from data_prep import checksums, formats
 from data_prep.fill import mask_rows, row_batches
 from data_prep.lengths import summarise
-from data_prep.objectives import RANDOM_SEGMENT, fewest_documents
-from data_prep.readers import Corpus, Reading, Source
-from data_prep.readers.tfds_corpus import PREFIX
-from data_prep.units import EVAL_KEY_BIT, UnitSplitter
+from data_prep.objectives import RANDOM_SEGMENT
+from data_prep.units import EVAL_KEY_BIT
 
 PROGRAM = "data_prep.inspect_shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
@@ -375,63 +370,6 @@ def _check_counts(directory: Path, manifest: Mapping[str, Any], statistics: Mapp
     if not np.array_equal(read_unigram_counts(directory, manifest), statistics["train"].ordinary_unigrams):
         counts = directory / manifest["unigram_counts"]
         raise UserError(f"{counts} does not hold the counts of the shards; {_REBUILD}")
-
-
-def check_source(directory: Path, manifest: Mapping[str, Any], progress: Callable[[int], None]) -> int:
-    """Counts the documents of the text as build_examples does, and compares the counts with the manifest.
-
-    Args:
-        directory: The output.
-        manifest: Its manifest.
-        progress: Called after each document with the number of bytes read so far.
-
-    Returns:
-        The number of documents.
-
-    Raises:
-        UserError: A file is missing or has another size, or a count differs.
-    """
-    sources = [_source(directory, source) for source in manifest["sources"]]
-    reading, rest = manifest["reading"], iter(sources)
-    others = reading.get("input_format", "auto"), reading.get("document_separator", "")
-    read = Reading(reading["text_field"], reading["document"], "skip", *others, workers=processes.cores())
-    fewest = fewest_documents(manifest["objective"])
-    splitter = UnitSplitter(manifest["unit_bytes"], manifest["eval_fraction"], fewest, reading["dedup"])
-    found, refused, before = dict.fromkeys(PARTS, 0), Counter[str](), 0
-
-    def texts(corpus: Corpus, before: int) -> Iterator[bytes | None]:
-        for text in corpus.texts():
-            progress(before + corpus.bytes_read)
-            yield text
-
-    for share in shares.of_manifest(manifest):
-        corpus = Corpus(tuple(itertools.islice(rest, share["sources"])), read)
-        splitter.divided = shares.Share(share["number"], share["of"]).is_divided
-        for unit in splitter.split(texts(corpus, before)):
-            found[unit.part] += len(unit.documents)
-        refused, before = refused + corpus.refused, before + corpus.bytes_read
-    skipped, stated = refused + splitter.skipped, manifest["skipped_reading"]
-    for name, counted, wanted in [
-        *((f"documents in {part}", found[part], manifest["parts"][part]["documents"]) for part in PARTS),
-        *((f"{reason} skipped", skipped[reason], stated.get(reason, 0)) for reason in sorted({*skipped, *stated})),
-    ]:
-        if counted != wanted:
-            raise UserError(f"{directory / MANIFEST} states {wanted} {name}, but the text gives {counted}; {_REBUILD}")
-    return sum(found.values()) + skipped.total()
-
-
-def _source(directory: Path, source: Mapping[str, Any]) -> Source:
-    path, folder = source["path"], False
-    if not is_remote(path) and not path.startswith(PREFIX):
-        if not os.path.exists(path):
-            raise UserError(f"{path}, a source in {directory / MANIFEST}, does not exist any more; omit --source")
-        folder = os.path.isdir(path)
-        if not folder and os.stat(path).st_size != source["bytes"]:
-            raise UserError(
-                f"{path} has {os.stat(path).st_size} bytes, but had {source['bytes']} when {directory} was made; "
-                f"{_REBUILD}, or omit --source"
-            )
-    return Source(path, source["bytes"], float(source["weight"]), folder)
 
 
 def document(directory: Path, found: Inspection, verified: bool, rows: Sequence[Excerpt] = ()) -> Document:

@@ -148,13 +148,6 @@ def test_command_reports_damage_in_one_line_with_exit_code_2(damaged: Path) -> N
     assert "special_tokens_map.json: its sha256" in ended.stderr
 
 
-def test_the_documents_of_the_text_are_counted_again_with_verify_only(output: Path, capsys) -> None:
-    inspect_shards.main([str(output), "--verify", "--source"])
-    assert "12 documents of the text are accounted for" in capsys.readouterr().out
-    with pytest.raises(UserError, match="give both"):
-        inspect_shards.main([str(output), "--source"])
-
-
 def drawn(directory: Path, *flags: str) -> str:
     target = inspect_shards.parts_of(directory)[0].parent / "page.html"
     inspect_shards.main([str(directory), "--html", str(target), *flags])

@@ -22,7 +22,7 @@ from data_prep import checksums
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.fill import mask_rows
-from data_prep.inspection import REPLACEMENTS, check_source, excerpts, open_tokenizer, verify
+from data_prep.inspection import REPLACEMENTS, excerpts, open_tokenizer, verify
 
 FIRST = "train/shard-00000.arrow"
 OPTIONS = {
@@ -390,47 +390,3 @@ def test_dynamic_rows_show_no_masks(shards_dir: Path) -> None:
         "[MASK]" not in excerpt_text(row)
         for row in excerpts(dataset, open_tokenizer(shards_dir, dataset.manifest), range(30))
     )
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, sample_text: Path) -> Path:
-    """Text with a duplicate, an empty record, a line that is not JSON, and a document without tokens."""
-    documents = sample_text.read_text(encoding="utf-8").split("\n\n")
-    records = [json.dumps({"text": text}) for text in [*documents, documents[0], " ", "\ufeff"]] + ["{not json"]
-    path = tmp_path / "text" / "some.jsonl"
-    path.parent.mkdir()
-    path.write_text("\n".join(records) + "\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def from_corpus(corpus: Path, vocab_dir: Path, tmp_path: Path) -> Path:
-    build(
-        BuildOptions(
-            str(corpus), vocab_dir, tmp_path / "out", 64, eval_fraction=0.25, workers=1, dedup=True, on_error="skip"
-        )
-    )
-    return tmp_path / "out"
-
-
-def again(output: Path) -> int:
-    return check_source(output, verify(output).manifest, lambda size: None)
-
-
-def test_every_document_of_the_text_is_accounted_for(from_corpus: Path, corpus: Path) -> None:
-    assert again(from_corpus) == len(corpus.read_text(encoding="utf-8").splitlines())
-
-
-def test_changed_text_is_detected(from_corpus: Path, corpus: Path) -> None:
-    whole = corpus.read_text(encoding="utf-8")
-    corpus.write_text(whole + "x", encoding="utf-8")
-    with pytest.raises(UserError, match=r"some\.jsonl has \d+ bytes, but had \d+ when"):
-        again(from_corpus)
-    corpus.write_text(
-        whole.replace("{not json", '{"t": 10}'), encoding="utf-8"
-    )  # as long, and refused for another reason
-    with pytest.raises(UserError, match="skipped, but the text gives"):
-        again(from_corpus)
-    corpus.unlink()
-    with pytest.raises(UserError, match="does not exist any more"):
-        again(from_corpus)

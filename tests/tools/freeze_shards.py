@@ -83,7 +83,7 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield (
         "inspected",
         lambda: [
-            sandbox.attempt("data_prep.inspect_shards", f"shards/{name}", "--verify", "--source").returncode
+            sandbox.attempt("data_prep.inspect_shards", f"shards/{name}", "--verify").returncode
             for name in ("nsp", "ngram", "sentences", "mixed")
         ],
     )
