@@ -114,6 +114,6 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "corpus": "",
             "sources": len(manifest["sources"]),
             "documents": manifest["counts"]["documents"] - sum(manifest["skipped_reading"].values()),
-            "versions": manifest.get("versions", {}),
+            "versions": manifest["versions"],
         }
     ]

@@ -75,6 +75,7 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
         },
         "tokenizer": {"hash": "0" * 64, "vocab_size": 100, "lowercase": True},
         "shards": shards,
+        "versions": {},
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
     columns = zip(*parts, strict=True)

@@ -110,6 +110,7 @@ _LAYOUT = {
     "unigram_counts": str,
     # A sequence key has 32 bits for the position in a work unit.
     "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
+    "versions": _Each(str),
 }
 
 
