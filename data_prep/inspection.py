@@ -464,7 +464,7 @@ def _histograms(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics
     return [
         Histogram(*title, {part: getattr(found, name) for part, found in parts.items()})
         for name, title in titles.items()
-        if name != "packed" or manifest["pack"] > 1
+        if manifest["pack"] > 1 or name not in ("filled", "packed")  # rows of one sequence are as long as it
     ]
 
 
