@@ -10,7 +10,7 @@ one copy of this script records any version. `compare` prints one line per item 
 
 A record is a folder with one JSON file per group, and `work/` with the outputs themselves:
 
-  shards      tokenizers, shards, converted and copied shards: the hash of every file; manifests field by field
+  shards      tokenizers, shards, copied shards: the hash of every file; manifests field by field
   training    short pretraining runs: every tensor of every checkpoint bit for bit, every logged number, config.json,
               result.json and the files of the workdir. Equal losses and tensors imply equal batches
   finetuning  short fine-tuning runs of each kind of task, one seed at a time and several in one program, with the
