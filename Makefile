@@ -10,13 +10,14 @@ COMPILERS ?= .venv-compilers
 STORES ?= .venv-stores
 DOCS ?= .venv-docs
 ONNX ?= .venv-onnx
+TENSORFLOW ?= .venv-tensorflow
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q
 UNCHECKED := --jaxtyping-packages=
 
-.PHONY: quickstart test types lint slow accelerator engines compilers stores docs notebooks onnx clean
+.PHONY: quickstart test types lint slow accelerator engines compilers stores docs notebooks onnx tensorflow clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -66,13 +67,18 @@ notebooks: $(VENV)/installed-dev
 onnx: $(ONNX)/installed
 	$(ONNX)/bin/python -m pytest -q --durations=5 tests/test_onnx.py
 
+# Google's checkpoints, and TFDS shards as TensorFlow decodes them.
+tensorflow: $(TENSORFLOW)/installed
+	$(TENSORFLOW)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_original_bert.py \
+		tests/test_formats.py::test_tensorflow_decodes_a_record_of_tfds
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs .venv-onnx build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .venv-stores .venv-docs .venv-onnx .venv-tensorflow build .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -106,6 +112,12 @@ $(ONNX)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
 	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(ONNX)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,onnx]' transformers
+	touch $@
+
+$(TENSORFLOW)/installed: requirements.txt setup.cfg setup.py pyproject.toml
+	test -x $(TENSORFLOW)/bin/python || $(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(TENSORFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tensorflow]'
 	touch $@
 
 $(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml

@@ -28,7 +28,6 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
         "build-examples": ("data_prep.build_examples", "make sharded training examples from text"),
         "inspect-shards": ("data_prep.inspect_shards", "show, check and verify shards"),
         "merge-shards": ("data_prep.merge_shards", "join shards that several machines have built"),
-        "convert-examples": ("data_prep.convert_examples", "convert between shards and files of other programs"),
         "copy-examples": ("data_prep.copy_examples", "copy shards to or from gs:// or s3://, and verify them"),
     },
     "Train": {

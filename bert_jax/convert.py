@@ -24,7 +24,7 @@ reading one can run code; the error message explains how to convert one.
 
 --input may also be a folder in Google's original BERT format, with bert_config.json, bert_model.ckpt.index,
 bert_model.ckpt.data-00000-of-00001 and vocab.txt, or the prefix of one of its checkpoints (DIR/model.ckpt-1000).
-TensorFlow is not needed.
+Only this needs TensorFlow, the extra tensorflow.
 
 The other commands also accept a Hugging Face folder directly."""
 

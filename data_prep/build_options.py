@@ -134,7 +134,7 @@ class BuildOptions:
         "lower-case the text, or --nolowercase to keep its case: for a vocab.txt only; default: lower-case unless "
         "the vocabulary holds capitals",
     )
-    format: str = option("arrow", "format of the shards: arrow, or for other programs tfds or tfrecord", metavar="NAME")
+    format: str = option("arrow", "format of the shards: arrow, or for other programs tfds", choices=formats.FORMATS)
     engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=engines.NAMES)
     engine_options: str = option(
         "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
@@ -172,11 +172,8 @@ class BuildOptions:
     def __post_init__(self) -> None:
         flags.check(self)
         objectives.check(self.objective)
-        formats.check(self.format, self.masking, self.pack)
         if self.part and self.format != "arrow":
-            raise UserError(
-                "--part builds arrow shards, which merge_shards joins; convert them with convert_examples afterwards"
-            )
+            raise UserError("--part builds arrow shards, which merge_shards joins; omit --format")
         shares.parse(self.part)
         if self.objective not in PAIRS and self.short_seq_prob:
             raise UserError(
@@ -208,7 +205,7 @@ class BuildOptions:
         """The counts of the manifest that these options give, apart from `skipped`."""
         pairs = ("random_pairs",) if self.objective == "nsp" else ()
         words = ("words", "long_words") if self.mask_unit != "token" else ()
-        return (*COUNTED, "one_sentence", *pairs, *words)
+        return (*COUNTED, *pairs, *words)
 
     @property
     def max_predictions(self) -> int:

@@ -19,7 +19,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     """Writes the files that the format of the shards adds, then SHA256SUMS, and manifest.json last."""
-    formats.FORMATS[manifest["format"]]().finish(directory, manifest)
+    formats.finish(directory, manifest)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render(directory, manifest, content))
     write_atomic(directory / MANIFEST, content)

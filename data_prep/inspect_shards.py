@@ -14,10 +14,17 @@ from bert_jax.reporting import page
 from bert_jax.reporting.terminal import excerpt_text, open_console, print_document
 from bert_jax.storage.local import write_atomic
 from data_prep import checksums, formats
-from data_prep.inspection.contents import PROGRAM, document, first_rows, page_rows
-from data_prep.inspection.source_check import check_source, source_corpora
-from data_prep.inspection.statistics import measure
-from data_prep.inspection.verification import Inspection, bytes_to_verify, open_tokenizer, verify
+from data_prep.inspection import (
+    PROGRAM,
+    Inspection,
+    bytes_to_verify,
+    document,
+    excerpts,
+    measure,
+    open_tokenizer,
+    page_rows,
+    verify,
+)
 
 DESCRIPTION = """\
 Shows what bert-jax build-examples wrote: statistics; with --show rows as text; with --html a page; with --verify
@@ -31,13 +38,9 @@ whether it is intact.
 reason. It checks names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static
 masks, which it recomputes; counts of rows, tokens and predictions, and their totals; that each document was used or has
 a reason why not; unigram counts; sequence keys; and the tokenizer.
-With --source it also reads the text again, from where the manifest says it was, and counts the documents that are in
-train, in eval, or skipped for each reason.
 In the output of --show, {[MASK]: cat} is a masked position of a static mask and its label; dynamic masks are not
 stored.
 """
-_HTML_START, _FOOTER = "<!DOCTYPE html>", f"<footer>Drawn by {PROGRAM} from "
-_PAGE_TAIL = 1 << 16  # bytes that hold the footer of a page and the script after it
 
 
 def parts_of(path: Path) -> tuple[Path, tuple[Part, ...]]:
@@ -69,37 +72,13 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
 
 
 def check_page(target: Path, directory: Path) -> None:
-    """Raises UserError for a page in no folder, inside of a finished output, or in place of a file that is not such a
-    page."""
-    if not target.absolute().parent.is_dir():
+    """Raises UserError for a page in no folder, or inside of a finished output, which must not change."""
+    if not target.parent.is_dir():
         raise UserError(f"--html {target}: no folder {target.parent}. Create it, or choose another file")
-    place = Path(os.path.realpath(target.parent)) / target.name
-    inspected = Path(os.path.realpath(directory))
+    place, inspected = Path(os.path.realpath(target)), Path(os.path.realpath(directory))
     for folder in (place, *place.parents):
-        finished = folder == inspected or (folder / checksums.SUMS).exists()
-        if finished and (folder / MANIFEST).exists():
+        if (folder / MANIFEST).exists() and (folder == inspected or (folder / checksums.SUMS).exists()):
             raise UserError(f"--html {target} is inside of {folder}, which must not change; name a file outside of it")
-    if os.path.lexists(place) and not _is_page(place):
-        raise UserError(
-            f"--html {target} already exists and is not a page of inspect_shards; name another file, or remove it"
-        )
-
-
-def _is_page(path: Path) -> bool:
-    if path.is_symlink() or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        start = file.read(len(_HTML_START))
-        file.seek(max(path.stat().st_size - _PAGE_TAIL, 0))
-        return start == _HTML_START.encode() and _FOOTER.encode() in file.read()
-
-
-def _check_source(directory: Path, found: Inspection) -> int:
-    corpora = source_corpora(directory, found.manifest)
-    with Reporter("reading the text again", corpora.total_bytes, ["MB"]) as reporter:
-        return check_source(
-            directory, found.manifest, corpora, lambda: reporter.update(corpora.bytes_read, corpora.bytes_read / 1e6)
-        )
 
 
 def _parser() -> Parser:
@@ -107,7 +86,6 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("directory", metavar="DIR", help="the output of build_examples, or its train or eval folder")
     add("--verify", action="store_true", help="check every byte; default: only names and sizes")
-    add("--source", action="store_true", help="with --verify: also count the documents of the text again")
     add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default: 0")
     add("--html", type=Path, metavar="FILE", help="write the statistics and some rows to this HTML file")
     return parser
@@ -115,8 +93,6 @@ def _parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> None:
     given = _parser().parse_args(arguments)
-    if given.source and not given.verify:
-        raise UserError("--source needs --verify; give both")
     if given.show < 0:
         raise UserError(f"--show is {given.show}; it must be at least 0")
     directory, parts = parts_of(Path(given.directory).absolute())
@@ -133,14 +109,12 @@ def main(arguments: Sequence[str]) -> None:
         if given.verify:
             shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
-        if given.source:
-            count = _check_source(directory, found)
-            console.print(f"{count} documents of the text are accounted for", soft_wrap=True)
         if given.html:
             html = page.render(document(directory, found, given.verify, page_rows(directory, found)))
             write_atomic(given.html.absolute(), html.encode(errors="backslashreplace"))
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)
-        for row in first_rows(dataset, open_tokenizer(dataset.directory, dataset.manifest), given.show):
+        tokenizer = open_tokenizer(directory, dataset.manifest)
+        for row in excerpts(dataset, tokenizer, range(min(given.show, dataset.rows))):
             console.print(excerpt_text(row), highlight=False, soft_wrap=True)

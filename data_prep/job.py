@@ -172,7 +172,6 @@ def _manifest(
     return {
         "schema_version": SCHEMA_VERSION,
         "format": options.format,
-        "imported": False,
         "objective": options.objective,
         "seq_len": options.seq_len,
         "pack": options.pack,

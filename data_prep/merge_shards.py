@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax import tokenizer
 from bert_jax.array_types import Int64
 from bert_jax.command import Parser, UserError
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts, treats_scripts
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.shards import Corrupt, check_sizes, read_shard
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.listing import find_files
@@ -93,13 +93,12 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
 
 def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
     first, place = found[0]
-    free = all(treats_scripts(manifest) for manifest, _ in found)
-    if first["imported"] or first["format"] != "arrow":
-        raise UserError(f"{place} holds no arrow shards that build_examples made. Merge those, and convert the result")
+    if first["format"] != "arrow":
+        raise UserError(f"{place} has {first['format']} shards, but only Arrow shards can be merged. Build it again")
     for manifest, folder in found[1:]:
         for key in sorted({*first, *manifest} - _OF_SHARE):
             same = first.get(key) == manifest.get(key)
-            if key == "masking" and free:
+            if key == "masking":  # a part whose text has no unspaced script states no rule for words
                 same = first[key] | {"words": ""} == manifest[key] | {"words": ""}
             if not same:
                 raise UserError(
@@ -201,16 +200,11 @@ def _place(shard: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _sum(counts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sums of counts, and of the documents skipped for each reason; other values are left out.
-
-    So are counts that some of the outputs lack, because an earlier version made them.
-    """
-    counts = list(counts)
+    """The sums of counts, and of the documents skipped for each reason; other values are left out."""
     total: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for each in counts:
-        shared = {name: value for name, value in each.items() if all(name in other for other in counts)}
-        total.update({name: value for name, value in shared.items() if isinstance(value, int)})
+        total.update({name: value for name, value in each.items() if isinstance(value, int)})
         skipped.update(each["skipped"])
     return {**total, "skipped": dict(sorted(skipped.items()))}
 

@@ -113,7 +113,7 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "of": 0,
             "corpus": "",
             "sources": len(manifest["sources"]),
-            "documents": manifest["counts"]["documents"] - sum(manifest.get("skipped_reading", {}).values()),
-            "versions": manifest.get("versions", {}),
+            "documents": manifest["counts"]["documents"] - sum(manifest["skipped_reading"].values()),
+            "versions": manifest["versions"],
         }
     ]

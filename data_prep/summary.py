@@ -79,7 +79,7 @@ def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer
 
 def eval_lines(manifest: Mapping[str, Any], moved_to_train: int = 0) -> list[str]:
     """Why no document is held out, and what to change."""
-    eval_fraction = manifest.get("eval_fraction")
+    eval_fraction = manifest["eval_fraction"]
     if not eval_fraction or manifest["parts"]["eval"]["documents"]:
         return []
     fewest, left_out = fewest_documents(manifest["objective"]), manifest["counts"]["skipped"].get(TOO_FEW_FOR_EVAL)

@@ -67,5 +67,5 @@ def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
             checksums.sha256(path) == digest for path, digest in wanted.items()
         )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return None  # damaged, or from another version: the unit is built again
+        return None  # missing or damaged: the unit is built again
     return record if intact else None

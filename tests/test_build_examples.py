@@ -17,7 +17,7 @@ from building import PATIENCE, ROOT, command_line, contents, finished_units, wai
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
-from bert_jax.data.example import Rows
+from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import PAIRS, PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
@@ -25,8 +25,7 @@ from data_prep import build_examples, build_options, readers
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.encoding import encode
-from data_prep.inspection.statistics import unmasked_ids
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 from data_prep.job import Arguments
 from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
@@ -555,8 +554,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"mask_unit": "infill", "masking": "static"}, "--mask_unit infill needs --masking dynamic"),
         ({"mask_unit": "infill", "reorder_rate": 0.1}, "reorder rate 0.1 is invalid with unit infill"),
         ({"engine": "spark"}, "unknown --engine spark; choose from local, beam, ray"),
-        ({"format": "parquet"}, "unknown --format parquet; choose from arrow, tfds, tfrecord"),
-        ({"format": "tfrecord"}, "use --masking static"),
+        ({"format": "parquet"}, "unknown --format parquet; choose from arrow, tfds"),
         ({"pack": 0}, "--pack 0: it must be from 1 to 256"),
         ({"seq_len": 4}, "--seq_len 4: it must be from 8"),
         ({"mask_rate": 0.0}, "--mask_rate 0.0: it must be above 0"),

@@ -52,7 +52,7 @@ def test_the_manifest_and_the_page_state_what_cleaning_dropped(cleaned, vocab_di
     assert many["dropped"]["duplicate"] == 1 and many["dropped"]["gopher_length"] >= 2
     kept = sum(report["documents"]["kept"] for report in manifest["cleaning"])
     assert kept == manifest["counts"]["documents"]
-    inspect_shards.main([str(tmp_path / "out"), "--verify", "--source", "--html", str(tmp_path / "page.html")])
+    inspect_shards.main([str(tmp_path / "out"), "--verify", "--html", str(tmp_path / "page.html")])
     for told in (capsys.readouterr().out, (tmp_path / "page.html").read_text()):
         assert "dropped: gopher_length" in told and "By bert-jax clean, as in" in told
     damaged = json.loads((tmp_path / "out" / "manifest.json").read_text())

@@ -12,7 +12,7 @@ from data_prep import checksums, copy_examples
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.copy_examples import copy
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 
 
 def files(directory: Path) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ from data_prep import dedup
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.dedup import Seen
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.units import UnitSplitter, UnusableCorpus
 

@@ -15,8 +15,8 @@ from data_prep.build_options import BuildOptions
 text, vocabulary, output = sys.argv[1:]
 build(BuildOptions(text, vocabulary, output, 64, workers=1))
 rare = {
-    "bert_jax.tokenization.byte_bpe", "data_prep.formats.tfds", "data_prep.formats.tfrecord", "psutil",
-    "pyarrow.compute", "pyarrow.parquet", "rich", "sentencepiece",
+    "bert_jax.tokenization.byte_bpe", "array_record", "psutil",
+    "pyarrow.compute", "pyarrow.parquet", "rich", "sentencepiece", "tensorflow_datasets",
 }
 assert not rare & set(sys.modules), rare & set(sys.modules)
 """

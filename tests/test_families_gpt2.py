@@ -22,7 +22,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.pretraining import pretrain
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
 CASES = {

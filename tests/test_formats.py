@@ -1,4 +1,4 @@
-"""Every --format holds the same rows, and is written as carefully as Arrow shards are."""
+"""Shards of --format tfds hold the rows of Arrow shards, and are written as carefully."""
 
 import importlib.util
 import json
@@ -18,10 +18,8 @@ from bert_jax.data.shards import Corrupt, open_dataset
 from data_prep import formats
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.formats import tfrecord
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 
-OTHERS = ("tfds", "tfrecord")
 BUILDS: dict[str, dict[str, Any]] = {
     "static": {"masking": "static", "mask_unit": "word"},
     "dynamic": {},
@@ -29,7 +27,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "packed": {"masking": "static", "pack": 4},
 }
 
-OUTPUTS = ["static_tfds", "dynamic_tfds", "packed_tfds", "static_tfrecord", "sentences_tfrecord"]
+OUTPUTS = [f"{name}_tfds" for name in BUILDS]
 
 
 @pytest.fixture(scope="session")
@@ -38,20 +36,8 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("formats")
     for name, options in BUILDS.items():
         for format in formats.FORMATS:
-            if format != "tfrecord" or name in ("static", "sentences"):
-                build(
-                    BuildOptions(
-                        str(sample_text),
-                        vocab_dir,
-                        folder / f"{name}_{format}",
-                        64,
-                        **options,
-                        format=format,
-                        eval_fraction=0.3,
-                        unit_mb=0.03,
-                        workers=1,
-                    )
-                )
+            given = options | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 1}
+            build(BuildOptions(str(sample_text), vocab_dir, folder / f"{name}_{format}", 64, **given))
     return folder
 
 
@@ -68,15 +54,15 @@ def assert_same(got: Rows, wanted: Rows) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("part", ["train", "eval"])
-def test_every_format_reads_back_as_the_rows_of_arrow(outputs: Path, output: str, part: str) -> None:
+def test_tfds_reads_back_as_the_rows_of_arrow(outputs: Path, output: str, part: str) -> None:
     arrow = outputs / f"{output.split('_')[0]}_arrow"
     assert_same(all_rows(outputs / output, part), all_rows(arrow, part))
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_every_format_verifies(outputs: Path, output: str) -> None:
+def test_tfds_verifies(outputs: Path, output: str) -> None:
     manifest = verify(outputs / output).manifest
-    assert manifest["format"] == output.split("_")[1] and len(manifest["shards"]) >= 2
+    assert manifest["format"] == "tfds" and len(manifest["shards"]) >= 2
 
 
 @pytest.mark.parametrize("name", list(BUILDS))
@@ -104,38 +90,24 @@ def test_tfds_splits_can_be_cut(outputs: Path) -> None:
     assert held.num_shards == len(list((outputs / "static_tfds" / "train").iterdir()))
 
 
-def test_tfrecord_fields_equal_the_rows(outputs: Path) -> None:
-    """The fields as google-research/bert documents them, from the batches a model would train on."""
-    from bert_jax.data.loader import token_layout
-
-    rows = all_rows(outputs / "static_arrow", "train")
-    examples = tfrecord.to_examples(rows)
-    where = token_layout(rows)
-    np.testing.assert_array_equal(examples.input_mask, where.sequence_ids)
-    np.testing.assert_array_equal(examples.segment_ids, where.segment_ids)
-    assert examples.masked_lm_weights.sum() == rows.masked_counts.sum()
-    assert set(np.unique(examples.next_sentence_labels)) == {0, 1}
-
-
-@pytest.mark.parametrize("format", OTHERS)
 def test_workers_and_a_failure_at_the_end_give_the_same_bytes(
-    outputs: Path, sample_text: Path, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    outputs: Path, sample_text: Path, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job of two processes is killed after its folder is ready and before its manifest exists, and resumes."""
-    options: dict[str, Any] = BUILDS["static"] | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
-    whole = formats.FORMATS[format]()
+    options: dict[str, Any] = BUILDS["static"] | {"format": "tfds", "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
+    finish = formats.finish
 
     def dying(directory: Path, manifest: dict[str, Any]) -> None:
-        whole.finish(directory, manifest)
+        finish(directory, manifest)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:
-        patched.setitem(formats.FORMATS, format, lambda: whole._replace(finish=dying))
+        patched.setattr(formats, "finish", dying)
         with pytest.raises(OSError, match="gone"):
             build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
     build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
-    sums = [(folder / "SHA256SUMS").read_text() for folder in (outputs / f"static_{format}", tmp_path / "out")]
+    sums = [(folder / "SHA256SUMS").read_text() for folder in (outputs / "static_tfds", tmp_path / "out")]
     assert sums[0] == sums[1]
 
 
@@ -146,36 +118,33 @@ def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_pat
     (tmp_path / "train").mkdir()
     manifest["shards"] = [formats.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
     (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
-    formats.FORMATS["tfds"]().finish(tmp_path, manifest)
+    formats.finish(tmp_path, manifest)
     assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
-    assert [shard["stem"] for shard in manifest["shards"]] == ["train/shard-00002", "train/shard-00005"]
     source = tfds.builder_from_directory(tmp_path).as_data_source("train")
     assert len(source) == 2 * len(rows.input_ids)
 
 
-@pytest.mark.parametrize("format", OTHERS)
-def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path: Path, format: str) -> None:
+def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path: Path) -> None:
     rows = all_rows(outputs / "static_arrow", "train")
     (tmp_path / "train").mkdir()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError) as caught:
-            formats.write(format, tmp_path, "train/shard", rows)
+            formats.write("tfds", tmp_path, "train/shard", rows)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value.filename).startswith(str(tmp_path / "train" / "shard"))
     assert not list((tmp_path / "train").iterdir())
 
 
-@pytest.mark.parametrize("output", ["static_tfds", "static_tfrecord"])
-def test_damaged_shard_is_refused(outputs: Path, output: str, tmp_path: Path) -> None:
-    manifest = json.loads((outputs / output / "manifest.json").read_text())
+def test_damaged_shard_is_refused(outputs: Path, tmp_path: Path) -> None:
+    manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     read = formats.reader(manifest)
     name = manifest["shards"][0]["name"]
     path = tmp_path / name
     path.parent.mkdir()
-    content = (outputs / output / name).read_bytes()
+    content = (outputs / "static_tfds" / name).read_bytes()
     for damaged in (content[: len(content) // 2], b"\0" * len(content), b"\0"):
         path.write_bytes(damaged)
         with pytest.raises(Corrupt):
@@ -189,34 +158,17 @@ def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     path = outputs / "static_tfds" / manifest["shards"][0]["name"]
     for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
-        with pytest.raises(Corrupt, match="records whose size is not"):
+        with pytest.raises(Corrupt, match="a record whose features have the sizes"):
             formats.reader(manifest | change)(path)
 
 
-@pytest.mark.parametrize("output", ["static_tfds", "static_tfrecord"])
-def test_training_refuses_other_formats_and_names_the_conversion(outputs: Path, output: str) -> None:
-    with pytest.raises(
-        UserError,
-        match=rf"has \w+ shards, but training reads Arrow.*convert_examples --input .*{output} --output .*_arrow$",
-    ):
-        open_dataset(outputs / output, "train")
+def test_training_refuses_tfds_shards(outputs: Path) -> None:
+    with pytest.raises(UserError, match=r"has tfds shards, but training reads Arrow .* without --format"):
+        open_dataset(outputs / "static_tfds", "train")
 
 
-@pytest.mark.parametrize(
-    ("format", "masking", "pack", "message"),
-    [
-        ("parquet", "static", 1, "choose from arrow, tfds, tfrecord"),
-        ("tfrecord", "dynamic", 1, "use --masking static"),
-        ("tfrecord", "static", 4, "leave out --pack"),
-    ],
-)
-def test_format_that_cannot_hold_the_rows_is_refused(format: str, masking: str, pack: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        formats.check(format, masking, pack)
-
-
-def test_format_of_a_later_version_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow"):
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow, tfds"):
         formats.reader({"format": "later"})
 
 
@@ -230,7 +182,7 @@ def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, 
     )
     (tmp_path / "train").mkdir()
     manifest["shards"] = [formats.write("tfds", tmp_path, "train/shard-00000", rows)]
-    formats.FORMATS["tfds"]().finish(tmp_path, manifest)
+    formats.finish(tmp_path, manifest)
     example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
     assert example["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])
@@ -241,35 +193,23 @@ TENSORFLOW = """
 import sys
 from pathlib import Path
 import numpy as np
-import tensorflow as tf
 import tensorflow_datasets as tfds
 
 folder, wanted = Path(sys.argv[1]), np.load(sys.argv[2])
-layout = {
-    name: tf.io.FixedLenFeature(wanted[name].shape[1:], tf.as_dtype(wanted[name].dtype))
-    for name in wanted if name.startswith(("input_", "segment_ids", "masked_lm", "next"))
-}
-files = sorted(str(path) for path in (folder / "static_tfrecord" / "train").iterdir())
-records = tf.data.TFRecordDataset(files).batch(10_000)
-parsed = tf.io.parse_example(next(iter(records)), layout)
-for name in layout:
-    np.testing.assert_array_equal(parsed[name].numpy(), wanted[name], err_msg=name)
-
 raw = tfds.decode.DeserializeMethod.RAW_BYTES
 builder = tfds.builder_from_directory(folder / "static_tfds")
 example = builder.info.features.deserialize_example(builder.as_data_source("train", deserialize_method=raw)[0])
 for name, value in example.items():
-    np.testing.assert_array_equal(value.numpy(), wanted["first_" + name], err_msg=name)
+    np.testing.assert_array_equal(value.numpy(), wanted[name], err_msg=name)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-def test_tensorflow_reads_tfrecord_and_tfds(outputs: Path, tmp_path: Path) -> None:
+def test_tensorflow_decodes_a_record_of_tfds(outputs: Path, tmp_path: Path) -> None:
     """Runs in another process, because TensorFlow and jax in one process warn about each other."""
     rows = all_rows(outputs / "static_arrow", "train")
-    first = {f"first_{name}": values[0] for name, values in rows._asdict().items() if values is not None}
-    np.savez(tmp_path / "wanted.npz", **tfrecord.to_examples(rows)._asdict(), **first)
+    np.savez(tmp_path / "wanted.npz", **{name: values[0] for name, values in rows._asdict().items()})
     subprocess.run([sys.executable, "-c", TENSORFLOW, str(outputs), str(tmp_path / "wanted.npz")], check=True)
 
 

@@ -37,7 +37,7 @@ from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 from bert_jax.tokenizer import Tokenizer
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.inspection.verification import verify
+from data_prep.inspection import verify
 
 END = "<|endoftext|>"
 NAMES = ("gpt2", "mpnet")

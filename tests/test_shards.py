@@ -10,6 +10,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, read_manifest, read_unigram_counts
+from bert_jax.data.masking import MaskingRule
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
 from bert_jax.vocabulary import Vocabulary
 
@@ -52,23 +53,30 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
     held = dict.fromkeys(COUNTED, 0) | {"skipped": {}}
     manifest = {
         "schema_version": 1,
+        "format": "arrow",
         "objective": "nsp",
         "seed": 0,
         "dupe_factor": 1,
+        "eval_fraction": 0.0,
+        "short_seq_prob": 0.1,
+        "corruption": {"delete_rate": 0.0, "insert_rate": 0.0},
+        "unit_bytes": 1_000_000,
         "sources": [],
+        "reading": {"document": "blank_line", "text_field": "text", "dedup": False},
         "counts": held,
-        "parts": {"train": held, "eval": held},
+        "skipped_reading": {},
+        "parts": dict.fromkeys(("train", "eval"), held | {"filled": 1.0}),
         "unigram_counts": "unigram_counts.npy",
         "seq_len": SEQ_LEN,
         "pack": 1,
         "masking": {
             "kind": "static" if static else "dynamic",
-            "unit": "token",
-            "rate": 0.15,
             "max_predictions": MOST,
+            **MaskingRule("token").to_manifest(),
         },
         "tokenizer": {"hash": "0" * 64, "vocab_size": 100, "lowercase": True},
         "shards": shards,
+        "versions": {},
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
     columns = zip(*parts, strict=True)
@@ -208,6 +216,11 @@ def test_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
         (("seq_len",), None, "seq_len is missing"),
         (("masking", "rate"), None, r"masking\.rate is missing"),
         (("masking",), 7, "masking is not an object"),
+        (("masking", "split"), "0.8", r"masking\.split is not a list"),
+        (("masking", "split"), [1, "a", 0], r"masking\.split\[1\] is 'a'"),
+        (("masking", "random"), 3, r"masking\.random is 3"),
+        (("masking", "reorder_rate"), "0", r"masking\.reorder_rate is '0'"),
+        (("format",), None, "format is missing"),
         (("parts", "eval", "rows"), None, r"parts\.eval\.rows is missing"),
         (("shards",), "x", "shards is not a list"),
         (("shards", 0, "bytes"), "many", r"shards\[0\]\.bytes is 'many'"),
@@ -243,6 +256,12 @@ def test_damaged_manifest_is_refused_with_what_is_missing(
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=rf"damaged .*manifest\.json: {told}"):
         open_dataset(tmp_path, "train")
+
+
+def test_manifest_of_nothing_but_a_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
+    with pytest.raises(UserError, match="format is missing"):
+        read_manifest(tmp_path)
 
 
 def test_root_is_no_output() -> None:

@@ -283,7 +283,7 @@ def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
         list(Corpus(find_sources("tfds:words"), Reading(text_field="content")).documents())
     with pytest.raises(UserError, match=r"tfds:words:validation: unknown split validation; choose from train"):
         find_sources("tfds:words:validation")
-    with pytest.raises(UserError, match=r"tfds:absent is not prepared on this machine .*\[tfds\].*TFDS_DATA_DIR"):
+    with pytest.raises(UserError, match=r"tfds:absent is not prepared on this machine .*\[tensorflow\].*TFDS_DATA_DIR"):
         find_sources("tfds:absent")
 
 

@@ -11,7 +11,7 @@ from bert_jax.data.manifest import Part
 from bert_jax.data.shards import Dataset, open_dataset, read_manifest
 from data_prep import build_examples, summary
 from data_prep.build_options import BuildOptions
-from data_prep.inspection.statistics import measure
+from data_prep.inspection import measure
 from data_prep.sentences import document_sentences
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

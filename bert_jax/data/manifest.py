@@ -17,11 +17,14 @@ from bert_jax.storage.remote import address_of, is_remote
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 # The keys of the manifest's `counts`, apart from `skipped`.
-COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
+COUNTED = (
+    *("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions"),
+    "one_sentence",  # documents of one sentence
+)
 
-# Counts that early outputs lack: documents of one sentence; with nsp, pairs whose B is random; unless single tokens are
-# masked, words, and those of them that are longer than the mask budget of their sequence.
-COUNTED_IF_PRESENT = ("one_sentence", "random_pairs", "words", "long_words")
+# With nsp, pairs whose B is random; unless single tokens are masked, words, and those of them that are longer than the
+# mask budget of their sequence.
+COUNTED_IF_PRESENT = ("random_pairs", "words", "long_words")
 
 # The objectives by which data_prep makes sequences, and those whose sequences are labelled pairs of segments.
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
@@ -52,7 +55,7 @@ class _Each(NamedTuple):
 
 
 class _Maybe(NamedTuple):
-    """A value that early outputs and imported outputs lack."""
+    """A value that only some outputs have."""
 
     inner: Any
 
@@ -60,36 +63,42 @@ class _Maybe(NamedTuple):
 _COUNT = _Number(int, 0, 2**63 - 1)  # numpy's int64
 _SHARE = _Number(float, 0, 1)
 _WIDTH = _Number(int, 1, 65535)  # positions in a row are uint16
-_COUNTS: dict[str, Any] = {name: _COUNT for name in COUNTED if name != "used"} | {
-    "used": _Maybe(_COUNT),
+_COUNTS: dict[str, Any] = dict.fromkeys(COUNTED, _COUNT) | {
     "skipped": _Each(_COUNT),
     **dict.fromkeys(COUNTED_IF_PRESENT, _Maybe(_COUNT)),
 }
 # The values that every reader may rely on, with the type of each value and of the elements of each list.
 _LAYOUT = {
     "format": str,
-    "imported": bool,
     "objective": str,
     "seq_len": _WIDTH,
     "pack": _WIDTH,
-    "masking": {"kind": str, "unit": str, "rate": _SHARE, "max_predictions": _Number(int, 0, 65535)},
+    "masking": {
+        "kind": str,
+        "max_predictions": _Number(int, 0, 65535),
+        "unit": str,
+        "rate": _SHARE,
+        "split": [_SHARE],
+        "random": str,
+        "reorder_rate": _SHARE,
+        "ngram_max": _Number(int, 1, 65535),
+        "span_p": _SHARE,
+        "span_max": _Number(int, 1, 65535),
+        "words": _Maybe(str),
+    },
     "tokenizer": {"hash": str, "vocab_size": _Number(int, 1, 2**32), "lowercase": bool},
     "seed": _COUNT,
     "dupe_factor": _Number(int, 1, 1000),
-    "eval_fraction": _Maybe(_Number(float, 0, math.nextafter(1, 0))),
-    "short_seq_prob": _Maybe(_SHARE),
-    "corruption": _Maybe(
-        dict.fromkeys(("delete_rate", "insert_rate"), _Number(float, 0, 0.5))
-        | dict.fromkeys(REARRANGED, _Maybe(_SHARE))
-    ),
-    "unit_bytes": _Maybe(_Number(int, 1, 2**63 - 1)),
-    "sources": [{"path": str, "bytes": _COUNT, "weight": _Maybe(_Number(float, math.nextafter(0, 1), 1000))}],
-    "reading": _Maybe(
-        {"document": str, "text_field": str, "dedup": bool}
-        | dict.fromkeys(("document_separator", "input_format", "newlines"), _Maybe(str))
-    ),
+    "eval_fraction": _Number(float, 0, math.nextafter(1, 0)),
+    "short_seq_prob": _SHARE,
+    "corruption": dict.fromkeys(("delete_rate", "insert_rate"), _Number(float, 0, 0.5))
+    | dict.fromkeys(REARRANGED, _Maybe(_SHARE)),
+    "unit_bytes": _Number(int, 1, 2**63 - 1),
+    "sources": [{"path": str, "bytes": _COUNT, "weight": _Number(float, math.nextafter(0, 1), 1000)}],
+    "reading": {"document": str, "text_field": str, "dedup": bool}
+    | dict.fromkeys(("document_separator", "input_format", "newlines"), _Maybe(str)),
     "counts": _COUNTS,
-    "skipped_reading": _Maybe(_Each(_COUNT)),
+    "skipped_reading": _Each(_COUNT),
     "cleaning": _Maybe(
         [
             {"report": str, "sha256": str, "removed_lines": _COUNT}
@@ -97,27 +106,12 @@ _LAYOUT = {
             | dict.fromkeys(("dropped", "refused"), _Each(_COUNT))
         ]
     ),
-    "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _Maybe(_SHARE)}),
+    "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _SHARE}),
     "unigram_counts": str,
     # A sequence key has 32 bits for the position in a work unit.
     "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
+    "versions": _Each(str),
 }
-
-
-def treats_scripts(manifest: Mapping[str, Any]) -> bool:
-    """Whether masks treat scripts without spaces between words by today's rule, or the text has none of them.
-
-    Outputs of before there was this rule have neither it nor the count of documents of one sentence.
-    """
-    return "words" in manifest["masking"] or "one_sentence" in manifest["counts"]
-
-
-def is_output(directory: Path) -> bool:
-    """Whether a folder is an output of build_examples, of any version: other programs write a manifest.json, too."""
-    try:
-        return {"schema_version", "unigram_counts"} <= read_json(directory / MANIFEST).keys()
-    except (OSError, UserError):
-        return False
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -146,23 +140,18 @@ def parse_manifest(content: bytes, address: str) -> dict[str, Any]:
 
 
 def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:
-    """Adds the values that early manifests lack. Raises UserError for another schema version or an invalid manifest."""
+    """Returns a valid manifest. Raises UserError for another schema version or an invalid manifest."""
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(
             f"{path} has schema_version {version!r}, but this version of bert_jax reads {SCHEMA_VERSION}. "
             "Build the examples again, or use the version that wrote them"
         )
-    manifest.setdefault("format", "arrow")  # the only format of early versions
-    manifest.setdefault("imported", False)
     if problem := _problem(manifest, _LAYOUT, ""):
         raise UserError(f"damaged {path}: {problem}. {_AGAIN}")
-    names = [shard[key] for shard in manifest["shards"] for key in ("name", "stem") if key in shard]
-    for name in [manifest["unigram_counts"], *names]:
+    for name in [manifest["unigram_counts"], *(shard["name"] for shard in manifest["shards"])]:
         if not _NAME.fullmatch(name):
             raise UserError(f"damaged {path}: {name!r} is not the name of a file in the folder. {_AGAIN}")
-    for counts in (manifest["counts"], *manifest["parts"].values()):
-        counts.setdefault("used", counts["documents"] - sum(counts["skipped"].values()))  # early manifests lack it
     return manifest
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.data.manifest import treats_scripts
 from bert_jax.data.mixture_spec import MixtureSpec
 from bert_jax.data.row_shares import RowShares
 from bert_jax.data.shards import Dataset
@@ -101,10 +100,7 @@ def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
     """What the rows of one batch share: in words, the option of build_examples, and the value."""
     manifest, masking = dataset.manifest, dataset.manifest["masking"]
     values = dataset.masking.to_manifest()
-    if dataset.masking.unit == "token":
-        values.pop("words", None)  # words play no part
-    else:
-        values["words"] = "scripts" if treats_scripts(manifest) else "spaces"
+    values.pop("words", None)  # stated only if the text has scripts without spaces, and then it is always scripts
     rule = ", ".join(f"{name} {value}" for name, value in values.items())
     return (
         ("the tokenizer", "--tokenizer", dataset.tokenizer_hash[:12]),

@@ -137,8 +137,8 @@ def check_arrow(directory: Path, manifest: Mapping[str, Any]) -> None:
     if manifest["format"] != "arrow":
         address = address_of(directory)
         raise UserError(
-            f"{address} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
-            f"bert-jax convert-examples --input {address} --output {address}_arrow"
+            f"{address} has {manifest['format']} shards, but training reads Arrow shards. Build the examples again "
+            "without --format"
         )
 
 

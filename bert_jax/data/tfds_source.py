@@ -35,7 +35,7 @@ def open_tfds(address: str) -> tuple[Any, str]:
     except Exception as error:
         raise UserError(
             f"{address} is not prepared on this machine ({first_line(error)}). Preparing needs TensorFlow: run "
-            f"{install_hint('tfds')}, then tfds build NAME --file_format=array_record, and set TFDS_DATA_DIR to "
+            f"{install_hint('tensorflow')}, then tfds build NAME --file_format=array_record, and set TFDS_DATA_DIR to "
             "the folder with the prepared data"
         ) from None
     if builder.info.file_format not in builder.info.file_format.with_random_access():

@@ -1,7 +1,7 @@
 """Reads Google's original BERT checkpoints: bert_config.json, bert_model.ckpt.*, vocab.txt.
 
-Tensor names are those of google-research/bert, modeling.py and run_pretraining.py. The names in
-transformers derive from them by rule, so reading uses the name table of the Hugging Face format with
+TensorFlow reads the files. Tensor names are those of google-research/bert, modeling.py and run_pretraining.py. The
+names in transformers derive from them by rule, so reading uses the name table of the Hugging Face format with
 TensorFlow's names in place of its own.
 """
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, install_hint, one_line
 from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.folder_formats import BERT_CONFIG_FILE
 from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
-from bert_jax.interop.tensor_bundle import INDEX, TensorBundle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
+_INDEX = ".index"
 # Optimizer state and counters that training saves along with the parameters.
 _TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
 # Names that do not follow the rule: Hugging Face -> TensorFlow.
@@ -42,55 +42,77 @@ def read(path: str | Path) -> LoadedModel:
     GELU is exact, as in the first release and in the conversions of transformers; the original code adopted the tanh
     approximation later (bee6030) under the same name.
 
-    Raises UserError, naming the field or the tensor, for another architecture, a tensor that is missing,
-    unexpected or of another shape, damaged files, and a vocabulary that does not fit.
+    Raises:
+        UserError: TensorFlow is not installed, the architecture is another one, a tensor is missing, unexpected or of
+            another shape, a file is damaged, or the vocabulary does not fit.
     """
     prefix = _prefix(Path(path))
     where = prefix.parent / BERT_CONFIG_FILE
     values = read_json(where)
     model = BERT.read_model(where, values)
-    bundle = TensorBundle(prefix)
-    heads = _heads(bundle)
+    tensors = load_tensors(prefix)
+    heads = _heads(tensors)
     architecture = "BertForSequenceClassification" if heads.classes else "BertForPreTraining"
     architecture = "BertForQuestionAnswering" if heads.question else architecture
     table = BERT.table(architecture)
-    _check(bundle, name_table.tensor_shapes(table, model, heads))
+    _check(prefix, tensors, name_table.tensor_shapes(table, model, heads))
     params = name_table.import_params(
-        table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
+        table, lambda name: _transposed(name, tensors[_tensorflow_name(name)]), model, heads
     )
     words = load_vocabulary(prefix.parent, model, BERT_CONFIG_FILE)
     task = huggingface.read_task(where, values, model, heads)
     return LoadedModel(model, heads, params, words, task, origin=str(path))
 
 
+def load_tensors(prefix: Path) -> dict[str, np.ndarray]:
+    """Reads the tensors of a TensorFlow checkpoint as float32, by name, without training state.
+
+    Raises:
+        UserError: TensorFlow is not installed, or a file is damaged or missing.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise UserError(
+            f"{prefix} is a TensorFlow checkpoint, which needs TensorFlow, and that is not installed: "
+            f"{install_hint('tensorflow')}"
+        ) from None
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = [name for name in reader.get_variable_to_shape_map() if not _TRAINING_STATE.match(name)]
+        return {name: np.asarray(reader.get_tensor(name), np.float32) for name in names}
+    except (tf.errors.OpError, IndexError) as error:  # IndexError: a data file is shorter than the index says
+        raise UserError(f"{prefix} is damaged or incomplete ({one_line(str(error))}). Download it again") from error
+
+
 def _prefix(path: Path) -> Path:
     if not path.is_dir():
-        if not path.with_name(path.name + INDEX).exists():
+        if not path.with_name(path.name + _INDEX).exists():
             raise UserError(
-                f"{path}{INDEX} does not exist. Give a folder, or the prefix of a TensorFlow checkpoint in it"
+                f"{path}{_INDEX} does not exist. Give a folder, or the prefix of a TensorFlow checkpoint in it"
             )
         return path
-    found = sorted(file.with_suffix("") for file in path.glob(f"*{INDEX}"))
+    found = sorted(file.with_suffix("") for file in path.glob(f"*{_INDEX}"))
     if path / "bert_model.ckpt" in found:
         return path / "bert_model.ckpt"
     if len(found) == 1:
         return found[0]
     if not found:
         raise UserError(
-            f"{path} holds {BERT_CONFIG_FILE} but no checkpoint (*.ckpt{INDEX} and its data). Download them too"
+            f"{path} holds {BERT_CONFIG_FILE} but no checkpoint (*.ckpt{_INDEX} and its data). Download them too"
         )
     raise UserError(f"{path} holds {len(found)} checkpoints. Give one of them, such as {found[-1]}")
 
 
-def _heads(bundle: TensorBundle) -> Heads:
-    next_sentence = _HEADS["cls.seq_relationship.weight"] in bundle
-    classes = bundle.shape("output_bias")[0] if "output_bias" in bundle else 0
+def _heads(tensors: Mapping[str, np.ndarray]) -> Heads:
+    next_sentence = _HEADS["cls.seq_relationship.weight"] in tensors
+    classes = len(tensors["output_bias"]) if "output_bias" in tensors else 0
     return Heads(
-        mlm=_HEADS["cls.predictions.bias"] in bundle,
+        mlm=_HEADS["cls.predictions.bias"] in tensors,
         next_sentence=next_sentence,
-        pooler=next_sentence or bool(classes) or "bert/pooler/dense/kernel" in bundle,
+        pooler=next_sentence or bool(classes) or "bert/pooler/dense/kernel" in tensors,
         classes=classes,
-        question=_HEADS["qa_outputs.weight"] in bundle,
+        question=_HEADS["qa_outputs.weight"] in tensors,
     )
 
 
@@ -110,24 +132,24 @@ def _transposed(name: str, tensor: np.ndarray) -> np.ndarray:
     return tensor.T if _tensorflow_name(name).endswith("/kernel") else tensor
 
 
-def _check(bundle: TensorBundle, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError unless every expected tensor exists with its shape, and no others except training state."""
+def _check(prefix: Path, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises UserError unless the tensors are those of the model: their names, and their shapes."""
     expected = {
         _tensorflow_name(name): shape[::-1] if _tensorflow_name(name).endswith("/kernel") else shape
         for name, shape in shapes.items()
     }
     for name, shape in expected.items():
-        if name not in bundle:
-            missing = sum(other not in bundle for other in expected)
-            raise UserError(f"{bundle.prefix}: tensor {name} is missing ({missing} in all). Is this a BERT checkpoint?")
-        if bundle.shape(name) != shape:
+        if name not in tensors:
+            missing = len(expected.keys() - tensors.keys())
+            raise UserError(f"{prefix}: tensor {name} is missing ({missing} in all). Is this a BERT checkpoint?")
+        if tensors[name].shape != shape:
             raise UserError(
-                f"{bundle.prefix}: tensor {name} has shape {list(bundle.shape(name))}, but {BERT_CONFIG_FILE} expects "
+                f"{prefix}: tensor {name} has shape {list(tensors[name].shape)}, but {BERT_CONFIG_FILE} expects "
                 f"{list(shape)}"
             )
-    extra = [name for name in bundle if name not in expected and not _TRAINING_STATE.match(name)]
+    extra = [name for name in tensors if name not in expected]
     if extra:
         raise UserError(
-            f"{bundle.prefix}: tensor {extra[0]} is not part of a BERT with the heads of pretraining, "
-            f"classification or question answering ({len(extra)} such tensors)"
+            f"{prefix}: tensor {extra[0]} is not part of a BERT with the heads of pretraining, classification or "
+            f"question answering ({len(extra)} such tensors)"
         )

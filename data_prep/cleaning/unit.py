@@ -55,7 +55,7 @@ class CleanedUnit(NamedTuple):
     dropped: dict[str, int]  # documents, by reason
     seconds: dict[str, float]  # of one core, by step
     samples: dict[str, list[str]]  # beginnings of dropped documents, by reason
-    step_bytes: dict[str, int]  # of the text that reached each step; empty if an earlier version wrote the record
+    step_bytes: dict[str, int]  # of the text that reached each step
 
 
 @dataclass
@@ -125,7 +125,7 @@ def read_record(directory: Path, unit: Unit) -> CleanedUnit | None:
     """The record of a unit that an earlier run finished on the same text, or None."""
     try:
         content = json.loads(stem(directory, unit.number).with_suffix(".json").read_text("utf-8"))
-        record = CleanedUnit(**({"step_bytes": {}} | content))
+        record = CleanedUnit(**content)
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return record if record.text_hash == unit.text_hash else None

@@ -73,32 +73,17 @@ class MaskingRule:
 
     @classmethod
     def from_manifest(cls, masking: Mapping[str, Any]) -> "MaskingRule":
-        """The rule in a manifest's `masking`. Keys that an older manifest lacks get the defaults above."""
+        """The rule in the `masking` of a manifest that is valid otherwise (bert_jax/data/manifest.py)."""
+        if len(masking["split"]) != len(BERT_SHARES):
+            raise UserError(f"damaged manifest: masking.split is {masking['split']!r}; copy the folder again")
         given = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
-        given["rate"] = float(given["rate"])
-        if isinstance(given.get("reorder_rate"), int):
-            given["reorder_rate"] = float(given["reorder_rate"])
-        for name, kind in (
-            ("random", str),
-            ("reorder_rate", float),
-            ("ngram_max", int),
-            ("span_p", float),
-            ("span_max", int),
-            ("words", str),
-        ):
-            if not isinstance(given.get(name, kind()), kind):
-                raise UserError(f"damaged manifest: masking.{name} is {given[name]!r}; copy the folder again")
-        if "split" in given:
-            split = given["split"]
-            if not (isinstance(split, list) and len(split) == 3 and all(isinstance(x, int | float) for x in split)):
-                raise UserError(f"damaged manifest: masking.split is {split!r}; copy the folder again")
-            given["split"] = ReplacementShares(*map(float, split))
-        return cls(**given)
+        given |= {name: float(masking[name]) for name in ("rate", "reorder_rate", "span_p")}
+        return cls(**given | {"split": ReplacementShares(*map(float, masking["split"]))})
 
     def to_manifest(self) -> dict[str, Any]:
         """The JSON values that `from_manifest` reads."""
         values = asdict(self) | {"split": list(self.split)}
-        if self.words == "spaces":  # absent, as in outputs from before there was a choice
+        if self.words == "spaces":  # a manifest states a rule only if the text has scripts without spaces
             del values["words"]
         return values
 

@@ -1,0 +1,192 @@
+"""Writes and reads shards in the formats of `build-examples --format` (docs/data_format.md).
+
+arrow   what training reads (bert_jax/data/shards.py)
+tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, features.json and dataset_info.json.
+        `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns
+        of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
+"""
+
+import errno
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.manifest import PARTS
+from bert_jax.data.shards import Corrupt, columns_of, read_shard, write_shard
+from bert_jax.storage.local import write_atomic
+
+FORMATS = ("arrow", "tfds")
+
+# The libraries of TFDS take long to load, so functions import them when they are called.
+_NAME = "bert_jax"
+# The suffix of TFDS shards until all are written: TFDS numbers them without gaps, but work units may write none.
+_UNNUMBERED = ".unnumbered"
+_SUFFIX = "array_record"
+_TEMPLATE = "{SPLIT}/shard-{SHARD_INDEX}.{FILEFORMAT}"
+# TFDS uses this setting, too: each record can be read by itself.
+_OPTIONS = "group_size:1"
+_TFDS_FILES = ("dataset_info.json", "features.json")
+_ABOUT = {
+    "input_ids": "token ids; the pad id after the last sequence",
+    "sequence_lengths": "slots of each sequence, [CLS] and [SEP]s counted; 0: there is no such sequence",
+    "first_segment_lengths": "of those, the slots of segment A with [CLS] and its [SEP]",
+    "next_sentence_labels": "0: B follows A; 1: it does not; -1: no label",
+    "sequence_keys": "names of the sequences, no two alike",
+    "masked_positions": "slots that are predicted, ascending; 0 in fillers",
+    "masked_ids": "the ids that stood there; 0 in fillers",
+    "masked_counts": "how many of them are real; the rest are fillers",
+}
+
+
+def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
+    """Writes the shard directory/stem (a part and a name, such as train/shard-00000), completely or not at all.
+
+    Returns:
+        The shard's entry in the manifest.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    name = stem + (".arrow" if format == "arrow" else _UNNUMBERED)
+    if format == "arrow":
+        return {"name": name, **write_shard(directory / name, rows)._asdict()}
+    return {"name": name, **_write_tfds(directory / name, rows)}
+
+
+def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
+    """Returns the function that reads a shard of the manifest's folder. It raises Corrupt for a damaged file.
+
+    Raises:
+        UserError: The format is unknown.
+    """
+    if manifest["format"] not in FORMATS:
+        raise UserError(f"unknown shard format {manifest['format']!r}; expected one of {', '.join(FORMATS)}")
+    if manifest["format"] == "arrow":
+        return read_shard
+    columns = columns_of(manifest)
+    return lambda path: _read_tfds(path, columns)
+
+
+def finish(directory: Path, manifest: dict[str, Any]) -> None:
+    """Adds what the format needs when all shards exist, before manifest.json is written.
+
+    For tfds these are dataset_info.json and features.json, and numbers of shards without gaps, also in `manifest`.
+    """
+    if manifest["format"] == "arrow":
+        return
+    import tensorflow_datasets as tfds  # half a second
+
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=directory, template=_TEMPLATE, dataset_name=_NAME, filetype_suffix=_SUFFIX
+    )
+    names, splits = [], []
+    for part in PARTS:
+        if shards := [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]:
+            split = tfds.core.SplitInfo(
+                name=part,
+                shard_lengths=[shard["rows"] for shard in shards],
+                num_bytes=sum(shard["bytes"] for shard in shards),
+                filename_template=template.replace(split=part),
+            )
+            splits.append(split)
+            names += [str(path.relative_to(directory)) for path in split.filepaths]
+    features = {
+        name: tfds.features.Tensor(shape=shape, dtype=_stored_type(np.dtype(kind)), encoding="bytes", doc=_ABOUT[name])
+        for name, (shape, kind) in columns_of(manifest).items()
+    }
+    info = tfds.core.DatasetInfo(
+        builder=tfds.core.DatasetIdentity(
+            name=_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(directory), module_name=""
+        ),
+        features=tfds.features.FeaturesDict(features),
+        description=f"Rows of {manifest['seq_len']} slots for pretraining, {manifest['objective']}; see manifest.json.",
+    )
+    info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
+    info.set_splits(tfds.core.SplitDict(splits))
+    info.write_to_directory(directory)
+    for name in _TFDS_FILES:  # written again, to be on disk before the manifest
+        write_atomic(directory / name, (directory / name).read_bytes())
+    for shard, name in zip(manifest["shards"], names, strict=True):
+        (directory / shard["name"]).rename(directory / name)
+        shard["name"] = name
+
+
+def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
+    from array_record.python import array_record_module
+
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
+        for record in _encode(rows):
+            writer.write(record)
+        writer.close()
+        content = unfinished.read_bytes()
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # of the library, with the message of the operating system
+        unfinished.unlink(missing_ok=True)
+        raise _os_error(error, path) from error
+    unfinished.replace(path)
+    return {"rows": len(rows.input_ids), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _encode(rows: Rows) -> list[bytes]:
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    columns = {name: column for name, column in rows._asdict().items() if column is not None}
+    records = []
+    for row in range(len(rows.input_ids)):
+        example = tf_example_pb2.Example()
+        for name, column in columns.items():
+            example.features.feature[name].bytes_list.value.append(column[row].tobytes())
+        records.append(example.SerializeToString(deterministic=True))
+    return records
+
+
+def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> Rows:
+    from array_record.python import array_record_module
+    from google.protobuf.message import DecodeError
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    if not path.exists():  # the library raises a plain RuntimeError for it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    try:
+        opened = array_record_module.ArrayRecordReader(str(path))
+        records = opened.read_all()
+        opened.close()
+        examples = [tf_example_pb2.Example.FromString(record).features.feature for record in records]
+    except (RuntimeError, DecodeError) as error:
+        raise Corrupt(f"not an ArrayRecord file of examples ({' '.join(str(error).split())})") from error
+    wanted = {name: [np.dtype(kind).itemsize * math.prod(shape)] for name, (shape, kind) in columns.items()}
+    for example in examples:
+        found = {name: [len(value) for value in feature.bytes_list.value] for name, feature in example.items()}
+        if found != wanted:
+            raise Corrupt(f"a record whose features have the sizes {found}, expected {wanted}")
+    return Rows(
+        **{
+            name: np.frombuffer(b"".join(example[name].bytes_list.value[0] for example in examples), kind).reshape(
+                len(examples), *shape
+            )
+            for name, (shape, kind) in columns.items()
+        }
+    )
+
+
+def _stored_type(dtype: np.dtype) -> np.dtype:
+    """int32 for uint32, which tf.io.decode_raw does not support; the bytes are equal, because ids are below 2**31."""
+    return np.dtype(np.int32) if dtype == np.uint32 else dtype
+
+
+def _os_error(error: RuntimeError, path: Path) -> Exception:
+    """The operating system's error behind an error of the library, or that error itself."""
+    for number in errno.errorcode:
+        if os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number), str(path))
+    return error

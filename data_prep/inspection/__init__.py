@@ -1,1 +1,0 @@
-"""Inspection of shards: statistics, verification, and the document that inspect_shards prints or writes as a page."""
