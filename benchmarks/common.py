@@ -51,11 +51,6 @@ def emit(
     return _print_line(result, settings, peer_versions)
 
 
-def emit_results(name: str, results: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Prints results of several figures as one JSON line on stdout, and returns it."""
-    return _print_line({"name": name, "results": dict(results)}, settings, None)
-
-
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
@@ -238,18 +233,8 @@ def _git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def glue_command(task: str, workdir: Path, options: Sequence[str]) -> list[str]:
-    """The arguments of Python that fine-tune on a GLUE task; options are configuration keys with values."""
-    recipe = f"--config={REPOSITORY / 'configs' / 'glue.py'}:task={task}"
+def finetune_command(recipe: str, workdir: Path, options: Sequence[str]) -> list[str]:
+    """The arguments of Python that fine-tune by a recipe of configs/; options are configuration keys with values."""
     given = (f"--config.{option}" for option in options)
-    return ["-m", "bert_jax", "finetune", recipe, f"--workdir={workdir.absolute()}", *given]  # run in the repository
-
-
-def points(results: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """The metric of each method's result.json, in points (hundredths): mean, standard deviation, number of seeds."""
-    found: dict[str, Any] = {"metric": metric}
-    for method, result in results.items():
-        values = result["metrics"][metric]
-        spread = None if values["std"] is None else round(100 * values["std"], 2)
-        found[method] = {"mean": round(100 * values["mean"], 2), "std": spread, "seeds": len(result["seeds"])}
-    return found
+    config, folder = f"--config={REPOSITORY / 'configs' / recipe}", f"--workdir={workdir.absolute()}"
+    return ["-m", "bert_jax", "finetune", config, folder, *given]  # run in the repository

@@ -1,16 +1,13 @@
 """Text for measuring data preparation: whole documents of real files, in the same mixture at any size in MB."""
 
-import bz2
 import itertools
 import string
-import xml.sax.saxutils
 from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep import readers
 from data_prep.sentences import document_sentences
 
-ARTICLES = 100  # in a stream of a dump, as in those of Wikipedia
 _PERTURBED = 8  # one of so many words changes from pass to pass
 
 
@@ -40,41 +37,6 @@ def write_sentences(text: Path, target: Path) -> int:
             sentences += len(lines)
             file.write("\n".join(lines) + "\n\n")
     return sentences
-
-
-def write_dump(paths: list[Path], megabytes: float, target: Path) -> int:
-    """Writes articles of a wiki, as a multistream dump, whose markup has a size in MB; returns its bytes.
-
-    Each article is a document of the files. Every eighth word is a link, every fortieth is followed by a template in a
-    reference, and the article begins with a template of ten parameters, as those of Wikipedia do.
-    """
-    written, number = 0, 0
-    streams = [_endless(path) for path in paths]
-    with target.open("wb") as file:
-        file.write(bz2.compress(b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11">\n'))
-        while written < megabytes * 1e6:
-            articles = [_article(next(streams[(number + one) % len(streams)])) for one in range(ARTICLES)]
-            pages = (
-                f"  <page><title>Article {number + one}</title><ns>0</ns><revision><model>wikitext</model>"
-                f"<text>{xml.sax.saxutils.escape(article)}</text></revision></page>\n"
-                for one, article in enumerate(articles)
-            )
-            file.write(bz2.compress("".join(pages).encode()))
-            written += sum(len(article.encode()) for article in articles)
-            number += ARTICLES
-        file.write(bz2.compress(b"</mediawiki>\n"))
-    return written
-
-
-def _article(text: str) -> str:
-    parameters = "".join(f"| name{number} = [[value {number}]]\n" for number in range(10))
-    lines = []
-    for line in text.split("\n"):
-        words = line.split(" ")
-        words[3::8] = [f"[[{word} (disambiguation)|{word}]]" for word in words[3::8]]
-        words[20::40] = [f"{word}<ref>{{{{cite book |title=''{word}'' |year=1920}}}}</ref>" for word in words[20::40]]
-        lines.append(" ".join(words))
-    return f"{{{{Infobox\n{parameters}}}}}\n" + "\n\n".join(lines)
 
 
 def _endless(path: Path) -> Iterator[str]:

@@ -17,11 +17,9 @@ and takes about four minutes on two cores, three of which are the second peer's.
 
   data_prep_memory        the highest peak of memory, summed over all processes (shared pages count in each)
   data_prep_disk          bytes of shards per token of the rows
-  data_prep_exponent      the exponent of time as a power of the text's size, for one worker and for --workers; its
-                          settings also give the exponent without the seconds of a one-page job, mostly imports
+  data_prep_exponent      the exponent of time as a power of the text's size, for one worker and for --workers
   data_prep_workers       the speed-up of --workers processes over one, on the longest text; the peer is as many jobs of
                           one worker at the same time, which share nothing and show what the machine's cores give
-  data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
 Runs take turns over all texts, and results are compared within a turn. Values are medians over turns, which the
 settings list. bert_jax and the peers are restricted to --workers cores. Run nothing else on the machine.
@@ -34,17 +32,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.common import REPOSITORY, emit, shared_data
 from benchmarks.corpus import write_mixture, write_sentences
-from benchmarks.data_prep_growth import scaling
-from benchmarks.data_prep_runs import MB, Prepared, hold_to_cores, load_average, prepare, variables, watch, watched
+from benchmarks.data_prep_runs import (
+    MB,
+    Prepared,
+    bert_jax_command,
+    hold_to_cores,
+    load_average,
+    prepare,
+    timed,
+    variables,
+    watch,
+    watched,
+)
 from data_prep import readers
 
 WIKIPEDIA = "pretrain/wiki_en_*.txt.xz"
 MIXTURE = f"{WIKIPEDIA},pretrain/books_en_*.txt.xz,pretrain/talk_en.txt.xz"
 SCALING_MB = (50.0, 200.0, 300.0)
+# By number of workers: for each text, its runs in one turn over all texts.
+Turn = dict[int, list[list[Prepared]]]
 
 
 def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
@@ -119,6 +132,95 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         emit("data_prep_nsp_google", value, "tokens/s", google, tokens / seconds, details, versions)
 
 
+def scaling(arguments: argparse.Namespace, folder: Path) -> None:
+    """Measures memory, disk and time over three sizes, each with one worker and with all workers."""
+    paths = readers.expand(arguments.text)
+    texts = [folder / f"text_{number}.txt" for number in range(len(arguments.sizes))]
+    sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
+    turns, apart = in_turns(texts, sizes, arguments, folder)
+    middle = {
+        workers: [median([run for one in turns for run in one[workers][place]]) for place in range(len(texts))]
+        for workers in turns[0]
+    }
+    taken = {workers: [watch(text, arguments, workers, folder) for text in texts] for workers in middle}
+    settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "repeats": arguments.repeats}
+    runs = zip(sizes, middle[arguments.workers], taken[arguments.workers], strict=True)
+    table = [{"text_mb": round(size / MB, 1)} | one.as_dict() | found.as_dict() for size, one, found in runs]
+    memory = max(found.peak_bytes for found in taken[arguments.workers]) / MB
+    details = settings | {"workers": arguments.workers}
+    emit("data_prep_memory", memory, "MB", None, None, details | {"runs": table}, lower_is_better=True)
+    names = [f"{size / MB:.0f} MB" for size in sizes]
+    disk = [one.shard_bytes / one.counts["tokens"] for one in middle[arguments.workers]]
+    each = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
+    emit("data_prep_disk", max(disk), "bytes/token", None, None, details | each, lower_is_better=True)
+
+    for workers, prepared in middle.items():
+        seconds = np.array([one.seconds for one in prepared])
+        by_turn = [exponent(sizes, [median(runs).seconds for runs in one[workers]]) for one in turns]
+        details = settings | {
+            "workers": workers,
+            "by_turn": by_turn,
+            "seconds": {name: round(one, 2) for name, one in zip(names, seconds.tolist(), strict=True)},
+            "cpu_seconds": {name: round(one.cpu_seconds, 2) for name, one in zip(names, taken[workers], strict=True)},
+            "of_all_turns": exponent(sizes, seconds.tolist()),
+            "load_average": load_average(),
+        }
+        emit("data_prep_exponent", statistics.median(by_turn), "power of the size", None, None, details)
+
+    ratios = {name: [ratio(one, place, arguments.workers) for one in turns] for place, name in enumerate(names)}
+    details = settings | {"workers": arguments.workers, "by_turn": ratios, "load_average": load_average()}
+    pairs = zip(turns, apart, strict=True)
+    of_cores = statistics.median(arguments.workers * median(one[1][-1]).seconds / separate for one, separate in pairs)
+    emit("data_prep_workers", statistics.median(ratios[names[-1]]), "times", "separate jobs at once", of_cores, details)
+
+
+def in_turns(
+    texts: Sequence[Path], sizes: Sequence[int], arguments: argparse.Namespace, folder: Path
+) -> tuple[list[Turn], list[float]]:
+    """The turns over the texts, and after each turn the seconds of separate simultaneous jobs on the last text."""
+    turns: list[Turn] = []
+    apart: list[float] = []
+    for _ in range(arguments.repeats):
+        turn: Turn = {workers: [[] for _ in texts] for workers in sorted({1, arguments.workers})}
+        for place in order(sizes):
+            for workers, runs in turn.items():
+                runs[place].append(prepare(texts[place], arguments, workers, folder))
+        turns.append(turn)
+        apart.append(side_by_side(texts[-1], arguments, folder))
+    return turns, apart
+
+
+def order(sizes: Sequence[int]) -> list[int]:
+    """The order of texts in a turn. Shorter texts run several times: a short run sees one state of the machine."""
+    counts = [max(1, round(max(sizes) / size / 2)) for size in sizes]
+    spread = [((number + 0.5) / count, place) for place, count in enumerate(counts) for number in range(count)]
+    return [place for _, place in sorted(spread)]
+
+
+def median(runs: Sequence[Prepared]) -> Prepared:
+    """The runs of one text as one run with their median time."""
+    return runs[0]._replace(seconds=statistics.median(one.seconds for one in runs))
+
+
+def ratio(turn: Turn, place: int, workers: int) -> float:
+    """The speed-up of `workers` workers over one worker, on a text in a turn."""
+    return round(median(turn[1][place]).seconds / median(turn[workers][place]).seconds, 3)
+
+
+def side_by_side(text: Path, arguments: argparse.Namespace, folder: Path) -> float:
+    """Seconds until as many jobs as there are workers, of one worker each, have all ended on the same text."""
+    outputs = [folder / f"apart_{number}" for number in range(arguments.workers)]
+    seconds = timed([bert_jax_command(text, output, arguments, 1) for output in outputs], folder)
+    for output in outputs:
+        shutil.rmtree(output)
+    return seconds
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """k of the power law seconds = c * size**k, by least squares on the logarithms."""
+    return round(float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]), 4)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.data_prep",
@@ -136,7 +238,6 @@ def parse() -> argparse.Namespace:
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
     add("--megabytes", type=float, default=50.0, help="MB of text for the peers; default 50")
     add("--sizes", type=float, nargs="+", default=SCALING_MB, help="MB of text for --scaling; default 50 200 300")
-    add("--workers_files", type=int, default=2, help="number of stored files for data_prep_workers_stored; default 2")
     add("--seq_len", type=int, default=128)
     add("--masking", choices=["static", "dynamic"], help="default static, as in the peer; dynamic for --scaling")
     add("--workers", type=int, default=2, help="processes, threads of the encoder, and cores; default 2")

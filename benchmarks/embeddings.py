@@ -3,6 +3,7 @@
     python -m benchmarks.embeddings --model FOLDER --peer_python PYTHON                  texts embedded per second
     python -m benchmarks.embeddings --part train --model FOLDER --peer_python PYTHON     pairs trained per second
     python -m benchmarks.embeddings --part parity --model FOLDER --peer_python PYTHON    Spearman on dev over seeds
+    python -m benchmarks.embeddings --part int8 --model FOLDER                           int8 and float32 ONNX programs
 
 FOLDER is a folder of sentence-transformers, such as all-MiniLM-L6-v2 (benchmarks/finetune.py says where to get it), and
 PYTHON has torch and sentence-transformers. The pairs are those of STS-B in BERT_JAX_DATA. Both programs train with
@@ -15,19 +16,25 @@ train   whole training steps including batches, but not tokenization, in turns. 
         Both programs keep freed memory.
 parity  both programs train `--seeds` times. The line gives the difference of the means of Spearman on dev, and twice
         its standard error, which the difference should not exceed.
+int8    exports the model as an int8 and as a float32 ONNX program (the peer), and runs both by onnxruntime on the pairs
+        of dev. The line has Spearman's correlation, the sizes, and the cosines between the two vectors of a sentence.
 """
 
 import contextlib
 import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Float32
 
+import bert_jax
 from benchmarks import common
 from benchmarks.finetune import compared, our_turn
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
@@ -37,11 +44,15 @@ from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import registry
 from bert_jax.tasks.embedder import Embedder, settings_of
+from bert_jax.tasks.metric_functions import REGRESSION_METRICS
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.trainer import runtime_of
 
 CHUNK = 512  # texts of a step of the part embed
+DTYPES = ("float32", "int8")  # of the ONNX programs
+
+Vectors = Float32[np.ndarray, "N W"]
 
 
 def config_of(flags: Any, data: Path) -> FinetuneConfig:
@@ -154,6 +165,67 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     )
 
 
+def measure_int8(flags: Any, config: FinetuneConfig) -> None:
+    """Prints Spearman of the two ONNX programs, their sizes and how close their vectors are."""
+    rows = pairs_of(config)["dev"]
+    sides = [text for text, _, _ in rows], [text for _, text, _ in rows]
+    loaded = bert_jax.load(flags.model)
+    megabytes: dict[str, float] = {}
+    vectors: dict[str, tuple[Vectors, Vectors]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for dtype in DTYPES:
+            folder = Path(temporary) / dtype
+            loaded.save(folder, format="onnx", dtype=dtype)
+            megabytes[dtype] = round(os.path.getsize(folder / "model.onnx") / 1e6, 1)
+            first, second = (onnx_vectors(folder, texts, config.batch_size) for texts in sides)
+            vectors[dtype] = first, second
+    found = compared_programs(vectors, [score for *_, score in rows])
+    common.emit(
+        "spearman of STS-B's dev, int8 ONNX program",
+        found["spearman"]["int8"],
+        "spearman",
+        peer="float32 ONNX program",
+        peer_value=found["spearman"]["float32"],
+        settings={"model": flags.model.name, "megabytes": megabytes, **found},
+    )
+
+
+def compared_programs(vectors: Mapping[str, tuple[Vectors, Vectors]], scores: Sequence[float]) -> dict[str, Any]:
+    """Figures of the vectors of both texts of each pair, by dtype."""
+    units = {name: [one / np.linalg.norm(one, axis=1, keepdims=True) for one in both] for name, both in vectors.items()}
+    cosines = {name: np.sum(first * second, axis=1) for name, (first, second) in units.items()}
+    same = np.concatenate([np.sum(units["float32"][side] * units["int8"][side], axis=1) for side in (0, 1)])
+    return {
+        "spearman": {
+            name: round(REGRESSION_METRICS["spearman"](np.asarray(scores), cosines[name]), 4) for name in DTYPES
+        },
+        "cosine_mean": round(float(same.mean()), 4),
+        "cosine_least": round(float(same.min()), 4),
+    }
+
+
+def onnx_vectors(folder: Path, texts: Sequence[str], batch_size: int) -> Vectors:
+    """The vectors of an exported program, for texts truncated as the folder's tokenizer does."""
+    import onnxruntime  # of the extra onnx
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding()
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    names = {given.name for given in session.get_inputs()}
+    found = []
+    for begin in range(0, len(texts), batch_size):
+        rows = tokenizer.encode_batch(list(texts[begin : begin + batch_size]))
+        fields = {
+            "input_ids": [row.ids for row in rows],
+            "attention_mask": [row.attention_mask for row in rows],
+            "token_type_ids": [row.type_ids for row in rows],
+        }
+        inputs = {name: np.array(fields[name], np.int64) for name in names}
+        found.append(session.run(["sentence_embedding"], inputs)[0])
+    return np.concatenate(found)
+
+
 def peer_name(compute_dtype: str) -> str:
     return f"sentence-transformers, torch, {compute_dtype}"
 
@@ -179,7 +251,9 @@ def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> li
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("python -m benchmarks.embeddings", __doc__ or "")
     add = parser.add_argument
-    add("--part", choices=("embed", "train", "parity"), default="embed", help="what to measure (default: embed)")
+    add(
+        "--part", choices=("embed", "train", "parity", "int8"), default="embed", help="what to measure (default: embed)"
+    )
     add("--model", type=Path, required=True, metavar="FOLDER", help="a folder of sentence-transformers")
     add("--peer_python", type=Path, help="a Python with sentence-transformers; without it the peer is omitted")
     add("--seeds", type=int, default=3, help="parity: runs of each program (default: 3)")
@@ -194,7 +268,8 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("BERT_JAX_DATA is not set; it names the folder that holds glue/STS-B")
     flags.keep_memory = keep_freed_memory()
     leave_gpu_memory()
-    (measure_parity if flags.part == "parity" else measure_speed)(flags, config_of(flags, data))
+    measures = {"parity": measure_parity, "int8": measure_int8}
+    measures.get(flags.part, measure_speed)(flags, config_of(flags, data))
 
 
 if __name__ == "__main__":

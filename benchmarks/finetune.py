@@ -175,7 +175,7 @@ def measure_whole(flags: Any, config: FinetuneConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = ["optimizer.learning_rate=5e-5", f"epochs={config.epochs:g}", f"batch_size={config.batch_size}"]
         options += [f"task.max_length={config.task.max_length}", f"init_from={flags.model.absolute()}"]
-        line = [sys.executable, *common.glue_command(flags.task, Path(folder) / "run", options)]
+        line = [sys.executable, *common.finetune_command(f"glue.py:task={flags.task}", Path(folder) / "run", options)]
         start = time.perf_counter()
         common.run_command(line, {"JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "programs")})
         ours = time.perf_counter() - start

@@ -1,143 +1,330 @@
-"""The time until a resumed run finishes its first step, at any position in a data set of 10,000 shards.
+"""Kills training repeatedly, resumes it, and compares the result with that of an uninterrupted run (law 4).
 
-    python -m benchmarks.resume [--input GLOB] [--preset tiny]
+    python -m benchmarks.resume                   100 SIGKILLs of one run on a fixed mesh: bit-equal?
+    python -m benchmarks.resume --workdir gs://BUCKET/killed --changes model.layers=1   the same in an object store
+    python -m benchmarks.resume --part elastic    killed, and resumed on other numbers of devices and processes: equal
+                                                  batches, byte for byte, and the largest difference of a loss
+    python -m benchmarks.resume --part starts     50 pairs of processes on one workdir: are the files those of one run?
+    python -m benchmarks.resume --part position   the time to the first step at any position of 10,000 shards
 
-Positions range from the first step to after many epochs, each in a process of its own with a warm compilation cache.
-The value is the longest time from the end of compiling the train step to the end of the first step. The settings also
-give the total time from opening the data: shards, checkpoint, batch and compiling. The shards are hard links to those
-of a real folder; the checkpoint is that of the first step, renamed to the position. Prints one JSON line.
+Kills fall at random instants (benchmarks/killed_lives.py). The peer of a part is the uninterrupted run, so the line has
+the difference from it as its value. Exits with code 2 if anything differs that must not. --changes KEY=VALUE changes
+the recipe, configs/bert_tiny.py.
+
+starts     The second process starts at the same moment as the first, at a random later one, or immediately after the
+           first was killed. One of them must train, and the other must be refused with exit code 2 and a line that
+           names the holder of the workdir.
+position   Positions range from the first step to after many epochs, each in a process of its own with a warm
+           compilation cache. The value is the longest time from the end of compiling to the end of the first step. The
+           shards are hard links to real ones; the checkpoint is that of the first step, renamed to the position.
 """
 
+import argparse
+import collections
 import json
 import os
+import random
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import unittest.mock
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from benchmarks import common, loader
-from bert_jax import command, pretraining
-from bert_jax import config as config_lib
-from bert_jax.command import UserError
+from benchmarks.killed_lives import killed_until, start_process
+from bert_jax import command
+from bert_jax.command import EXIT_USER_ERROR, UserError
 from bert_jax.data.shards import open_dataset
-from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.storage.holder import HOLDER_FILE
+from bert_jax.storage.location import Location, is_stored, location
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.workdir import CHECKPOINTS, latest_step
+from bert_jax.train.workdir import CHECKPOINTS, read_params
 from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
 from data_prep.train_tokenizer import TokenizerOptions
 
-RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
-ROWS = 256
+RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
+ROWS = 16
+SAVE_EVERY, ELASTIC_SAVE_EVERY = 5, 10  # steps
+# Fields of a log line that differ between any two runs.
+TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
+# Devices and processes of successive lives: each process has devices/processes of them.
+SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
+LOSS_TOLERANCE = 1e-6  # relative
+KINDS = ("together", "later", "after a kill")
+REFUSED = re.compile(r"^error: \S+ is held by another run: process \d+ on \S+, since .* UTC\. Wait ", re.MULTILINE)
+POSITION_ROWS = 256
 SHARES = (0.0, 0.37, 0.999, 3.5, 40.1)  # epochs before a position
-COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-def first_step(data: Path, workdir: Path, preset: str) -> dict[str, float]:
-    """Resumes a run for two steps; seconds from the call and from the last compilation to the end of the first."""
-    compiled: list[float] = []
-
-    def note(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == COMPILED:
-            compiled.append(time.time())
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    at = latest_step(workdir) or 0
-    began = time.time()
-    pretraining.pretrain(_config(data, preset, at + 2), workdir)
-    first = next(line["time"] for line in read_metrics(workdir) if line["step"] == at + 1)
-    return {
-        "position": at,
-        "after_compiling": first - max(moment for moment in compiled if moment < first),
-        "all": first - began,
-    }
-
-
-def _config(data: Path, preset: str, steps: int) -> Any:
-    overrides = {
-        "data.train": data,
-        "model.preset": preset,
-        "batch_size": ROWS,
-        "steps": steps,
-        "log_every": 1,
-        "checkpoint.every_minutes": 0.0,
-        "optimizer.schedule": "constant",
-    }
-    return config_lib.read_flags(str(RECIPE), [f"--config.{name}={value}" for name, value in overrides.items()])
-
-
-def measure(input: str, preset: str) -> dict[str, Any]:
-    """Builds the shards, resumes at each position, prints the JSON line and returns it."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        train_tokenizer.train(TokenizerOptions(input, work / "vocabulary", vocab_size=8000, lowercase=True))
-        build_examples.build(BuildOptions(input, work / "vocabulary", work / "built", 128, mask_unit="word", workers=1))
-        data = loader.many_shards(work / "built", work / "many")
-        epoch = open_dataset(data, "train").rows // ROWS
-        workdir = work / "run"
-        pretraining.pretrain(_config(data, preset, 1), workdir)  # writes a checkpoint, and fills the compilation cache
-        found = []
-        for share in SHARES:
-            checkpoints = workdir / CHECKPOINTS
-            newest = latest_step(workdir)
-            (checkpoints / str(newest)).rename(checkpoints / "moved")
-            for other in checkpoint_steps(checkpoints):
-                (checkpoints / other).rename(work / f"left-{other}-{share}")
-            (checkpoints / "moved").rename(checkpoints / str(max(int(share * epoch), 1)))
-            found.append(_in_a_process(data, workdir, preset))
-    slowest = max(found, key=lambda entry: entry["after_compiling"])
-    return common.emit(
-        f"first step at any position of {loader.MANY_SHARDS} shards",
-        slowest["after_compiling"],
-        "s after compiling",
-        None,
-        None,
-        {
-            "preset": preset,
-            "batch_size": ROWS,
-            "steps_in_an_epoch": epoch,
-            "positions": [int(entry["position"]) for entry in found],
-            "after_compiling": [round(entry["after_compiling"], 3) for entry in found],
-            "from_opening_the_data": [round(entry["all"], 3) for entry in found],
-        },
-        lower_is_better=True,
+def shards(directory: Path) -> Path:
+    """Shards of the text in the repository, T=64, with a held-out part."""
+    text = loader.SAMPLE
+    train_tokenizer.train(TokenizerOptions(text, directory / "vocabulary", vocab_size=2000, lowercase=True))
+    build_examples.build(
+        BuildOptions(text, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1)
     )
+    return directory / "shards"
 
 
-def checkpoint_steps(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.isdecimal()]
+def arguments(data: Path, workdir: Location, steps: int, save_every: int, more: Sequence[str] = ()) -> list[str]:
+    """The arguments of the pretraining command; `more` are further ones."""
+    return [
+        f"--config={RECIPE}",
+        f"--workdir={workdir}",
+        f"--config.data.train={data}",
+        f"--config.batch_size={ROWS}",
+        f"--config.steps={steps}",
+        "--config.log_every=1",
+        f"--config.checkpoint.every_steps={save_every}",
+        "--config.checkpoint.keep=3",
+        "--config.eval.max_rows=64",
+        *more,
+    ]
 
 
-def _in_a_process(data: Path, workdir: Path, preset: str) -> dict[str, float]:
-    line = [sys.executable, "-m", "benchmarks.resume", "--go_on", str(data), str(workdir), f"--preset={preset}"]
-    environment = os.environ | {"PYTHONPATH": str(common.REPOSITORY)}
-    ran = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
-    if ran.returncode:
-        raise UserError(f"the resumed run failed: {ran.stderr.strip().splitlines()[-1]}")
-    return dict(json.loads(ran.stdout.splitlines()[-1]))
+def compare(whole: Location, killed: Location) -> list[str]:
+    """The differences between two finished workdirs apart from timings; there must be none."""
+    differing = []
+    for item in ("params", "optimizer"):
+        one, other = (read_params(workdir, item=item) for workdir in (whole, killed))
+        if one.keys() != other.keys():
+            differing.append(f"the names in {item}")
+        differing += [f"{item}/{name}" for name in one if one[name].tobytes() != other[name].tobytes()]
+    logs = [
+        [{name: value for name, value in line.items() if name not in TIMES} for line in read_metrics(workdir)]
+        for workdir in (whole, killed)
+    ]
+    if logs[0] != logs[1]:
+        differing.append("metrics.jsonl")
+    results = [json.loads((workdir / "result.json").read_text()) for workdir in (whole, killed)]
+    if any(results[0][name] != results[1][name] for name in results[0] if name != "seconds"):
+        differing.append("result.json")
+    return differing
+
+
+def kills(
+    data: Path,
+    work: Path,
+    count: int,
+    steps: int,
+    seed: int,
+    more: Sequence[str] = (),
+    killed: Location | None = None,
+) -> dict[str, Any]:
+    """Runs the command on one device, killed `count` times, and returns the measurements, `differing` among them.
+
+    more     further arguments of the command
+    killed   the workdir of the run that is killed; None: a folder of `work`. The uninterrupted run has one there.
+    """
+    killed = killed or work / "killed"
+
+    def start(workdir: Location) -> list[subprocess.Popen[bytes]]:
+        line = [sys.executable, "-m", "bert_jax", "pretrain", *arguments(data, workdir, steps, SAVE_EVERY, more)]
+        return [start_process(line, 1, work)]
+
+    # killed_until looks in TMPDIR for checkpoints that are staged for S3.
+    with unittest.mock.patch.dict(os.environ, {"TMPDIR": str(work)} if is_stored(killed) else {}):
+        began = time.monotonic()
+        _finish(start(work / "whole")[0], work / "log.txt")
+        alone = time.monotonic() - began
+        lives = killed_until(lambda _: start(killed), killed, steps, count, seed)
+    return {
+        "kills": dict(lives.kills),
+        "steps": steps,
+        "checkpoint_every": SAVE_EVERY,
+        "steps_trained_again": lives.steps_lost,
+        "seconds_alone": round(alone, 1),
+        "seconds_killed": round(sum(lives.seconds), 1),
+        "differing": compare(work / "whole", killed),
+    }
+
+
+def elastic(
+    data: Path,
+    work: Path,
+    count: int,
+    steps: int,
+    seed: int,
+    more: Sequence[str] = (),
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+) -> dict[str, Any]:
+    """Runs the command on changing numbers of devices and processes, and returns the measurements; see `kills`."""
+
+    def start(name: str, shape: tuple[int, int]) -> list[subprocess.Popen[bytes]]:
+        devices, processes = shape
+        made = arguments(data, work / name, steps, ELASTIC_SAVE_EVERY, more)
+        line = [sys.executable, "-m", "benchmarks.resume_worker", str(work / f"{name}-batches"), *made]
+        port = f"--coordinator_address=127.0.0.1:{_free_port()}"
+        others = [
+            [port, f"--num_processes={processes}", f"--process_id={number}"] if processes > 1 else []
+            for number in range(processes)
+        ]
+        return [start_process([*line, *other], devices // processes, work) for other in others]
+
+    _finish(start("whole", (1, 1))[0], work / "log.txt")
+    turns = [shapes[number % len(shapes)] for number in range(count + 1)]
+    lives = killed_until(lambda life: start("killed", turns[life]), work / "killed", steps, count, seed)
+    wanted = dict(read_hashes(work / "whole-batches"))
+    found = list(read_hashes(work / "killed-batches"))
+    other = sorted({place for place, value in found if wanted.get(place, value) != value})
+    missing = {(step, row) for step in range(steps) for row in range(ROWS)} - {place for place, _ in found}
+    losses = [{line["step"]: line["loss"] for line in read_metrics(work / name)} for name in ("whole", "killed")]
+    if losses[0].keys() != losses[1].keys():
+        raise UserError(f"the logs of {work / 'whole'} and {work / 'killed'} cover different steps")
+    apart = {step: abs(losses[1][step] / loss - 1) for step, loss in losses[0].items()}
+    worst = max(apart, key=lambda step: apart[step])
+    problems = [f"rows {other[:3]} of {len(other)}"] if other else []
+    problems += [f"{len(missing)} rows were never read"] if missing else []
+    problems += [f"a loss by {apart[worst]:.2g} at step {worst}"] if apart[worst] > LOSS_TOLERANCE else []
+    return {
+        "kills": dict(lives.kills),
+        "steps": steps,
+        "devices_and_processes": [list(turn) for turn in turns],
+        "rows_compared": len(found),
+        "largest_relative_difference_of_a_loss": apart[worst],
+        "at_step": worst,
+        "differing": problems,
+    }
+
+
+def read_hashes(folder: Path) -> Iterator[tuple[tuple[int, int], str]]:
+    """((step, row), hash) of every row that any process of any life made. Lines that a kill cut short are ignored."""
+    for file in sorted(folder.iterdir()):
+        for line in file.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            for row, value in zip(entry["rows"], entry["hashes"], strict=True):
+                yield (entry["step"], row), value
+
+
+def starts(data: Path, work: Path, count: int, steps: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Starts the command twice on each of `count` workdirs, and returns the measurements; see `kills`."""
+
+    def start(name: str, which: str) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "bert_jax", "pretrain", *arguments(data, work / name, steps, SAVE_EVERY, more)]
+        return start_process(line, 1, work, f"{name}-{which}.txt")
+
+    rng, ends, differing = random.Random(seed), collections.Counter[str](), list[str]()
+    began = time.monotonic()
+    _finish(start("whole", "alone"), work / "whole-alone.txt")
+    seconds = time.monotonic() - began
+    for number in range(count):
+        name, kind = f"pair-{number}", KINDS[number % len(KINDS)]
+        delay = 0.0 if kind == "together" else rng.uniform(0, seconds)
+        first = start(name, "first")
+        time.sleep(delay)
+        if kind == "after a kill":
+            first.kill()  # and is not waited for: it may be there still when the second one arrives
+        second = start(name, "second")
+        codes = first.wait(), second.wait()
+        end = _end(kind, codes, [(work / f"{name}-{which}.txt").read_text() for which in ("first", "second")], steps)
+        ends[end] += 1
+        found = compare(work / "whole", work / name) if "wrong" not in end else [end]
+        if (work / name / HOLDER_FILE).exists():
+            found.append(HOLDER_FILE)
+        if found:
+            differing.append(f"{name} ({kind}, {delay:.2f} s): {', '.join(found[:3])}")
+    return {"steps": steps, "ends": dict(ends), "seconds_alone": round(seconds, 1), "differing": differing}
+
+
+def _end(kind: str, codes: Sequence[int], logs: Sequence[str], steps: int) -> str:
+    """How a pair ended, in words; contains "wrong" if it must not end so."""
+    if kind == "after a kill" and codes[1] == 0 and codes[0] in (0, -9):
+        return "the second replaced the first" if codes[0] else "the second found a finished run"
+    if sorted(codes) == [0, EXIT_USER_ERROR] and REFUSED.search(logs[codes.index(EXIT_USER_ERROR)]):
+        return f"the {('second', 'first')[codes.index(0)]} was refused"
+    if list(codes) == [0, 0] and any(f"resuming from step {steps} of" in log for log in logs):
+        return "the second found a finished run"
+    return f"wrong: exit codes {codes[0]} and {codes[1]}: {command.one_line(logs[1][-300:])}"
+
+
+def _finish(process: subprocess.Popen[bytes], log: Path) -> None:
+    if process.wait():
+        raise UserError(f"the uninterrupted run failed: {command.one_line(log.read_text()[-500:])}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def position(work: Path, more: Sequence[str]) -> None:
+    """Builds shards, resumes at each position, and prints the JSON line."""
+    vocabulary, built, workdir = work / "vocabulary", work / "built", work / "run"
+    train_tokenizer.train(TokenizerOptions(loader.SAMPLE, vocabulary, vocab_size=8000, lowercase=True))
+    build_examples.build(BuildOptions(loader.SAMPLE, vocabulary, built, 128, mask_unit="word", workers=1))
+    data = loader.many_shards(built, work / "many")
+    epoch = open_dataset(data, "train").rows // POSITION_ROWS
+
+    def run(steps: int) -> dict[str, float]:
+        changes = (f"batch_size={POSITION_ROWS}", "checkpoint.every_minutes=0", "optimizer.schedule=constant")
+        made = arguments(data, workdir, steps, 0, [*(f"--config.{change}" for change in changes), *more])
+        printed = common.run_command([sys.executable, "-m", "benchmarks.resume_worker", "--timed", *made])
+        return json.loads(printed.splitlines()[-1])  # after the result of the run
+
+    run(1)  # writes a checkpoint, and fills the compilation cache
+    shutil.copytree(workdir, work / "first")
+    found = []
+    for share in SHARES:
+        at = max(int(share * epoch), 1)
+        shutil.rmtree(workdir)
+        shutil.copytree(work / "first", workdir)
+        (workdir / CHECKPOINTS / "1").rename(workdir / CHECKPOINTS / str(at))
+        found.append({"position": at, **run(at + 2)})
+    name, unit = f"first step at any position of {loader.MANY_SHARDS} shards", "s after compiling"
+    settings = {"batch_size": POSITION_ROWS, "steps_in_an_epoch": epoch, "positions": found, "changes": list(more)}
+    slowest = max(entry["after_compiling"] for entry in found)
+    common.emit(name, slowest, unit, "at the first step", found[0]["after_compiling"], settings, lower_is_better=True)
+
+
+# The function of a part, and the number of its kills or pairs and of its steps.
+PARTS = {"kills": (kills, 100, 1200), "elastic": (elastic, 20, 400), "starts": (starts, 50, 60)}
+
+
+def measure(flags: argparse.Namespace, more: Sequence[str], work: Path) -> None:
+    """Runs a part that compares, prints its JSON line, and raises UserError if anything differs."""
+    part, count, steps = PARTS[flags.part]
+    count, steps = flags.count or count, flags.steps or steps
+    where = {"killed": location(flags.workdir)} if flags.workdir else {}
+    figures = part(shards(work), work, count, steps, flags.seed, more, **where)
+    value, unit = float(len(figures["differing"])), f"differences after {count} {flags.part}"
+    if flags.part == "elastic":
+        value, unit = figures["largest_relative_difference_of_a_loss"], f"of a loss at most, in {steps} steps"
+    changes = {"store": flags.workdir.partition("://")[0], "changes": list(more)}
+    settings = figures | changes | {"recipe": "bert_tiny", "batch_size": ROWS, "seq_len": 64, "seed": flags.seed}
+    common.emit(f"resume, {flags.part}", value, unit, "the uninterrupted run", 0.0, settings, lower_is_better=True)
+    if figures["differing"]:
+        raise UserError(f"differs from the uninterrupted run: {', '.join(figures['differing'][:5])}")
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("python -m benchmarks.resume", __doc__ or "")
-    parser.add_argument(
-        "--input", default=loader.SAMPLE, help="text to build the rows from (default: data_prep/sample)"
-    )
-    parser.add_argument("--preset", default="tiny", help="model size (default: tiny)")
-    parser.add_argument(
-        "--go_on", nargs=2, type=Path, metavar=("DATA", "WORKDIR"), help="measure one position in this process"
-    )
+    parser = command.Parser("benchmarks.resume", __doc__ or "")
+    add = parser.add_argument
+    add("--part", choices=(*PARTS, "position"), default="kills", help="the part to run (default: kills)")
+    add("--count", type=int, default=0, help="kills, or pairs of starts (default: kills 100, elastic 20, starts 50)")
+    add("--steps", type=int, default=0, help="training steps (default: kills 1200, elastic 400, starts 60)")
+    add("--seed", type=int, default=0, help="seed of the random instants (default: 0)")
+    add("--workdir", default="", help="kills: the workdir of the killed run, also in a store (default: temporary)")
+    add("--changes", nargs="+", default=[], metavar="KEY=VALUE", help="changes to the recipe, such as model.layers=1")
     flags = parser.parse_args(arguments)
-    enable_compilation_cache()
-    if flags.go_on:
-        data, workdir = flags.go_on
-        print(json.dumps(first_step(data, workdir, flags.preset)), flush=True)
-    else:
-        measure(flags.input, flags.preset)
+    more = [f"--config.{change}" for change in flags.changes]
+    if flags.workdir and flags.part != "kills":
+        raise UserError("--workdir applies only to --part kills; remove it")
+    with tempfile.TemporaryDirectory() as folder:
+        if flags.part == "position":
+            position(Path(folder), more)
+        else:
+            measure(flags, more, Path(folder))
 
 
 if __name__ == "__main__":

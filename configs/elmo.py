@@ -23,6 +23,7 @@ Source    Peters et al. 2018, section 3.4: layers, cells, projections, the resid
 
 import ml_collections
 
+import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
 from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 

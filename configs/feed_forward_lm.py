@@ -15,6 +15,7 @@ Source    Bengio et al. 2003, sections 2 and 4, and table 1, MLP9 and MLP10: n =
 
 import ml_collections
 
+import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import ml_collections
 
+import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
 from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 

@@ -17,7 +17,7 @@ also give flat spans: files that end in .conll, .iob, .iob2 or .bio (--config.ta
                                   12. Time and memory grow with it
 --config.task.span_scores=binary  yes or no for each type, so a span may have several; or classes: one type per span
 --config.task.threshold=0.5       the minimum probability of a span; default: the threshold with the best F1 on dev
---config.task.span_vectors=endpoints        what a span's vector is made of; or boundary, content (benchmarks/spans.py)
+--config.task.span_vectors=endpoints        what a span's vector is made of; or boundary, content (benchmarks/scores.py)
 --config.task.span_overlap=any    predicted spans; nested: no two overlap in part; flat: no two have a common word
 --config.task.relation_threshold=0.5        the minimum probability of a relation; default: that of no relation
 --config.task.relations_between=predicted   relations between predicted spans; or given: between the spans of the

@@ -4,7 +4,7 @@
 
 squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v2.0.json, new_wiki the questions of
 SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; also .xz, .gz and .zst. Without
-SQuAD's training file, `python -m benchmarks.squad_articles` splits its dev file by article. The files are
+SQuAD's training file, `python -m benchmarks.scores --split_squad` splits its dev file by article. The files are
 searched in --config.task.data_dir, $BERT_JAX_DATA and its folder squad/. The recipe own with
 --config.task.kind=question reads your own files, in SQuAD's JSON or with a question, a context and answers per line
 (.jsonl).

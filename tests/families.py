@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params

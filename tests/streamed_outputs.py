@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from emulated_store import EmulatedStore, as_pyarrow
 
-from benchmarks.emulated_store import EmulatedStore, as_pyarrow
 from bert_jax.data.shards import open_dataset, write_shard
 from bert_jax.data.streamed_dataset import open_streamed
 from bert_jax.storage import remote

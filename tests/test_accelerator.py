@@ -16,10 +16,11 @@ from model_answers import answers, write_models
 from tiny_batches import lay, random_sequence
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, steps
-from bert_jax.train.objectives import BidirectionalLMObjective, CausalLMObjective, MaskedLMObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 
 def accelerator_of_this_machine() -> Any:

@@ -1,6 +1,5 @@
-"""What benchmarks.data_prep and data_scaling measure on, and that a run of it prints what it claims."""
+"""What benchmarks.data_prep measures on, and that a run of it prints what it claims."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import corpus
-from benchmarks.corpus import write_dump, write_mixture, write_sentences
-from benchmarks.data_prep_growth import exponent, order
+from benchmarks.corpus import write_mixture, write_sentences
+from benchmarks.data_prep import exponent, order
 from data_prep import readers
 from data_prep.cleaning import near_duplicates
 from data_prep.sentences import document_sentences
@@ -64,17 +62,6 @@ def test_sentences_are_those_of_the_splitter(tmp_path: Path, sample_text: Path) 
     assert count == sum(text.count("\n") + 1 for text in documents)
 
 
-def test_dump_holds_the_words_of_the_text(tmp_path: Path, sample_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mwparserfromhell")
-    monkeypatch.setattr(corpus, "ARTICLES", 4)
-    size = write_dump([sample_text], 0.01, tmp_path / "wiki.xml.bz2")
-    articles = list(readers.documents(tmp_path / "wiki.xml.bz2"))
-    texts = list(readers.documents(sample_text))
-    assert len(articles) % 4 == 0 < len(articles) and size > 1.2 * sum(len(text) for text in articles)
-    for number, article in enumerate(articles):
-        assert article.split() == texts[number % len(texts)].split()
-
-
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_exponent_of_a_power_law_is_found(power: float) -> None:
     sizes = [50, 200, 300]
@@ -94,7 +81,7 @@ def test_short_texts_run_more_often_and_all_over_a_turn() -> None:
         (["--megabytes=0.2", "--repeats=1"], ["data_prep_nsp_encoder"]),
         (
             ["--scaling", "--sizes", "0.1", "0.3", "--repeats=1"],
-            [f"data_prep_{claim}" for claim in ("memory", "disk", "exponent", "workers", "workers_stored")],
+            [f"data_prep_{claim}" for claim in ("memory", "disk", "exponent", "workers")],
         ),
     ],
     ids=["peers", "scaling"],
@@ -109,22 +96,3 @@ def test_command_prints_a_line_for_each_claim(
     lines = [json.loads(line) for line in told.stdout.splitlines()]
     assert [line["name"] for line in lines] == names
     assert all(np.isfinite(line["value"]) and line["settings"]["machine"] for line in lines)
-
-
-@pytest.mark.slow
-def test_readers_of_a_slow_source_wait_at_the_same_time(sample_text: Path, vocab_dir: Path) -> None:
-    """Four files of two seconds each: one process needs eight seconds for them, and the start of four less than four.
-
-    What adding text costs and what workers gain on a dump are printed, too; of a text this small they say nothing.
-    """
-    claims = ["readers", "append", *(["dump"] if importlib.util.find_spec("mwparserfromhell") else [])]
-    command = [sys.executable, "-m", "benchmarks.data_scaling", "--claims", *claims]
-    command += [f"--text={sample_text}", "--append_mb=0.2", "--dump_mb=0.8"]
-    command += [f"--vocabulary={vocab_dir / 'vocab.txt'}", "--readers=4", "--source_mb_s=0.05", "--reader_seconds=2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment)
-    readers_line, append_line, *others = map(json.loads, told.stdout.splitlines())
-    assert readers_line["name"] == "data_prep_readers" and readers_line["peer_value"] > 8
-    assert readers_line["value"] < readers_line["peer_value"] - 2
-    assert append_line["name"] == "data_prep_append" and append_line["value"] > 0
-    assert [line["name"] for line in others] == [f"data_prep_{claim}" for claim in claims[2:]]

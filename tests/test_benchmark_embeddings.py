@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from benchmarks import embed_memory, embeddings, embeddings_peer, turns
-from benchmarks.data_prep_runs import Watched
+from benchmarks import embeddings, embeddings_peer, turns
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads import Heads
@@ -66,32 +64,15 @@ def test_parity_compares_the_means_of_the_seeds(flags, monkeypatch, capsys, one_
     assert settings["two_standard_errors"] == pytest.approx(2 * np.sqrt(spread))
 
 
-def test_memory_is_that_of_the_command(flags, monkeypatch, capsys, tmp_path):
-    started = []
-
-    def watched(line, folder):
-        options = dict(option.removeprefix("--").split("=") for option in line[3:])
-        texts = Path(options["input"]).read_text().splitlines()
-        assert Path(options["checkpoint"], "config.json").exists() and len(set(texts)) == len(texts)
-        Path(options["output"]).mkdir()
-        started.append(texts)
-        return 2.0, Watched(2.0, 10**9 + 10**6 * len(texts), 1)
-
-    monkeypatch.setattr(embed_memory, "watched", watched)
-    embed_memory.main([flags[0], "--texts", "300", "100"])
-    found = json.loads(capsys.readouterr().out)
-    assert [len(texts) for texts in started] == [100, 300]
-    assert started[1][:2] == ["the cat sat on word20 0", "a dog on the mat 1"]
-    assert found["value"] == 1.3 and found["settings"]["ten_million_gb"] == pytest.approx(10_001)
-    assert [run["peak_gb"] for run in found["settings"]["runs"]] == [1.1, 1.3]
-
-
-def test_the_first_layers_of_a_model_are_stacked(tmp_path):
-    loaded = random_checkpoint(tmp_path / "words", odd_config(layers=3), Heads())
-    first = embed_memory.first_layers(loaded, 2)
-    assert first.model.layers == 2 and embed_memory.first_layers(loaded, 9).model.layers == 3
-    for path, value in loaded.params.items():
-        np.testing.assert_array_equal(first.params[path], value[:2] if "encoder/layers/" in path else value)
+def test_vectors_of_programs_are_compared_by_cosines():
+    first = {"float32": np.eye(3, dtype=np.float32) * 5, "int8": np.eye(3, dtype=np.float32)}
+    turned = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0]], np.float32)  # cosines 1, 0.71 and 0
+    second = {"float32": turned, "int8": turned[[2, 1, 0]]}  # cosines 0, 0.71 and 0
+    vectors = {name: (first[name], second[name]) for name in first}
+    found = embeddings.compared_programs(vectors, [5.0, 3.0, 1.0])
+    assert found["spearman"]["float32"] == 1.0 and found["spearman"]["int8"] < 1
+    cosines = [1, 1, 1, 0, 1, 0]  # of the six vectors of both programs
+    assert found["cosine_mean"] == pytest.approx(np.mean(cosines), abs=1e-4) and found["cosine_least"] == 0
 
 
 def test_the_data_must_be_named(flags, monkeypatch):

@@ -1,16 +1,21 @@
-"""The scores of fine-tuning: their command lines, their table, and the split of SQuAD's dev file by article."""
+"""The scores of fine-tuning: their command lines, their tables, and the split of SQuAD's dev file by article."""
 
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from random_checkpoints import random_checkpoint
 
-from benchmarks import scores, squad_articles
+from benchmarks import scores
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig
+from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.interop import bert_jax_export
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.tasks.example import Sentence
 from bert_jax.tasks.kinds.question_files import read_squad
 
 
@@ -34,20 +39,20 @@ def test_articles_are_split_by_the_hash_of_their_title(tmp_path: Path):
     titles = [f"title {number}" for number in range(60)]
     source = tmp_path / "dev.json"
     source.write_text(json.dumps({"version": "1.1", "data": [article(title) for title in titles]}), encoding="utf-8")
-    squad_articles.main([f"--input={source}", f"--output={tmp_path / 'parts'}"])
+    scores.main(["--split_squad", str(source), str(tmp_path / "parts")])
     found = {part: read_squad(tmp_path / "parts" / f"{part}.json", True).items for part in ("train", "dev")}
     expected = [title for title in titles if int.from_bytes(hashlib.sha256(title.encode()).digest()) % 5 == 0]
     assert [one.context[3:-1] for one in found["dev"]] == expected and 0 < len(expected) < 30
     assert [one.context[3:-1] for one in found["train"]] == [title for title in titles if title not in expected]
     source.write_text(json.dumps({"version": "1.1", "data": [article(expected[0])]}), encoding="utf-8")
     with pytest.raises(UserError, match="train would have no article of 1"):
-        squad_articles.write(source, tmp_path / "none")
+        scores.split_squad(source, tmp_path / "none")
 
 
 @pytest.mark.slow
 def test_parts_of_squad_are_those_that_the_table_names(bert_jax_data: Path, tmp_path: Path):
     source = bert_jax_data / "squad" / "dev-v1.1.json.xz"
-    squad_articles.write(source, tmp_path)
+    scores.split_squad(source, tmp_path)
     contents = {part: json.loads((tmp_path / f"{part}.json").read_text(encoding="utf-8")) for part in ("train", "dev")}
     assert {part: len(content["data"]) for part, content in contents.items()} == {"train": 35, "dev": 13}
     train, dev = (read_squad(tmp_path / f"{part}.json", True).items for part in ("train", "dev"))
@@ -72,3 +77,74 @@ def test_published_scores_stand_next_to_the_task_that_they_are_of():
     assert source.startswith("- conll2003: BERT-Base, cased") and "table 7" in source
     prepare = f"    python {by_name['squad1_by_article'].prepare}"
     assert lines[-3:] == ["    run conll2003", prepare, "    run squad1_by_article"]
+
+
+def config_of(table: str, method: str, runs: Path, data: tuple[str, ...] = ()) -> FinetuneConfig:
+    found = scores.COMPARISONS[table]
+    task = next(iter(found.metrics))
+    _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
+    assert workdir == f"--workdir={runs / f'{task}-{method}'}"
+    return config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
+
+
+@pytest.mark.parametrize("table", scores.COMPARISONS)
+def test_the_methods_of_a_table_have_the_same_seeds_epochs_and_task(table: str, tmp_path: Path):
+    found = scores.COMPARISONS[table]
+    configs = {method: config_of(table, method, tmp_path) for method in found.methods}
+    assert len({(one.task.name, one.task.kind, one.batch_size) for one in configs.values()}) == 1
+    assert {one.epochs for one in configs.values()} == {found.epochs}
+    assert {name: one.seeds for name, one in configs.items() if name != scores.TEACHER} == {
+        name: (found.seeds,) for name in configs if name != scores.TEACHER
+    }
+
+
+def test_adapters_and_students_are_those_that_the_tables_name(tmp_path: Path):
+    matrices = {
+        method: len(config_of("lora", method, tmp_path).lora.matrices) for method in ("full", "lora", "lora_all")
+    }
+    ranks = {method: config_of("lora", method, tmp_path).lora.rank for method in matrices}
+    assert (matrices, ranks) == ({"full": 6, "lora": 2, "lora_all": 6}, {"full": 0, "lora": 8, "lora_all": 8})
+    teacher, student, alone = (config_of("distillation", name, tmp_path) for name in ("teacher", "student", "alone"))
+    assert teacher.init_layers == () and teacher.seeds == (1,) and not teacher.distill.teacher
+    assert student.init_layers == alone.init_layers == (1, 3, 5)
+    assert student.optimizer.learning_rate == alone.optimizer.learning_rate == 2e-4 > teacher.optimizer.learning_rate
+    assert student.distill.teacher == student.init_from == str(tmp_path / "mrpc-teacher")
+    assert not alone.distill.teacher and alone.init_from == teacher.init_from
+
+
+def test_an_unknown_method_or_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
+    for more, message in (("--methods=none", "unknown 'none'; choose from full"), ("--only=rte", "unknown 'rte'")):
+        with pytest.raises(UserError, match=f"--table lora: {message}"):
+            scores.main(["--table=lora", f"--model={tmp_path}", more])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device_processes")
+def test_a_crf_learns_transitions_at_its_own_rate_and_predicts_no_invalid_tags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    draw = np.random.default_rng(0)
+    words, chunks = ["the", "house", "a", "man", "her", "letter", "sea"], [("O",), ("B-X", "I-X"), ("B-Y",)]
+    sentences = []
+    for _ in range(128):
+        tags = [tag for _ in range(3) for tag in chunks[draw.integers(3)]]
+        sentences.append(Sentence(tuple(words[draw.integers(7)] for _ in tags), tuple(tags), tuple(range(len(tags)))))
+    (tmp_path / "conll2003").mkdir()
+    for split in ("train", "testa", "testb"):
+        scores.write_sentences(sentences, tmp_path / "conll2003" / f"eng.{split}")
+    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
+    tiny = ModelConfig(vocab_size=131, layers=1, width=16, heads=2, feed_forward=16, max_positions=128)
+    bert_jax_export.write(random_checkpoint(tmp_path / "words", tiny), tmp_path / "start")
+    line = ["--table=crf", f"--model={tmp_path / 'start'}", f"--runs={tmp_path / 'runs'}", "--sentences=64"]
+    scores.main([*line, "--epochs=2", "--seeds=1", "--methods", "independent", "crf_1", "crf_100"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in found] == [f"crf/conll2003/{name}" for name in ("independent", "crf_1", "crf_100")]
+    assert [one["peer"] for one in found] == [None, "independent", "independent"]
+    (nothing,), (slow,), (fast,) = (one["settings"]["largest_transition"] for one in found)
+    assert nothing is None and slow > 0 and fast > 5 * slow
+    assert [one["settings"]["invalid_tags"] for one in found[1:]] == [[0], [0]]
+    assert (len(found[0]["settings"]["scores"]["f1"]["values"]), open_checkpoint(tmp_path / "start").model.layers) == (
+        1,
+        1,
+    )

@@ -1,4 +1,4 @@
-"""The benchmark of streaming, on a small scale: its statistics of known orders, and the time that training waits."""
+"""The statistics of benchmarks.streaming, of known orders and of streamed rows."""
 
 import pytest
 
@@ -33,12 +33,3 @@ def test_streamed_rows_are_shuffled_well_within_batches():
     assert found.batch_variance == pytest.approx(1, abs=0.15)
     assert found.variance_of_100 < 12 and found.document_again < 0.9
     assert found.moved < 0.05
-
-
-@pytest.mark.slow
-def test_waiting_for_a_slow_store_is_measured(capsys):
-    """How long depends on the machine. That nothing waits for windows read ahead is shown in test_streaming.py."""
-    result = streaming.measure_wait(rows=40_000, batch_size=8, cache_bytes=2.5e6, steps=40, step_seconds=0.02)
-    assert 0 <= result["value"] < 1
-    assert result["settings"]["first_batch_mb"] > 0.5
-    assert '"name": "streaming_wait"' in capsys.readouterr().out

@@ -31,11 +31,12 @@ from bert_jax.config import PretrainConfig
 from bert_jax.config.training import PretrainDataConfig
 from bert_jax.embed import embed
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.heads import Heads
-from bert_jax.train.objectives import BidirectionalLMObjective, means, total_loss
+from bert_jax.train.objectives import means, total_loss
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
 
 LM = Heads(lm=True)

@@ -1,4 +1,4 @@
-"""Killed and resumed runs equal uninterrupted ones (law 4): shorter forms of benchmarks/chaos.py."""
+"""Killed and resumed runs equal uninterrupted ones (law 4): shorter forms of benchmarks/resume.py."""
 
 import json
 import random
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY
 
-from benchmarks import chaos, double_start, killed_lives
+from benchmarks import killed_lives, resume
 from bert_jax.command import UserError
 from bert_jax.train import checkpoint
 
@@ -16,16 +16,16 @@ from bert_jax.train import checkpoint
 @pytest.mark.slow
 def test_a_run_killed_at_random_instants_ends_bit_for_bit_the_same(shards_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # compiled as for users: optimized programs must be deterministic, too
-    figures = chaos.fixed(shards_dir, tmp_path, kills=2, steps=80, seed=1, more=TINY)
+    figures = resume.kills(shards_dir, tmp_path, count=2, steps=80, seed=1, more=TINY)
     assert sum(figures["kills"].values()) == 2 and figures["differing"] == []
 
 
 @pytest.mark.slow
 def test_on_other_devices_and_processes_batches_are_equal_and_losses_within_1e_6(shards_dir, tmp_path):
     shapes = ((2, 2), (1, 1))
-    figures = chaos.elastic(shards_dir, tmp_path, kills=1, steps=80, seed=1, shapes=shapes, more=TINY)
-    chaos.check("elastic", figures)
-    assert figures["rows_compared"] >= 80 * chaos.ROWS
+    figures = resume.elastic(shards_dir, tmp_path, count=1, steps=80, seed=1, more=TINY, shapes=shapes)
+    assert figures["differing"] == []
+    assert figures["rows_compared"] >= 80 * resume.ROWS
     assert sum(figures["kills"].values()) == 1
 
 
@@ -40,8 +40,8 @@ def finished(workdir, value: float) -> None:
 def test_a_difference_of_one_bit_is_reported(tmp_path):
     for name, value in (("one", 1.0), ("same", 1.0), ("other", np.nextafter(np.float32(1), np.float32(2)))):
         finished(tmp_path / name, value)
-    assert chaos.compare(tmp_path / "one", tmp_path / "same") == []
-    assert chaos.compare(tmp_path / "one", tmp_path / "other") == ["params/kernel"]
+    assert resume.compare(tmp_path / "one", tmp_path / "same") == []
+    assert resume.compare(tmp_path / "one", tmp_path / "other") == ["params/kernel"]
 
 
 def test_a_run_that_ends_before_its_kills_is_an_error(tmp_path):
@@ -55,5 +55,5 @@ def test_a_run_that_ends_before_its_kills_is_an_error(tmp_path):
 @pytest.mark.slow
 def test_two_processes_on_one_workdir_leave_the_files_of_one_run(shards_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
-    figures = double_start.pairs(shards_dir, tmp_path, starts=3, steps=20, seed=1, more=TINY)
-    assert figures["wrong"] == [] and sum(figures["ends"].values()) == 3
+    figures = resume.starts(shards_dir, tmp_path, count=3, steps=20, seed=1, more=TINY)
+    assert figures["differing"] == [] and sum(figures["ends"].values()) == 3

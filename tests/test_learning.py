@@ -1,11 +1,13 @@
 """Objectives of each kind learn, by the commands, from the text in the repository.
 
-benchmarks.learning trains all of them. Seeds are fixed, so a failure is never chance.
+BERT_JAX_LEARNING=all trains all of them, half an hour, and `pytest -s` prints the figures of
+benchmarks/results/references.md. Seeds are fixed, so a failure is never chance.
 """
 
-import pytest
+import os
 
-from benchmarks import learning
+import learning
+import pytest
 
 # A phase of next tokens and one of masked tokens, and pairs. The other cases have more steps, or other masks, noise and
 # encoders, each of which has tests of its own.
@@ -13,9 +15,10 @@ BRIEF = ("tokens after next tokens", "next sentences")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BRIEF)
+@pytest.mark.parametrize("name", learning.CASES if os.environ.get("BERT_JAX_LEARNING") == "all" else BRIEF)
 def test_an_objective_learns(name, tmp_path):
     for one in learning.measure(learning.CASES[name], tmp_path):
+        print(f"{name}, {one.term}: loss {one.loss:.3f}, entropy {one.entropy:.3f}")
         assert one.enough, f"{one.term} reached {one.loss:.3f} nats, the entropy is {one.entropy:.3f}"
 
 

@@ -13,12 +13,12 @@ from tiny_batches import lay, random_sequence
 
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import (
-    BidirectionalLMObjective,
     CausalLMObjective,
     DiffusionObjective,
     MaskedLMObjective,

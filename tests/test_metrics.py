@@ -11,6 +11,7 @@ import pytest
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 
+import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
 from bert_jax.model.head_outputs import masked_logits, span_boundary_product, vocabulary_logits

@@ -12,11 +12,11 @@ from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, ran
 from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES
 from bert_jax.config.lora import LoraConfig
-from bert_jax.config.model import WITHOUT_ATTENTION
 from bert_jax.interop import bert_jax_export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.lineage import WITHOUT_ATTENTION
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads, SpanHeads

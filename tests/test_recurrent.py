@@ -5,6 +5,8 @@ tests/test_families.py has what every architecture must pass: packed rows equal 
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +24,40 @@ from golden import (
     pretraining_batch,
 )
 from tiny_batches import lay, random_sequence
-from tiny_runs import RECIPE, TINY
+from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax import evaluate, export, pretraining
 from bert_jax.command import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
 from bert_jax.model import paths
 from bert_jax.model.attention import kernels
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.model.heads import Heads
-from bert_jax.model.recurrent import CELLS, RecurrentEncoder
 from bert_jax.train.objectives import CausalLMObjective, means, total_loss
 
 LM = Heads(lm=True)
 OPTIONS = ("causal=true", "positions=none", "segment_types=0", "embedding_norm=false")
+
+
+def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_them() -> None:
+    code = """
+import sys
+import bert_jax.train.trainer
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+sizes = dict(vocab_size=61, layers=1, width=8, heads=1, feed_forward=1, causal=True, positions="none")
+try:
+    ModelConfig(**sizes, encoder="lstm")
+except UserError as error:
+    assert str(error) == "unknown model.encoder 'lstm'; choose from transformer", error
+assert "bert_jax.lineage" not in sys.modules
+import bert_jax.interop.open_checkpoint
+print(ModelConfig(**sizes, encoder="lstm").encoder)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True).stdout == b"lstm\n"
 
 
 @pytest.mark.parametrize(("name", "runtime"), [("rnn", UNROLLED), ("lstm", SCAN)], ids=["rnn", "lstm"])

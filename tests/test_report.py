@@ -16,10 +16,10 @@ from tokenizer_kinds import byte_pairs
 from bert_jax import report, tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.config.model import WITHOUT_ATTENTION
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.lineage import WITHOUT_ATTENTION
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.reporting import chart, curves, plot

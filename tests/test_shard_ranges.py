@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from emulated_store import EmulatedStore
 from streamed_outputs import many_rows, served
 
-from benchmarks.emulated_store import EmulatedStore
 from bert_jax.command import RunAgain, UserError
 from bert_jax.data.shard_ranges import Piece, ShardRanges
 from bert_jax.data.shards import open_dataset

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
+import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES, ModelConfig, ModelOptions
 from bert_jax.model import sizes

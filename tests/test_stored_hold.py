@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import s3_emulator
 import tensorstore
 from etils import epath
 
-from benchmarks import s3_emulator
 from bert_jax.command import RunAgain, UserError
 from bert_jax.storage import conditional, holder
 from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, StoredHold, Times, hold

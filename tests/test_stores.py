@@ -17,14 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import gcs_emulator
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import s3_emulator
 from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
-from benchmarks import chaos, gcs_emulator, s3_emulator, store_kills
+from benchmarks import resume
 from bert_jax import evaluate, export, pretraining, report
 from bert_jax.command import RunAgain, UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
@@ -73,7 +75,7 @@ def s3(bucket: str) -> None:
 
 
 def arguments(shards: Path, workdir: str | Path, steps: int, *more: str) -> list[str]:
-    return [f"--config={RECIPE}", *chaos.arguments(shards, workdir, steps, 2, TINY)[1:], *more]
+    return [f"--config={RECIPE}", *resume.arguments(shards, workdir, steps, 2, TINY)[1:], *more]
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +454,7 @@ def test_a_run_in_a_store_killed_at_random_instants_ends_bit_for_bit_as_one_on_d
     bucket, shards_dir, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("XLA_FLAGS")
-    figures = store_kills.killed_in_a_store(shards_dir, tmp_path, 3, 60, 1, f"{bucket}/killed")
+    figures = resume.kills(shards_dir, tmp_path, 3, 60, 1, TINY, killed=location(f"{bucket}/killed"))
     assert sum(figures["kills"].values()) == 3 and figures["differing"] == []
 
 

@@ -9,11 +9,11 @@ from threading import Semaphore
 import numpy as np
 import pytest
 from dying_loader import DyingLoader, Killed
+from emulated_store import EmulatedStore
 from streamed_outputs import many_rows, served
 from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
-from benchmarks.emulated_store import EmulatedStore
 from bert_jax import pretraining
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig, PretrainDataConfig

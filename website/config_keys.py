@@ -8,6 +8,7 @@ import io
 import tokenize
 from dataclasses import dataclass
 
+import bert_jax.lineage  # noqa: F401 (adds its encoders to the choices)
 from bert_jax.config import MODEL_CHOICES, FinetuneConfig, ModelConfig, ModelOptions, PretrainConfig, TrainConfig
 
 

@@ -7,7 +7,7 @@ converts it to a dataclass once, at the border; the library itself uses only the
 from bert_jax.config.distill import DistillConfig
 from bert_jax.config.loading import load, read_flags, read_values, recipe, to_dict
 from bert_jax.config.lora import LoraConfig
-from bert_jax.config.model import MODEL_CHOICES, ModelConfig, ModelOptions
+from bert_jax.config.model import ENCODERS, MODEL_CHOICES, EncoderKind, ModelConfig, ModelOptions, add_encoder
 from bert_jax.config.shipped import recipe_module
 from bert_jax.config.training import (
     CheckpointConfig,
@@ -23,10 +23,12 @@ from bert_jax.config.training import (
 )
 
 __all__ = [
+    "ENCODERS",
     "MODEL_CHOICES",
     "CheckpointConfig",
     "DataConfig",
     "DistillConfig",
+    "EncoderKind",
     "EvalConfig",
     "FinetuneConfig",
     "LoraConfig",
@@ -38,6 +40,7 @@ __all__ = [
     "PretrainDataConfig",
     "TaskConfig",
     "TrainConfig",
+    "add_encoder",
     "load",
     "read_flags",
     "read_values",

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Options = TypeVar("Options")
 
 # The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
-    "encoder": ("transformer", "rnn", "lstm", "bilstm", "feed_forward"),
+    "encoder": ("transformer",),  # and those of extensions (add_encoder)
     "norm": ("post", "pre", "pre_but_first"),
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
@@ -44,18 +44,41 @@ MODEL_LEAST = {
     "rotary_base_local": 1,
 }
 
-
-# The values that fields of attention, of norms and of positions must have where the encoder has none of them.
-WITHOUT_ATTENTION: dict[str, Any] = {
-    "causal": True,
-    "positions": "none",
-    "relative": "none",
-    "norm": "post",
-    "shared_layers": "none",
-    "gated": False,
-}
 # The values that the fields of recurrent encoders must have in the others.
 WITHOUT_RECURRENCE: dict[str, Any] = {"bptt": 0, "cell_width": 0, "recurrent_residual": False}
+
+
+@dataclass(frozen=True)
+class EncoderKind:
+    """What model.encoder=NAME means. Extensions add their own by add_encoder (docs/extending.md).
+
+    module       module(config, runtime=..., key=...) gives an nnx.Module with the interface of
+                 bert_jax.model.encoder.Encoder; None: that one
+    required     the values that other fields of ModelConfig must have, such as {"positions": "none"}
+    check        raises UserError for other fields that do not fit
+    layer_flops  the FLOPs of the layers' forward matmuls for one position of one direction; None: a Transformer's
+    directions   the language models of the encoder, each with its own part of every hidden state
+    logits       the name of each direction's logits in exported programs; empty: lm_logits
+    objective    the name in OBJECTIVES that config.objective=auto means; empty: causal or mlm, as the model is
+    """
+
+    module: Callable[..., Any] | None = None
+    required: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    check: "Callable[[ModelConfig], None] | None" = None
+    layer_flops: "Callable[[ModelConfig], int] | None" = None
+    directions: int = 1
+    logits: tuple[str, ...] = ()
+    objective: str = ""
+
+
+ENCODERS = {"transformer": EncoderKind(required=WITHOUT_RECURRENCE)}  # by model.encoder
+
+
+def add_encoder(name: str, kind: EncoderKind) -> None:
+    """Makes an encoder available as model.encoder=NAME."""
+    ENCODERS[name] = kind
+    if name not in MODEL_CHOICES["encoder"]:
+        MODEL_CHOICES["encoder"] += (name,)
 
 
 @dataclass(frozen=True)
@@ -89,15 +112,15 @@ class ModelConfig:
     rotary_base_local: float = 10_000.0  # of layers with a window
     relative: str = "none"  # none, shaw (Shaw et al. 2018), buckets (T5; Raffel et al. 2020)
     relative_distance: int = 128  # longer distances are clipped to it
-    window: int = 0  # positions that a layer attends to on either side; 0: all. Of feed_forward: those it sees
+    window: int = 0  # positions that a layer attends to on either side; 0: all
     global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
     causal: bool = False  # each position attends to itself and to earlier positions
     tied_output: bool = True  # the token table is also the output matrix
-    # transformer, rnn (Elman 1990), lstm, bilstm (ELMo; Peters et al. 2018), feed_forward (Bengio et al. 2003)
-    encoder: str = "transformer"
-    bptt: int = 0  # of recurrent layers: no gradient of the state crosses each multiple of it in a row; 0: all cross
-    cell_width: int = 0  # of lstm and bilstm: cells, whose output is projected to the layers' width; 0: that width
-    recurrent_residual: bool = False  # of recurrent layers: all but the lowest add their input to their output
+    encoder: str = "transformer"  # or one of an extension, such as those of bert_jax/lineage
+    # The next three are of recurrent encoders (bert_jax/lineage).
+    bptt: int = 0  # no gradient of the state crosses each multiple of it in a row; 0: all cross
+    cell_width: int = 0  # cells, whose output is projected to the layers' width; 0: that width
+    recurrent_residual: bool = False  # all layers but the lowest add their input to their output
     lora: LoraConfig | None = None  # adapters of layers' matrices (config.lora of fine-tuning); None: no adapters
     pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
@@ -130,38 +153,25 @@ class ModelConfig:
             )
 
     def _check_encoder(self) -> None:
-        required = {
-            "transformer": WITHOUT_RECURRENCE,
-            "rnn": WITHOUT_ATTENTION | {"window": 0, "cell_width": 0},
-            "lstm": WITHOUT_ATTENTION | {"window": 0},
-            "bilstm": WITHOUT_ATTENTION | {"window": 0, "causal": False},
-            "feed_forward": WITHOUT_ATTENTION | {"layers": 1} | WITHOUT_RECURRENCE,
-        }[self.encoder]
-        if self.encoder == "feed_forward" and not self.window:
-            raise UserError(
-                "model.encoder=feed_forward needs a window: set --config.model.window to the number of tokens that "
-                "each position sees, itself included, such as 4"
-            )
+        kind = ENCODERS[self.encoder]
+        if kind.check is not None:
+            kind.check(self)
         if self.width % self.directions:
             raise UserError(
                 f"model.width is {self.width}, but model.encoder={self.encoder} gives each direction half of it. Use "
                 f"an even width, such as {self.width + 1}"
             )
-        for name, value in required.items():
+        for name, value in kind.required.items():
             if getattr(self, name) != value:
                 raise UserError(
                     f"model.encoder={self.encoder} does not support model.{name}={getattr(self, name)}. "
                     f"Use --config.model.{name}={str(value).lower()}"
                 )
-        if self.bptt > self.max_positions:
-            raise UserError(
-                f"model.bptt is {self.bptt}, longer than any row. Use at most model.max_positions, {self.max_positions}"
-            )
 
     @property
     def directions(self) -> int:
         """The number of language models of the encoder, each with its own part of every hidden state."""
-        return 2 if self.encoder == "bilstm" else 1
+        return ENCODERS[self.encoder].directions
 
     @property
     def layer_width(self) -> int:

@@ -64,7 +64,7 @@ _SETTINGS = (
 _UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
 
 # What a card says of masks for objectives that do not use those of the shards.
-_OWN_MASKS = {"causal": "none", "bidirectional_lm": "none", "diffusion": "random rates"}
+_OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
 
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
@@ -168,7 +168,7 @@ def _data_section(loaded: LoadedModel) -> list[str]:
 def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     """The masks of a source in training, whose rate is that of the shards unless the run had its own."""
     objective = loaded.training.get("objective", "auto")
-    if objective == "auto" and (loaded.model.causal or loaded.model.directions > 1):
+    if loaded.model.causal or loaded.model.directions > 1:
         objective = "causal"
     if objective in _OWN_MASKS or not masking["rate"]:
         return _OWN_MASKS.get(objective, "none")

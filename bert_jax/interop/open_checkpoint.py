@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path, PurePath
 
+import bert_jax.lineage  # noqa: F401 (its encoders are part of the package, so their checkpoints open)
 from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_format, checkpoint_average, huggingface, peft
 from bert_jax.interop.folder_formats import ONNX_FILE, PROGRAMS_FILE, is_original_bert

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import export
 from jaxtyping import Array, Float, Int, Shaped
 
+from bert_jax.config import ENCODERS
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
@@ -24,7 +25,6 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.heads.crf import allowed_by
 from bert_jax.model.heads.pooling import pool_rows, unit_vectors
 from bert_jax.model.heads.tag_scheme import scheme_of
-from bert_jax.model.recurrent import by_direction
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import (
     answer_logits,
@@ -108,8 +108,8 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
         found: Outputs = {}
         if loaded.heads.mlm or loaded.heads.lm:
             parts = {"mlm_logits" if loaded.heads.mlm else "lm_logits": encoded.last}
-            if loaded.model.directions > 1:
-                parts = dict(zip(("forward_lm_logits", "backward_lm_logits"), by_direction(encoded.last), strict=True))
+            if names := ENCODERS[loaded.model.encoder].logits:
+                parts = dict(zip(names, jnp.split(encoded.last, len(names), axis=-1), strict=True))
             for name, vectors in parts.items():
                 found[name] = vocabulary_logits(model, vectors)[..., : loaded.model.vocab_size]
         if loaded.heads.replaced_tokens:

@@ -52,7 +52,7 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
     the pooler's output for the sequence vector that heads.pooling selects, mostly that of [CLS].
     predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
-    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary (of two directions `forward_lm_logits` and
+    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary (of ELMo `forward_lm_logits` and
     `backward_lm_logits`, of the next and of the previous token), `replaced_token_logits` f32[B,T],
     `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
     `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each

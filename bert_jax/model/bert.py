@@ -9,29 +9,19 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
+from bert_jax.config import ENCODERS, ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.feed_forward_lm import FeedForwardEncoder
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
 from bert_jax.model.placement import Placement
-from bert_jax.model.recurrent import RecurrentEncoder
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import is_unpacked
 
 __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "init_params"]
-
-ENCODERS: dict[str, Any] = {  # by model.encoder
-    "transformer": Encoder,
-    "rnn": RecurrentEncoder,
-    "lstm": RecurrentEncoder,
-    "bilstm": RecurrentEncoder,
-    "feed_forward": FeedForwardEncoder,
-}
 
 
 class Bert(nnx.Module):
@@ -48,7 +38,7 @@ class Bert(nnx.Module):
             return module(config, *arguments, runtime=runtime, key=child_key(key, name))
 
         self.embeddings = part(Embeddings, "embeddings")
-        self.encoder = part(ENCODERS[config.encoder], "encoder")
+        self.encoder = part(ENCODERS[config.encoder].module or Encoder, "encoder")
         # Heads are attributes, so that a parameter's path begins with its head's name.
         for name, (module, arguments) in heads_of(heads, config).items():
             setattr(self, name, part(module, name, *arguments))

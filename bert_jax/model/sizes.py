@@ -17,12 +17,6 @@ albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 12
                 layers. The releases of version 2, and of xxlarge, have no dropout
 electra         Clark et al. 2020, table 6: small has embeddings of width 128; a classifier begins with GELU. The
                 generator is not part of a preset (config.generator_size)
-rnn             Mikolov et al. 2010, table 2: one layer of 400
-lstm            Zaremba et al. 2014, section 4.1, medium and large: two layers of 650 or 1500
-elmo            Peters et al. 2018, section 3.4: two layers of 4096 cells in each direction, projected to 512, and a
-                residual connection. Embeddings of tokens replace its convolutions over characters. The released small
-                and medium models have 1024 and 2048 cells, projected to 128 and 256
-feed_forward_lm Bengio et al. 2003, table 1: order 5, 100 hidden units; embeddings of the same width instead of 30
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
@@ -48,28 +42,6 @@ def _size(layers: int, width: int) -> Fields:
         "heads": width // HEAD_WIDTH,
         "feed_forward": width * FEED_FORWARD_FACTOR,
     }
-
-
-def _without_attention(encoder: str, layers: int, width: int, *, causal: bool = True) -> Fields:
-    """Returns a language model without attention, norms, positions and segments, and with an output of its own."""
-    return {
-        "encoder": encoder,
-        "layers": layers,
-        "width": width,
-        "heads": 1,
-        "feed_forward": 1,
-        "segment_types": 0,
-        "embedding_norm": False,
-        "positions": "none",
-        "causal": causal,
-        "tied_output": False,
-    }
-
-
-def _elmo(cells: int, projected: int) -> Fields:
-    """Returns two language models of two LSTM layers, each of this many cells in each direction."""
-    layers = _without_attention("bilstm", 2, 2 * projected, causal=False)
-    return layers | {"cell_width": cells, "recurrent_residual": True}
 
 
 _BASE, _LARGE = _size(12, 768), _size(24, 1024)
@@ -100,7 +72,7 @@ _GPT = {
     "causal": True,
 }
 
-PRESETS: dict[str, Fields] = {
+PRESETS: dict[str, Fields] = {  # an extension adds its own
     "tiny": _size(2, 128),
     "mini": _size(4, 256),
     "small": _size(4, 512),
@@ -142,13 +114,6 @@ PRESETS: dict[str, Fields] = {
     "electra_base": _BASE | {"pooler": "gelu"},
     "electra_large": _LARGE | {"pooler": "gelu"},
     "gpt": _BASE | _GPT,
-    "feed_forward_lm": _without_attention("feed_forward", 1, 100) | {"window": 4},
-    "rnn": _without_attention("rnn", 1, 400),
-    "lstm_medium": _without_attention("lstm", 2, 650),
-    "lstm_large": _without_attention("lstm", 2, 1500),
-    "elmo_small": _elmo(1024, 128),
-    "elmo_medium": _elmo(2048, 256),
-    "elmo": _elmo(4096, 512),
     "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }
 

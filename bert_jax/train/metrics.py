@@ -18,11 +18,10 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ENCODERS, ModelConfig
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.language_model import SPAN_PLACE_WIDTH
 from bert_jax.model.heads.replaced_tokens import generator_config
-from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.storage.local import write_atomic
 from bert_jax.storage.location import Location, is_stored
@@ -70,14 +69,8 @@ def training_flops(
         of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
         return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
     width, positions = model.layer_width, rows * length * model.directions
-    if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
-        cells = model.cell_width or width
-        layers = positions * model.layers * 4 * CELLS[model.encoder].gates * width * cells
-        layers += positions * model.layers * 2 * model.cell_width * width
-    elif model.encoder == "feed_forward":
-        layers = positions * 2 * model.window * width**2
-    else:
-        layers = positions * _transformer_flops(model, length)
+    count = ENCODERS[model.encoder].layer_flops
+    layers = positions * (count(model) if count else _transformer_flops(model, length))
     language_model = model.causal or model.directions > 1
     predicted = positions if language_model else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it

@@ -35,23 +35,21 @@ Axes = tuple[
 
 # Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
 # replicated.
-PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
+# The first match counts; an extension inserts its own before them.
+PARAMETER_RULES: list[tuple[str, Axes]] = [
     (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
     (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
     (r"(^|/)layers/attention/output/kernel$", (None, TENSOR, None, FSDP)),  # [L, N, H, D]
     (r"(^|/)layers/feed_forward/input/kernel$", (None, FSDP, ..., TENSOR)),  # [L, D, F], gated [L, D, 2, F]
     (r"(^|/)layers/feed_forward/input/bias$", (None, ..., TENSOR)),
     (r"(^|/)layers/feed_forward/output/kernel$", (None, TENSOR, FSDP)),  # [L, F, D]
-    (r"(^|/)layers/((forward|backward)/)?(input|recurrent)/kernel$", (None, FSDP, None, None)),  # [L, D, G, C]
-    (r"(^|/)layers/((forward|backward)/)?projection/kernel$", (None, FSDP, None)),  # [L, C, D], of an LSTM
-    (r"(^|/)layers/window/kernel$", (None, None, FSDP, None)),  # [1, n, D, D], of the feed-forward language model
     (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: the embeddings, and an output that is not tied to them
     (r"(^|/)position/table$", (None, FSDP)),
     (r"(^|/)relative_bias/table$", (None, TENSOR)),  # [32, N]
     (r"(^|/)(mlm_head|span_boundary_head)/bias$", (TENSOR,)),  # [V]
     (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
     (r".*", ()),
-)
+]
 
 
 REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype

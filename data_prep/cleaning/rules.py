@@ -7,8 +7,17 @@ gopher_repetition  the same, table A1: repeated lines, paragraphs and n-grams
 fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
 
 Words are what white space separates, so these rules are for languages that write spaces; c4 and the common words of
-gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from what
-benchmarks/cleaning.py lists, which compares both.
+gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from
+the following, which differs by choice:
+
+- Sentences end at . ! or ? before a space; no tokenizer runs.
+- gopher: the common English words are also recognized in capitals; ‣ ◦ ● ▪ * are bullets, too; blank lines are not
+  counted as lines; words without a letter or digit are not counted for the length.
+- gopher_repetition: an n-gram that occurs once is not repeated; of repeated n-grams that overlap, each word counts
+  (the paper counts their characters once; datatrove continues after the first).
+- fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, a line of 30
+  characters is not short, and there is no limit of line breaks per word. Quotation marks and an ellipsis end a line,
+  too, as quotation marks did in earlier versions of the filter.
 """
 
 import re

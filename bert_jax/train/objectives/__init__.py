@@ -3,7 +3,6 @@
   objective   the interface, and the loss and metrics that follow from terms and counts
   masked_lm   masked tokens, next sentences, span boundaries
   causal_lm   next tokens
-  bidirectional_lm  next tokens and previous ones, by two language models
   diffusion   masked tokens at random rates, weighted to a bound on the likelihood
   replaced_tokens  which tokens a generator replaced
   distilled   any of these or of the tasks, with a teacher
@@ -13,7 +12,6 @@
 The objectives of fine-tuning are in bert_jax/tasks.
 """
 
-from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.distilled import DistilledMaskedLM, DistilledObjective
@@ -34,7 +32,6 @@ from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 
 __all__ = [
     "OBJECTIVES",
-    "BidirectionalLMObjective",
     "CausalLMObjective",
     "Counts",
     "DiffusionObjective",

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ENCODERS, ModelConfig, PretrainConfig
 from bert_jax.data import step_schedule
 from bert_jax.data.manifest import OBJECTIVES as OBJECTIVES_OF_SHARDS
 from bert_jax.data.shards import Dataset
 from bert_jax.model.heads.replaced_tokens import generator_config
-from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
@@ -25,7 +24,7 @@ from bert_jax.vocabulary import Vocabulary
 AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
 WITH_Z_LOSS = (MASKED, CAUSAL)
-WITHOUT_GENERATOR = (AUTO, MASKED, CAUSAL, "bidirectional_lm", "diffusion")
+WITHOUT_GENERATOR = (AUTO, MASKED, CAUSAL, "diffusion")
 EXAMPLE = "0:causal,5000:mlm"
 
 
@@ -50,7 +49,7 @@ Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     """The objective that config.objective names, for a model and the data sets of all phases, then the held-out ones.
 
-    `auto` means causal for a causal model, bidirectional_lm for one of two directions, and mlm for any other.
+    `auto` means what the encoder says (EncoderKind.objective), else causal for a causal model, and mlm for any other.
     `STEP:NAME,STEP:NAME` is a PhasedObjective. Raises UserError for an unknown name, and for an objective that does not
     fit the model, the configuration or the shards.
     """
@@ -61,7 +60,7 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
         return _phased(config, model, shards)
     name = config.objective
     if name == AUTO:
-        name = "bidirectional_lm" if model.directions > 1 else "causal" if model.causal else "mlm"
+        name = ENCODERS[model.encoder].objective or ("causal" if model.causal else "mlm")
     if name not in OBJECTIVES:
         raise UserError(
             f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}{_shards_hint(name)}"
@@ -127,7 +126,7 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
             "--config.next_sentence=false"
         )
     if CAUSAL in phases.values:
-        _check_text(text, shards)
+        check_text(text, shards)
     if config.checkpoint.best:
         raise UserError(
             f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
@@ -158,20 +157,9 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "config.objective is causal, but the model is bidirectional and sees the tokens that it would predict; use "
             "--config.objective=auto, or --config.model.causal=true"
         )
-    _check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
-    _check_text("causal", shards)
+    check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
+    check_text("causal", shards)
     return CausalLMObjective(z_loss=config.z_loss)
-
-
-def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    if model.directions == 1:
-        raise UserError(
-            f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
-            "--config.model.encoder=bilstm, or --config.objective=auto"
-        )
-    _check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
-    _check_text("bidirectional_lm", shards)
-    return BidirectionalLMObjective()
 
 
 def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -187,7 +175,7 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
             "the generator of config.objective=replaced_tokens predicts by the token table; use "
             "--config.model.tied_output=true"
         )
-    _check_text("replaced_tokens", shards)
+    check_text("replaced_tokens", shards)
     width = round(model.width * config.generator_size)
     if not width:
         raise UserError(
@@ -201,8 +189,8 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
 def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     if model.causal:
         raise UserError("config.objective is diffusion, but the model is causal; use --config.model.causal=false")
-    _check_no_masks(config, "config.objective=diffusion samples its own mask rates and masks")
-    _check_text("diffusion", shards)
+    check_no_masks(config, "config.objective=diffusion samples its own mask rates and masks")
+    check_text("diffusion", shards)
     vocabulary = shards[0].vocabulary
     if vocabulary is None:  # a plan without shards, whose step has the same cost for any ids
         return DiffusionObjective(special_ids=(), mask_id=0)
@@ -231,7 +219,7 @@ def _check_generator(config: PretrainConfig) -> None:
                 )
 
 
-def _check_no_masks(config: PretrainConfig, reason: str) -> None:
+def check_no_masks(config: PretrainConfig, reason: str) -> None:
     """Raises UserError, with the reason, for options of masks that an objective without masks of the shards ignores."""
     if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
         raise UserError(
@@ -240,7 +228,7 @@ def _check_no_masks(config: PretrainConfig, reason: str) -> None:
         )
 
 
-def _check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
+def check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
     """Raises UserError for infilled shards: their batches lack tokens that the objective restores or predicts."""
     for each in shards:
         if each.mask_unit == "infill":
@@ -254,7 +242,6 @@ def _check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
 OBJECTIVES: dict[str, Build] = {
     "mlm": _masked_lm,
     "causal": _causal_lm,
-    "bidirectional_lm": _bidirectional_lm,
     "replaced_tokens": _replaced_tokens,
     "diffusion": _diffusion,
 }

@@ -34,8 +34,8 @@ class EmulatedStore(AbstractFileSystem):
     def info(self, path: str, **_: Any) -> Any:
         return self._files.info(path)
 
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> "_File":
-        return _File(self, path, mode, **{name: options[name] for name in ("cache_type",) if name in options})
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> "EmulatedFile":
+        return EmulatedFile(self, path, mode, **{name: options[name] for name in ("cache_type",) if name in options})
 
     def fetch(self, path: str, start: int, end: int) -> bytes:
         """Answers one request for a range of bytes. Raises ConnectionError as long as `failures` is above 0."""
@@ -53,7 +53,7 @@ class EmulatedStore(AbstractFileSystem):
         return content
 
 
-class _File(AbstractBufferedFile):
+class EmulatedFile(AbstractBufferedFile):
     def _fetch_range(self, start: int, end: int) -> bytes:
         return self.fs.fetch(self.path, start, end)
 

@@ -1,6 +1,6 @@
-"""An Amazon S3 of this machine for tests and benchmarks: moto's server, which answers conditional requests in turn.
+"""An Amazon S3 of this machine for tests: moto's server, which answers conditional requests in turn.
 
-    python -m benchmarks.s3_emulator       serves until its standard input ends; prints the port
+    python tests/s3_emulator.py       serves until its standard input ends; prints the port
 
 moto compares the ETag of a conditional request and then writes, in a thread for each request. So that two of them
 cannot both find what they expect, a lock makes each of them wait for the one before. `allow_writes` makes it refuse all
@@ -15,10 +15,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
-
-from bert_jax.command import UserError
 
 PACKAGES = ("s3fs", "moto")
 _WRITES = ("PUT", "POST", "DELETE")
@@ -36,13 +33,12 @@ def missing() -> str:
 @contextlib.contextmanager
 def emulator(bucket: str = "bucket") -> Iterator[dict[str, str]]:
     """Runs a store with one bucket; yields the environment variables by which processes use it."""
-    line = [sys.executable, "-m", "benchmarks.s3_emulator"]
-    root = Path(__file__).parent.parent
-    with subprocess.Popen(line, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    line = [sys.executable, __file__]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         port = process.stdout.readline().strip()
         if not port:
-            raise UserError("moto's server did not start; install the extra `stores` again")
+            raise RuntimeError("moto's server did not start; install the extra `stores` again")
         url = f"http://127.0.0.1:{port}"
         urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT")).close()
         try:

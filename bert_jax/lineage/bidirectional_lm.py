@@ -1,16 +1,19 @@
 """The objective of ELMo: each token from those before it, and from those after it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import PRNGKeyArray
 
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch
+from bert_jax.lineage.recurrent import by_direction
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
-from bert_jax.model.recurrent import by_direction
 from bert_jax.train.objectives.causal_lm import continues, token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
+from bert_jax.train.objectives.pretraining import ShardTraits, check_no_masks, check_text
 
 
 @dataclass(frozen=True)
@@ -57,3 +60,15 @@ class BidirectionalLMObjective(Objective):
             "backward_lm": token_sums(model, backward[:, 1:], text[:, :-1], weights),
         }
         return {name: Term(each.loss, {"accuracy": each.correct}) for name, each in sums.items()}
+
+
+def bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    """The entry of OBJECTIVES. Raises UserError for other encoders, for options of masks and for infilled shards."""
+    if model.directions == 1:
+        raise UserError(
+            f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
+            "--config.model.encoder=bilstm, or --config.objective=auto"
+        )
+    check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
+    check_text("bidirectional_lm", shards)
+    return BidirectionalLMObjective()

