@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.integrity import fingerprint, read_or_explain
+from bert_jax.train.orbax_io import fingerprint, read_or_explain
 from bert_jax.train.workdir import latest_step
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())

@@ -20,8 +20,8 @@ from bert_jax.storage.location import (
     replace_folder,
     write_json,
 )
-from bert_jax.train.held_workdir import check_workdir
-from bert_jax.train.integrity import read_or_explain
+from bert_jax.train.checkpoint import check_workdir
+from bert_jax.train.orbax_io import read_or_explain
 from bert_jax.train.profiler import Profiler
 
 

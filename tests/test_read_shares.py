@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_runs import ROOT, environment
 
-from bert_jax.train.read_shares import divided, to_read
+from bert_jax.train.orbax_io import divided, to_read
 
 CASES = {
     "replicated": ((), (16, 6)),
