@@ -139,7 +139,7 @@ class Checkpoints:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
-        with self._explained(step):
+        with self._explained(step, self._written):
             self._writer.start(
                 self._written / str(step),
                 {item: tree for item, tree in trees.items() if tree is not None},
@@ -272,10 +272,10 @@ class Checkpoints:
     def _finish(self, step: int) -> None:
         """Completes a save in a thread: waits for Orbax, uploads a step in S3, and removes what is no longer kept."""
         try:
-            with self._explained(step):
+            with self._explained(step, self._written):
                 self._writer.wait()
-                if self._written != self.directory:
-                    self._upload(step)
+            if self._written != self.directory:
+                self._upload(step)
             self._known.add(step)
             for old in sorted(self._known - self._kept()):
                 self._remove(old)
@@ -288,7 +288,7 @@ class Checkpoints:
         assert isinstance(staged, Path)
         (staged / MARK).unlink()
         self._check_held()  # the upload replaces what another run may have put there
-        with store_errors(self.directory, *self._failing(step)):
+        with self._explained(step, self.directory):
             upload_folder(staged, stored)
             self._check_held()
             write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
@@ -353,13 +353,10 @@ class Checkpoints:
             "Run the same command on every host to resume from the checkpoint before it"
         )
 
-    def _failing(self, step: int) -> tuple[str, str]:
-        what = f"write checkpoint {step} in {self.directory}"
-        return what, "Run the same command again to resume from the checkpoint before it"
-
-    def _explained(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Explains why Orbax cannot write to a store; errors of a disk pass."""
-        return store_errors(self._written, *self._failing(step))
+    def _explained(self, step: int, folder: Location) -> contextlib.AbstractContextManager[None]:
+        """Explains why a step cannot be written into a folder in a store; errors of a disk pass."""
+        then = "Run the same command again to resume from the checkpoint before it"
+        return store_errors(folder, f"write checkpoint {step} in {self.directory}", then)
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:

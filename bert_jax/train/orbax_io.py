@@ -18,7 +18,6 @@ Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointe
 
 import contextlib
 import errno
-import gc
 import hashlib
 import json
 import logging
@@ -28,7 +27,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +41,6 @@ from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import Location, download_folder, is_stored, store_errors
 from bert_jax.storage.scratch import scratch_folder
 from bert_jax.storage.stores import S3, store_of
-
-Result = TypeVar("Result")
 
 PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
 BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
@@ -167,14 +164,11 @@ class _OneMessage(logging.Filter):
 
 def read_meta(directory: Location) -> dict[str, Any]:
     """Reads the document of a step: `meta`, and `tensors` by item and path. Raises DamagedCheckpoint."""
-
-    def read() -> dict[str, Any]:
+    with reading(directory):
         document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
         if document.pop("sha256") != signature(document):
             raise ValueError("meta does not have the content that was saved")
         return document
-
-    return read_or_explain(directory, read)
 
 
 def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -188,8 +182,9 @@ def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dic
     Raises:
         DamagedCheckpoint: The item does not have the content that was saved.
     """
-    restore_args = dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray))
-    return _verified(directory, item, saved, _read(directory, item, restore_args))
+    restored = _read(directory, item, dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
+    _verify(directory, item, saved, restored)
+    return restored
 
 
 def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
@@ -209,7 +204,7 @@ def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: 
     }
     shares = _read(directory, item, restore_args)
     restored = _gathered(shares, {name: leaf.sharding for name, leaf in named.items()})
-    _verified(directory, item, saved, restored)
+    _verify(directory, item, saved, restored)
     return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
 
 
@@ -227,13 +222,9 @@ def _check_tensors(directory: Location, item: str, saved: Mapping[str, Any], wan
 
 
 def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> dict[str, Any]:
-    def read() -> dict[str, Any]:
-        with _readable(directory / item) as folder, ocp.PyTreeCheckpointer() as reader:
-            return named_leaves(
-                reader.restore(folder, args=ocp.args.PyTreeRestore(restore_args=unflatten(restore_args)))
-            )
-
-    return read_or_explain(directory, read)
+    args = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args))
+    with reading(directory), _readable(directory / item) as folder, ocp.PyTreeCheckpointer() as reader:
+        return named_leaves(reader.restore(folder, args=args))
 
 
 def is_staged(path: Location) -> bool:
@@ -345,33 +336,29 @@ def signature(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _verified(directory: Location, item: str, saved: Mapping[str, Any], restored: dict[str, Any]) -> dict[str, Any]:
-    """Returns the tensors. Raises DamagedCheckpoint for one whose fingerprint differs from that in `saved`."""
+def _verify(directory: Location, item: str, saved: Mapping[str, Any], restored: Mapping[str, Any]) -> None:
+    """Raises DamagedCheckpoint for a tensor whose fingerprint differs from that in `saved`."""
     for name, found in describe(restored).items():
         if found != saved[name]:
             raise _damaged(directory, f"{item}/{name} does not have the content that was saved")
-    return restored
 
 
-def read_or_explain(directory: Location, read: Callable[[], Result]) -> Result:
-    """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint.
+@contextlib.contextmanager
+def reading(directory: Location) -> Iterator[None]:
+    """Turns what a truncated or altered file of a step makes Orbax raise into a DamagedCheckpoint.
 
     Raises the errors of `store_errors` where a store did not answer, which says nothing about the file.
     """
     _ignore_closed_loops()
-    with _reports_muted():
-        try:
-            with store_errors(directory, f"read {directory}"):
-                return read()
-        except (MemoryError, jax.errors.JaxRuntimeError, UserError, RunAgain, PermissionError):
-            raise  # problems of the machine, not of the file
-        except Exception as error:
-            if (code := _os_error_code(error)) in _MACHINE_ERRORS:
-                raise OSError(code, os.strerror(code), str(directory)) from error
-            why = f"{type(error).__name__}: {error}"[:200]
-        # Concurrent reads that also failed report it when they are collected, so collect them while that is muted.
-        gc.collect()
-    raise _damaged(directory, why)
+    try:
+        with store_errors(directory, f"read {directory}"):
+            yield
+    except (MemoryError, jax.errors.JaxRuntimeError, UserError, RunAgain, PermissionError):
+        raise  # problems of the machine, not of the file
+    except Exception as error:
+        if (code := _os_error_code(error)) in _MACHINE_ERRORS:
+            raise OSError(code, os.strerror(code), str(directory)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _damaged(directory: Location, why: str) -> DamagedCheckpoint:
@@ -381,18 +368,12 @@ def _damaged(directory: Location, why: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"checkpoint {directory} is damaged ({why}). Delete that folder; {advice}", why)
 
 
-# Reports of other threads. tensorstore reads and writes concurrently, in an event loop that the first failure closes;
-# the others then report "Event loop is closed" on stderr. The failure itself is raised. No issue of Orbax is known.
-
-
-def _ignore_closed_loops() -> None:
-    """Mutes these reports for good, since nothing tells when the last of the threads has ended."""
-    if not isinstance(sys.unraisablehook, _ClosedLoops):
-        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
-
-
 class _ClosedLoops:
-    """An unraisable hook that drops one kind of report and passes on all others."""
+    """An unraisable hook that drops reports of "Event loop is closed", and passes on all others.
+
+    tensorstore reads and writes concurrently, in an event loop that the first failure closes; the others then print
+    these reports. The failure itself is raised. No Orbax issue is known.
+    """
 
     def __init__(self, others: Callable[[Any], Any]) -> None:
         self._others = others
@@ -402,12 +383,7 @@ class _ClosedLoops:
             self._others(unraisable)
 
 
-@contextlib.contextmanager
-def _reports_muted() -> Iterator[None]:
-    """Mutes all reports of other threads during one read."""
-    hook, asyncio = sys.unraisablehook, logging.getLogger("asyncio")
-    sys.unraisablehook, asyncio.disabled = lambda _: None, True
-    try:
-        yield
-    finally:
-        sys.unraisablehook, asyncio.disabled = hook, False
+def _ignore_closed_loops() -> None:
+    """Installs the hook for good, since nothing tells when the last of tensorstore's threads has ended."""
+    if not isinstance(sys.unraisablehook, _ClosedLoops):
+        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
