@@ -21,7 +21,7 @@ from benchmarks.common import REPOSITORY
 from bert_jax.command import UserError
 from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.orbax_workarounds import BEGUN, is_staged
+from bert_jax.train.orbax_io import BEGUN, is_staged
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, saved_steps
 
 SECONDS_A_LIFE = 600.0

@@ -28,8 +28,8 @@ from bert_jax.tasks.example import Split
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
+from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
-from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.parameter_summary import VERBOSE
 
 WIDTH = 160  # columns of the tables where no terminal limits them

@@ -30,9 +30,9 @@ from bert_jax.interop.teacher import distilled_pretraining
 from bert_jax.model import sizes
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.train import distributed, partitioning, trainer
+from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
-from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource

@@ -16,8 +16,8 @@ from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, trainer
 from bert_jax.train.branch import RECORD, open_branch
-from bert_jax.train.integrity import read_meta
 from bert_jax.train.metrics import METRICS_FILE
+from bert_jax.train.orbax_io import read_meta
 from bert_jax.train.run import TOKENS_BEFORE
 from bert_jax.train.workdir import saved_steps
 

@@ -1,12 +1,12 @@
 """Checkpoints: what is saved is what is restored, and nothing half-written or damaged passes for whole."""
 
-import errno
 import json
 import resource
 import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.integrity import fingerprint, read_or_explain
+from bert_jax.train.orbax_io import DamagedCheckpoint
 from bert_jax.train.workdir import latest_step
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
@@ -37,30 +37,40 @@ def make_state(seed: int = 0):
     return params, jax.jit(OPTIMIZER.init)(params)
 
 
-def abstract(tree, where: NamedSharding | None = None):
-    where = where or sharding()
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+def abstract(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding()), tree)
 
 
 def assert_equal_trees(got, wanted) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, wanted)  # raises for another structure, too
 
 
-def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked_for(tmp_path):
+def save_all(folder: Path, states: dict, keep: int = 0, **options) -> None:
+    with Checkpoints(folder, keep, **options) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, *state, {"at": step})
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    with Checkpoints(tmp_path, keep=0) as opened:
+        yield opened
+
+
+def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked_for(checkpoints):
     params, optimizer_state = make_state()
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        checkpoints.save(7, params, optimizer_state, {"fraction": 0.5})
-        checkpoints.wait()
-        wanted = abstract(params)
-        wanted["table"] = abstract(wanted["table"], sharding("data"))
-        restored = checkpoints.restore(7, wanted, abstract(optimizer_state))
+    checkpoints.save(7, params, optimizer_state, {"fraction": 0.5})
+    checkpoints.wait()
+    wanted = abstract(params)
+    wanted["table"] = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=sharding("data"))
+    restored = checkpoints.restore(7, wanted, abstract(optimizer_state))
     assert_equal_trees(restored.params, params)
     assert_equal_trees(restored.optimizer_state, optimizer_state)
     assert restored.params["table"].sharding == wanted["table"].sharding
     assert restored.meta == {"fraction": 0.5}
 
 
-def test_sums_that_change_while_a_step_is_written_do_not_damage_it(tmp_path, monkeypatch):
+def test_sums_that_change_while_a_step_is_written_do_not_damage_it(checkpoints, monkeypatch):
     """Orbax serializes metadata in a thread, and on a busy machine that thread runs late."""
     serialize = json.dumps
 
@@ -70,64 +80,55 @@ def test_sums_that_change_while_a_step_is_written_do_not_damage_it(tmp_path, mon
         return serialize(*arguments, **options)
 
     monkeypatch.setattr(json, "dumps", late)
-    params, optimizer_state = make_state()
-    sums = {"loss": 1.0}
-    with Checkpoints(tmp_path, keep=0) as checkpoints:
-        checkpoints.save(1, params, optimizer_state, {"unlogged": {"sums": sums}})
-        sums["loss"] = 2.0
-        checkpoints.wait()
-        restored = checkpoints.restore(1, abstract(params), abstract(optimizer_state))
-    assert restored.meta == {"unlogged": {"sums": {"loss": 1.0}}}
+    state, sums = make_state(), {"loss": 1.0}
+    checkpoints.save(1, *state, {"unlogged": {"sums": sums}})
+    sums["loss"] = 2.0
+    checkpoints.wait()
+    assert checkpoints.restore(1, *map(abstract, state)).meta == {"unlogged": {"sums": {"loss": 1.0}}}
 
 
-def test_saving_continues_while_donated_steps_overwrite_the_state(tmp_path):
+def test_saving_continues_while_donated_steps_overwrite_the_state(checkpoints):
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 1.5 + 1, tree), donate_argnums=0)
     _, optimizer_state = make_state()
     state = {"wide": jax.device_put(jnp.arange(400_000.0).reshape(400, 1000), sharding())}
     expected = {}
-    with Checkpoints(tmp_path, keep=0) as checkpoints:
-        for number in range(4):
-            expected[number] = jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
-            checkpoints.save(number, state, optimizer_state, {})
-            for _ in range(3):
-                state = step(state)
-        checkpoints.wait()
-        assert checkpoints.steps() == [0, 1, 2, 3]
-        for number, wanted in expected.items():
-            assert_equal_trees(checkpoints.restore(number, abstract(state), abstract(optimizer_state)).params, wanted)
+    for number in range(4):
+        expected[number] = jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
+        checkpoints.save(number, state, optimizer_state, {})
+        for _ in range(3):
+            state = step(state)
+    checkpoints.wait()
+    assert checkpoints.steps() == [0, 1, 2, 3]
+    for number, wanted in expected.items():
+        assert_equal_trees(checkpoints.restore(number, abstract(state), abstract(optimizer_state)).params, wanted)
 
 
 def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
-    state = make_state()
-    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+    state, folder = make_state(), tmp_path / "checkpoints"
+    with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.latest_step() is None
         for number in (10, 20, 30):
             checkpoints.save(number, *state, {})
-        checkpoints.wait()
-        checkpoints.save(30, *state, {})  # there already: stays as it is
-        assert checkpoints.steps() == [20, 30]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["20", "30"]
-    (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
+        checkpoints.save(30, *state, {"again": True})  # there already: stays as it is
+        assert checkpoints.steps() == [20, 30] and checkpoints.meta(30) == {}
+    assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
+    for left in ("40.orbax-checkpoint-tmp/params", "removed/10/params"):  # by a save and a removal that were killed
+        (folder / left).mkdir(parents=True)
     assert latest_step(tmp_path) == 30
-    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+    with Checkpoints(folder, keep=2) as checkpoints:
         assert checkpoints.latest_step() == 30
-    deadline = time.monotonic() + 30  # it is removed in the background
-    while (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists()
+        assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
 
 
 def test_checkpoints_survive_a_copy_to_a_bucket_and_back(tmp_path):
     """A bucket holds objects and no folders, and there Orbax takes a step for complete by its commit_success.txt."""
     states = {step: make_state(step) for step in (1, 2)}
-    with Checkpoints(tmp_path / "checkpoints", keep=0) as checkpoints:
-        for step, state in states.items():
-            checkpoints.save(step, *state, {"step": step})
-    whole = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
-    objects = {path.relative_to(tmp_path / "checkpoints"): path.read_bytes() for path in whole}
-    for name, content in objects.items():
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "copy" / name).write_bytes(content)
+    save_all(tmp_path / "checkpoints", states)
+    for path in (tmp_path / "checkpoints").rglob("*"):
+        if path.is_file():
+            target = tmp_path / "copy" / path.relative_to(tmp_path / "checkpoints")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
     assert steps_in_a_bucket(tmp_path / "copy") == [1, 2]
     with Checkpoints(tmp_path / "copy", keep=0) as checkpoints:
         for step, state in states.items():
@@ -136,8 +137,6 @@ def test_checkpoints_survive_a_copy_to_a_bucket_and_back(tmp_path):
             assert_equal_trees(restored.optimizer_state, state[1])
         checkpoints.save(3, *states[1], {})
     assert steps_in_a_bucket(tmp_path / "copy") == [1, 2, 3]
-    (tmp_path / "copy" / "2" / "commit_success.txt").unlink()  # a copy that was interrupted
-    assert steps_in_a_bucket(tmp_path / "copy") == [1, 3]
 
 
 def steps_in_a_bucket(folder) -> list[int]:
@@ -148,21 +147,12 @@ def steps_in_a_bucket(folder) -> list[int]:
         return sorted(manager.all_steps())
 
 
-def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(tmp_path, monkeypatch):
+def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(checkpoints, monkeypatch):
     asked = []
     monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append)
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(4000, *make_state(), {})
+    checkpoints.save(4000, *make_state(), {})
+    checkpoints.wait()
     assert asked == []
-
-
-def test_no_run_resumes_from_parameters_alone(tmp_path):
-    params, optimizer_state = make_state()
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(5, params, None, {})
-        checkpoints.wait()
-        with pytest.raises(UserError, match="init_from"):
-            checkpoints.restore(5, abstract(params), abstract(optimizer_state))
 
 
 @pytest.mark.parametrize(
@@ -170,110 +160,22 @@ def test_no_run_resumes_from_parameters_alone(tmp_path):
     [
         (lambda tree: tree | {"more": jnp.zeros(2)}, "no tensor params/more"),
         (lambda tree: {"table": tree["table"]}, "extra tensor params/norm/scale"),
-        (
-            lambda tree: tree | {"table": jnp.zeros((4, 16))},
-            r"params/table is float32\[16, 4\], expected float32\[4, 16\]",
-        ),
-        (
-            lambda tree: tree | {"table": jnp.zeros((16, 4), jnp.bfloat16)},
-            "params/table is float32.*expected bfloat16",
-        ),
+        (lambda tree: tree | {"table": jnp.zeros((4, 16))}, r"params/table is float32\[16, 4\], expected float32\[4,"),
+        (lambda tree: tree | {"table": jnp.zeros((16, 4), jnp.bfloat16)}, "table is float32.*expected bfloat16"),
     ],
 )
-def test_another_structure_shape_or_dtype_names_the_tensor(tmp_path, change, message):
+def test_another_structure_shape_or_dtype_names_the_tensor(checkpoints, change, message):
     params, optimizer_state = make_state()
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        checkpoints.save(1, params, optimizer_state, {})
-        checkpoints.wait()
-        with pytest.raises(UserError, match=message):
-            checkpoints.restore(1, abstract(change(params)), abstract(optimizer_state))
+    checkpoints.save(1, params, optimizer_state, {})
+    checkpoints.save(2, params, None, {})
+    checkpoints.wait()
+    with pytest.raises(UserError, match=message):
+        checkpoints.restore(1, abstract(change(params)), abstract(optimizer_state))
+    with pytest.raises(UserError, match=r"no optimizer state.*init_from"):  # parameters alone resume no run
+        checkpoints.restore(2, abstract(params), abstract(optimizer_state))
 
 
-@pytest.mark.slow
-def test_every_flipped_bit_is_detected_and_the_checkpoint_before_is_named(tmp_path):
-    params, optimizer_state = make_state()
-    wanted = abstract(params), abstract(optimizer_state)
-    noticed = set()
-    with Checkpoints(tmp_path, keep=0) as checkpoints:
-        for number in (1, 2):
-            checkpoints.save(number, params, optimizer_state, {})
-        checkpoints.wait()
-        for path in [path for path in (tmp_path / "2").rglob("*") if path.is_file() and path.stat().st_size]:
-            content = path.read_bytes()
-            middle = len(content) // 2
-            path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-            try:
-                assert_equal_trees(checkpoints.restore(2, *wanted).params, params)  # a file that nothing depends on
-            except UserError as error:
-                assert f"{tmp_path}/2 is damaged" in str(error) and f"fall back to {tmp_path}/1" in str(error)
-                noticed.add(path.relative_to(tmp_path / "2").parts[0])
-            path.write_bytes(content)
-        assert noticed >= {"params", "optimizer", "meta"}
-        assert_equal_trees(checkpoints.restore(2, *wanted).params, params)
-
-
-@pytest.mark.parametrize("item", ["params", "optimizer", "meta"])
-def test_a_torn_or_missing_item_is_damage(tmp_path, item):
-    params, optimizer_state = make_state()
-    with Checkpoints(tmp_path, keep=0) as checkpoints:
-        checkpoints.save(3, params, optimizer_state, {})
-        checkpoints.wait()
-        for tear in (lambda path: path.write_bytes(b""), lambda path: path.unlink()):
-            for path in [path for path in (tmp_path / "3" / item).rglob("*") if path.is_file()]:
-                tear(path)
-            with pytest.raises(UserError, match=r"3 is damaged .* there is none before it"):
-                checkpoints.restore(3, abstract(params), abstract(optimizer_state))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.EMFILE, "too many open files"), ValueError("UNAVAILABLE: read [os_error_code='24']")],
-    ids=["python", "storage library"],
-)
-def test_a_read_that_fails_for_the_machine_damns_no_checkpoint(error, tmp_path):
-    def read():
-        raise error
-
-    with pytest.raises(OSError, match="open files") as found:
-        read_or_explain(tmp_path / "3", read)
-    assert found.value.errno == errno.EMFILE and found.value.filename == str(tmp_path / "3")
-
-
-def test_the_fingerprint_is_one_number_on_the_host_on_one_device_and_sharded():
-    generator = np.random.default_rng(0)
-    for dtype, shape in ((np.float32, (16, 5, 3)), (np.int32, ()), (np.float16, (8,)), (bool, (16, 2))):
-        array = generator.integers(0, 2, shape).astype(dtype)
-        sharded = jax.device_put(array, sharding("data") if shape else sharding())
-        expected = fingerprint(array, np)
-        assert expected == jax.jit(fingerprint)(jnp.asarray(array)) == jax.jit(fingerprint)(sharded)
-    array = generator.standard_normal((4, 4)).astype(np.float32)
-    assert fingerprint(array, np) != fingerprint(array.T, np)
-
-
-def test_no_room_on_the_disk_is_an_os_error_and_leaves_the_older_checkpoint_whole(tmp_path, caplog):
-    params, optimizer_state = make_state()
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with Checkpoints(tmp_path, keep=1) as checkpoints:
-            checkpoints.save(1, params, optimizer_state, {})
-            checkpoints.wait()
-            # A limit on the size of a file stands in for the end of the disk: it fails in the same place.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-            big = {"table": jax.random.normal(jax.random.key(0), (1000, 500))}
-            with pytest.raises(OSError, match=str(tmp_path)):
-                checkpoints.save(2, big, optimizer_state, {})
-                checkpoints.wait()
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert checkpoints.steps() == [1]
-            assert_equal_trees(checkpoints.restore(1, abstract(params), abstract(optimizer_state)).params, params)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert not [record for record in caplog.records if record.exc_info]
-
-
-def break_file(path, how: str) -> None:
+def break_file(path: Path, how: str) -> None:
     content = path.read_bytes()
     middle = len(content) // 2
     if how == "missing":
@@ -284,47 +186,66 @@ def break_file(path, how: str) -> None:
         path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
 
 
-def files_of(step) -> list:
-    return sorted(path for path in step.rglob("*") if path.is_file() and path.stat().st_size)
+@pytest.mark.parametrize(
+    ("name", "how", "message"),
+    [
+        ("meta/metadata", "missing", "No such file"),
+        ("meta/metadata", "torn", "JSONDecodeError"),
+        ("meta/metadata", "flipped", r"JSONDecodeError|UnicodeDecodeError|does not have the content"),
+        ("params/_METADATA", "missing", "FileNotFoundError"),
+        ("params/_METADATA", "torn", "JSONDecodeError"),
+        ("params/d/*", "torn", "ValueError"),
+        ("params/d/*", "flipped", "ValueError|does not have the content that was saved"),
+        ("optimizer/d/*", "missing", "ValueError"),
+        ("optimizer/_METADATA", "missing", "FileNotFoundError"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_step_before_it_and_a_run_resumes_there(tmp_path, capsys, name, how, message):
+    states = {step: make_state(step) for step in (1, 2)}
+    save_all(tmp_path, states)
+    for path in (tmp_path / "2").glob(name):
+        break_file(path, how)
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        with pytest.raises(DamagedCheckpoint, match=rf"{tmp_path}/2 is damaged \(.*({message}).*fall back to .*/1$"):
+            checkpoints.restore(2, *map(abstract, states[2]))
+        step, restored = checkpoints.restore_newest(*map(abstract, states[2]))
+        assert_equal_trees(restored.params, states[step][0])
+    line = capsys.readouterr().err
+    assert step == 1 and line.count("\n") == 1 and f"{tmp_path}/damaged/2" in line and "from step 1" in line
 
 
 @pytest.mark.slow
 def test_a_run_resumes_from_a_whole_checkpoint_if_any_file_of_the_newest_is_damaged(tmp_path, capsys):
-    params, optimizer_state = make_state()
-    older, _ = make_state(1)
-    wanted = abstract(params), abstract(optimizer_state)
-    with Checkpoints(tmp_path / "sound", keep=0) as checkpoints:
-        checkpoints.save(1, older, optimizer_state, {})
-        checkpoints.save(2, params, optimizer_state, {})
-    names = [path.relative_to(tmp_path / "sound") for path in files_of(tmp_path / "sound" / "2")]
+    states = {step: make_state(step) for step in (1, 2)}
+    wanted = tuple(map(abstract, states[2]))
+    save_all(tmp_path / "sound", states)
+    files = [path for path in (tmp_path / "sound" / "2").rglob("*") if path.is_file() and path.stat().st_size]
     fallen_back = set()
-    for number, (name, how) in enumerate((name, how) for name in names for how in ("missing", "torn", "flipped")):
-        folder = tmp_path / str(number)
+    for number, (file, how) in enumerate((file, how) for file in files for how in ("missing", "torn", "flipped")):
+        folder, name = tmp_path / str(number), file.relative_to(tmp_path / "sound")
         shutil.copytree(tmp_path / "sound", folder)
         break_file(folder / name, how)
         with Checkpoints(folder, keep=0) as checkpoints:
             step, restored = checkpoints.restore_newest(*wanted)
-            assert_equal_trees(restored.params, {1: older, 2: params}[step])  # 2: a file that nothing depends on
-            said = capsys.readouterr().err
+            assert_equal_trees(restored.params, states[step][0])  # 2: a file that nothing depends on
             assert checkpoints.steps() == ([1, 2] if step == 2 else [1])
             if step == 1:
-                assert len(said.splitlines()) == 1 and f"{folder}/damaged/2" in said and "resuming from step 1" in said
                 fallen_back.add((how, name.parts[1]))
-                checkpoints.save(2, params, optimizer_state, {})  # and it comes to that step again
+                checkpoints.save(2, *states[2], {})  # and it comes to that step again
                 checkpoints.wait()
                 assert checkpoints.steps() == [1, 2] and (folder / "damaged" / "2").is_dir()
-    assert fallen_back >= {(how, item) for how in ("missing", "torn") for item in ("params", "optimizer", "meta")}
+    hows = ("missing", "torn", "flipped")
+    assert fallen_back >= {(how, item) for how in hows for item in ("params", "optimizer", "meta")}
 
 
 def test_a_second_damaged_copy_of_a_step_has_a_name_of_its_own_and_all_damaged_is_refused(tmp_path, capsys):
-    params, optimizer_state = make_state()
-    wanted = abstract(params), abstract(optimizer_state)
+    state = make_state()
+    wanted = tuple(map(abstract, state))
     (tmp_path / "damaged" / "2").mkdir(parents=True)
     with Checkpoints(tmp_path, keep=0) as checkpoints:
         assert checkpoints.restore_newest(*wanted) is None
-        for step in (1, 2, 3):
-            checkpoints.save(step, params, optimizer_state, {"at": step})
-        checkpoints.wait()
+    save_all(tmp_path, dict.fromkeys((1, 2, 3), state))
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
         for step in (2, 3):
             break_file(tmp_path / str(step) / "meta" / "metadata", "flipped")
         assert checkpoints.newest_meta() == {"at": 1}
@@ -333,35 +254,57 @@ def test_a_second_damaged_copy_of_a_step_has_a_name_of_its_own_and_all_damaged_i
         break_file(tmp_path / "1" / "params" / "_METADATA", "missing")
         with pytest.raises(UserError, match=r"every checkpoint in .* is damaged \(steps 1; 1: .*another --workdir"):
             checkpoints.restore_newest(*wanted)
+        with pytest.raises(DamagedCheckpoint, match=r"1 is damaged .* there is none before it"):
+            checkpoints.restore(1, *wanted)
         assert checkpoints.steps() == [1]
+
+
+def test_no_room_on_the_disk_is_an_os_error_and_leaves_the_older_checkpoint_whole(tmp_path, caplog):
+    state = make_state()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = {"table": jax.random.normal(jax.random.key(0), (1000, 500))}
+    try:
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            checkpoints.save(1, *state, {})
+            checkpoints.wait()
+            # A limit on the size of a file stands in for the end of the disk: it fails in the same place.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+            with pytest.raises(OSError, match=f"{tmp_path}/2"):
+                checkpoints.save(2, big, state[1], {})
+                checkpoints.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert checkpoints.steps() == [1]
+            assert_equal_trees(checkpoints.restore(1, *map(abstract, state)).params, state[0])
+            checkpoints.save(2, big, state[1], {})  # once there is room again
+            checkpoints.wait()
+            assert checkpoints.steps() == [2]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(("metric", "best"), [("eval_loss", 20), ("eval_accuracy", 30)])
 def test_every_kth_and_the_best_are_kept_with_the_newest(tmp_path, metric, best):
-    state = make_state()
+    state, name = make_state(), metric.removeprefix("eval_")
     measured = {10: 3.0, 20: 1.0, 30: 5.0, 40: 2.0, 50: float("nan"), 60: None, 70: None}
 
     def save(checkpoints, steps):
         for step in steps:
-            name = metric.removeprefix("eval_")
-            evaluation = {} if measured[step] is None else {name: measured[step]}
-            checkpoints.save(step, *state, {"evaluation": evaluation})
+            checkpoints.save(step, *state, {"evaluation": {} if measured[step] is None else {name: measured[step]}})
 
     with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:
         save(checkpoints, (10, 20, 30, 40))
-        assert checkpoints.best.beaten_by({metric.removeprefix("eval_"): 0.5}) == (metric == "eval_loss")
+        assert checkpoints.best.beaten_by({name: 0.5}) == (metric == "eval_loss")
         checkpoints.wait()
         assert checkpoints.steps() == sorted({best, 40})
     with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:  # as before a restart
         save(checkpoints, (50, 60, 70))
     assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [best, 40, 70]
-    note = json.loads((tmp_path / "best.json").read_text())
-    assert note == {
-        "step": best,
-        "metric": metric,
-        "value": measured[best],
-        "better": "lower" if metric == "eval_loss" else "higher",
-    }
+    better = "lower" if metric == "eval_loss" else "higher"
+    note = {"step": best, "metric": metric, "value": measured[best], "better": better}
+    assert json.loads((tmp_path / "best.json").read_text()) == note
 
 
 def test_recomputed_checkpoints_replace_later_ones_once_the_first_is_saved(tmp_path):

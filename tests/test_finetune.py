@@ -38,7 +38,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.tasks import measurement, prepared_runs, registry, results, sweep, task_json, training
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
-from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
+from bert_jax.train.orbax_io import AVERAGE, PARAMS, read_meta
 from bert_jax.train.workdir import latest_step, read_params
 
 ROOT = Path(__file__).parent.parent

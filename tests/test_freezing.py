@@ -17,7 +17,7 @@ from bert_jax.model import bert, lora, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import freezing, mesh_placement, optim, partitioning, rules, steps
 from bert_jax.train.freezing import Trained, Unfreezing
-from bert_jax.train.integrity import named_leaves
+from bert_jax.train.orbax_io import named_leaves
 
 OBJECTIVE = OBJECTIVES["classification"]
 DEEP = dataclasses.replace(MODEL, layers=4, dropout=0.0, attention_dropout=0.0)

@@ -20,8 +20,8 @@ from bert_jax.storage.location import (
     replace_folder,
     write_json,
 )
-from bert_jax.train.held_workdir import check_workdir
-from bert_jax.train.integrity import read_or_explain
+from bert_jax.train.checkpoint import check_workdir
+from bert_jax.train.orbax_io import reading
 from bert_jax.train.profiler import Profiler
 
 
@@ -82,11 +82,9 @@ def test_a_profile_and_a_file_in_place_of_the_workdir_are_refused(tmp_path):
     ],
 )
 def test_a_store_that_refuses_or_does_not_answer_damages_no_checkpoint(error, raised):
-    def read() -> None:
+    step = epath.Path("gs://bucket/run/checkpoints/1")
+    with pytest.raises(raised, match=rf"^cannot read {step}: orbax: cannot restore"), reading(step):
         raise ValueError("orbax: cannot restore") from error
-
-    with pytest.raises(raised, match=r"^cannot read gs://bucket/run/checkpoints/1: orbax: cannot restore"):
-        read_or_explain(epath.Path("gs://bucket/run/checkpoints/1"), read)
     for other in (ValueError("DATA_LOSS: checksum"), FileNotFoundError("x"), OSError(errno.ENOSPC, "disk full")):
         assert not is_store_failure(other)
 

@@ -30,7 +30,6 @@ from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import metrics, optim
 from bert_jax.train.finite import FiniteCheck
-from bert_jax.train.integrity import read_meta
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.objectives import (
     OBJECTIVES,
@@ -42,6 +41,7 @@ from bert_jax.train.objectives import (
 from bert_jax.train.objectives.causal_lm import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
 from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.orbax_io import read_meta
 from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import latest_step
 from data_prep.build_examples import build

@@ -22,9 +22,9 @@ from bert_jax.train import metrics, multi_seed, setup, trainer
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import make_clock
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
 from bert_jax.train.metric_segments import FOLDER, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
+from bert_jax.train.orbax_io import AVERAGE, PARAMS, read_meta
 from bert_jax.train.recorder import RunRecorder, stopped
 from bert_jax.train.setup import OpenWorkdir
 from bert_jax.train.workdir import latest_step, read_params

@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.storage.location import Location
 from bert_jax.train import workdir as workdir_lib
-from bert_jax.train.integrity import AVERAGE
+from bert_jax.train.orbax_io import AVERAGE
 
 FLAG = "--average"
 MOVING_AVERAGE = "ema"

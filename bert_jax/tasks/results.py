@@ -14,8 +14,8 @@ from bert_jax.tasks.sweep import Trial
 from bert_jax.train import distributed
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.held_out import lower_is_better
-from bert_jax.train.integrity import AVERAGE
 from bert_jax.train.metrics import copy_metrics
+from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_params, write_config, write_params
 
 BEST_FILE = "best_seed.json"

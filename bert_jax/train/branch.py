@@ -19,7 +19,7 @@ from bert_jax.command import UserError
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.storage.location import Location, absolute, location
 from bert_jax.storage.stores import check_access
-from bert_jax.train.integrity import read_meta, saved_steps, signature
+from bert_jax.train.orbax_io import read_meta, saved_steps, signature
 from bert_jax.train.run import TOKENS_BEFORE, Run
 from bert_jax.train.workdir import CHECKPOINTS
 

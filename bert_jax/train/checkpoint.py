@@ -1,67 +1,69 @@
-"""Saves, restores and keeps the checkpoints of a workdir, through Orbax.
+"""Saves, restores, lists and keeps the checkpoints of a workdir; holds the workdir for one run.
 
-Orbax writes a step in the background under a temporary name and renames it at the end, so a half-written step is never
-visible. In an object store, which cannot rename a folder, the file commit_success.txt is written last, and a step
-without one is not complete; steps in S3 are staged on disk (train/staging.py). Each step also holds the caller's
-metadata and a fingerprint of every tensor (train/integrity.py), which is computed where the tensor lives when it is
-saved and again when it is read.
+A step is written in the background and appears whole or not at all, whenever the process is killed:
+
+on a disk      Orbax writes it under a temporary name and renames it at the end.
+in gs://       A folder cannot be renamed, so Orbax writes commit_success.txt last; a step without it is not complete.
+in s3://       Orbax writes the step on this machine's disk. Then its files are uploaded, and commit_success.txt last.
+
+A step is removed in the opposite order: renamed first, or its mark deleted first. How a step is read and verified is in
+train/orbax_io.py.
 """
 
 import contextlib
 import copy
-import logging
-import os
+import itertools
+import shutil
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from bert_jax.command import RunAgain, UserError
-from bert_jax.model.paths import unflatten
+from bert_jax.progress import print_note
+from bert_jax.storage import holder
 from bert_jax.storage.holder import NoLongerHeld
 from bert_jax.storage.location import (
     Location,
     absolute,
     is_stored,
     location,
+    move_folder,
     read_json,
+    remove_folder,
     store_errors,
+    upload_folder,
+    write_file,
     write_json,
 )
+from bert_jax.storage.scratch import scratch_folder
+from bert_jax.storage.stores import S3, check_access, store_of
+from bert_jax.train import distributed
 from bert_jax.train.held_out import Best
-from bert_jax.train.held_workdir import CheckHeld
-from bert_jax.train.integrity import (
+from bert_jax.train.orbax_io import (
     AVERAGE,
-    META,
+    MARK,
     OPTIMIZER,
     PARAMS,
+    TEMPORARY,
     DamagedCheckpoint,
-    describe,
-    named_leaves,
+    Writer,
+    is_staged,
     read_meta,
     read_tree,
     saved_steps,
-    signature,
 )
-from bert_jax.train.orbax_workarounds import (
-    Manager,
-    OneMessage,
-    ignore_closed_loops,
-    is_staged,
-    os_error_code,
-    tree_handler,
-)
-from bert_jax.train.staging import StagedFolder
-from bert_jax.train.step_folder import REMOVED, StepFolder
 
 BEST_FILE = "best.json"  # next to the steps: which one is the best, and by which metric
 EVALUATION = "evaluation"  # the key in a step's metadata of what was measured at that step
+REMOVED = "removed"  # the folder next to the steps of those that are being deleted
+DAMAGED = "damaged"  # the folder next to the steps of those that cannot be read
 
-_policies = ocp.checkpoint_managers
+CheckHeld = Callable[[], None]
 
 
 class Restored(NamedTuple):
@@ -91,24 +93,20 @@ class Checkpoints:
         check_held: CheckHeld = lambda: None,
     ) -> None:
         self.best = Best(best, {}) if best else None
-        policy = _preservation_policy(keep, keep_every, self.best)
-        ignore_closed_loops()
-        self._quiet = OneMessage()
-        logging.getLogger("absl").addFilter(self._quiet)
         self.directory = absolute(location(directory))
-        staged = is_staged(self.directory)
-        self._folder = StagedFolder(self.directory, check_held) if staged else StepFolder(self.directory)
-        trees = {item: tree_handler() for item in (PARAMS, OPTIMIZER, AVERAGE)}
-        self._manager = Manager(
-            self._folder.written,
-            item_handlers={**trees, META: ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policy, cleanup_tmp_directories=True, todelete_subdir=REMOVED
-            ),
-        )
+        self._keep, self._keep_every, self._check_held = keep, keep_every, check_held
+        self._opened = contextlib.ExitStack()
+        self._writer = self._opened.enter_context(Writer())
+        self._written: Location = self.directory
+        if is_staged(self.directory):
+            self._written = self._opened.enter_context(scratch_folder()) / "checkpoints"
         self._saving: int | None = None
+        self._finishing: threading.Thread | None = None
+        self._failure: BaseException | None = None
         self._replaced: list[int] = []
-        self._folder.remove_old()
+        self._remove_unfinished()
+        # The complete steps, equal in all processes: what a run that replaces this one saves is never among them.
+        self._known = set(self.steps())
         if self.best:
             for step, evaluation in self.evaluations().items():
                 self.best.note(step, evaluation)
@@ -130,30 +128,25 @@ class Checkpoints:
         Raises the failure of the previous save, as `wait` does: OSError for a full disk, which names the step; older
         checkpoints are then whole.
         """
+        self.wait()
         while self._replaced:
-            later = self._replaced.pop()  # the newest first: the steps that remain are always of one run
-            self._folder.remove(later)
-            self._manager.delete(later)
-        if step in self._manager.all_steps():
+            self._remove(self._replaced.pop())  # the newest first: the steps that remain are always of one run
+        if step in self._known:
             return
-        trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
-        named = {item: named_leaves(tree) for item, tree in trees.items() if tree is not None}
-        document = {
-            # A copy, because it is written by a thread while the run changes its sums.
-            "meta": copy.deepcopy(dict(meta)),
-            "tensors": {item: describe(tensors) for item, tensors in named.items()},
-        }
-        items = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
-        signed = document | {"sha256": signature(document)}
-        composite = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(signed)})
-        self.wait()  # raises the failure of the previous save
-        self._folder.remove_old()
+        if not is_stored(self.directory):
+            self._remove_unfinished()  # of a save that failed
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
-        with self._disk_errors_restored():
-            self._manager.save(step, args=composite, force=True)
-        self._folder.publish(step, self._manager.wait_until_finished, self._manager.all_steps)
+        trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
+        with self._explained(step, self._written):
+            self._writer.start(
+                self._written / str(step),
+                {item: tree for item, tree in trees.items() if tree is not None},
+                copy.deepcopy(dict(meta)),  # it is written by a thread while the run changes its sums
+            )
+        self._finishing = threading.Thread(target=self._finish, args=(step,), name="finish checkpoint", daemon=True)
+        self._finishing.start()
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Records what was measured at a step that had been saved before; updates best.json."""
@@ -221,7 +214,9 @@ class Checkpoints:
                     self._move_and_run_again(step, error.why)
                 continue
             for bad, why in damaged.items():
-                self._set_aside(bad, f"{why}; resuming from step {step}")
+                target = self._set_aside(bad)
+                text = f"checkpoint {bad} is damaged and was moved to {target}: {why}; resuming from step {step}"
+                print(text, file=sys.stderr, flush=True)
             return step, restored
         if damaged:
             newest = max(damaged)
@@ -242,28 +237,27 @@ class Checkpoints:
         return restore(self.directory / str(step), params, optimizer_state, average)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk, or in the store. Raises its failure, as `save` describes."""
-        with self._disk_errors_restored():
-            self._manager.wait_until_finished()
-        self._folder.wait()
-        if self._saving is not None:
+        """Waits until the last save is on disk, or in the store. Raises its failure, once, as `save` describes."""
+        if self._finishing is not None:
+            self._finishing.join()
+        saved, self._saving = self._saving, None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if saved is not None:
             self.write_best()
-        self._saving = None
 
     def write_best(self) -> None:
         """Makes best.json name the best of the complete steps."""
-        if self.best and jax.process_index() == 0 and (best := self.best.among(self.steps())) is not None:
+        if self.best and distributed.is_primary() and (best := self.best.among(self.steps())) is not None:
             write_json(self.directory / BEST_FILE, self.best.described(best))
 
     def close(self) -> None:
         """Waits for the last save, then frees the background threads."""
         try:
             self.wait()
-            self._folder.remove_old()
         finally:
-            self._manager.close()
-            self._folder.close()
-            logging.getLogger("absl").removeFilter(self._quiet)
+            self._opened.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -275,36 +269,94 @@ class Checkpoints:
             return  # the error ends all processes, and closing would wait for those that have not failed
         self.close()
 
-    def _set_aside(self, step: int, why: str) -> None:
-        """Moves a damaged step away and reports it."""
-        target = self._folder.set_aside(step)
-        print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
-        self._manager.reload()
+    def _finish(self, step: int) -> None:
+        """Completes a save in a thread: waits for Orbax, uploads a step in S3, and removes what is no longer kept."""
+        try:
+            with self._explained(step, self._written):
+                self._writer.wait()
+            if self._written != self.directory:
+                self._upload(step)
+            self._known.add(step)
+            for old in sorted(self._known - self._kept()):
+                self._remove(old)
+        except BaseException as error:
+            self._failure = error  # which `wait` raises
+
+    def _upload(self, step: int) -> None:
+        """Brings a step that is complete on disk into the store, and removes it from the disk."""
+        staged, stored = self._written / str(step), self.directory / str(step)
+        assert isinstance(staged, Path)
+        (staged / MARK).unlink()
+        self._check_held()  # the upload replaces what another run may have put there
+        with self._explained(step, self.directory):
+            upload_folder(staged, stored)
+            self._check_held()
+            write_file(stored / MARK, f"Checkpoint commit was successful to {stored}".encode())
+        shutil.rmtree(staged)
+
+    def _kept(self) -> set[int]:
+        """Returns those of the complete steps that stay."""
+        steps = sorted(self._known)
+        kept = set(steps[-self._keep :])  # all of them for keep=0
+        if self._keep_every:
+            kept |= {step for step in steps if step % self._keep_every == 0}
+        if self.best:
+            kept |= {step for step in (self.best.among(steps),) if step is not None}
+        return kept
+
+    def _remove(self, step: int) -> None:
+        """Removes a step, which is complete or gone whenever the process is killed."""
+        self._known.discard(step)
+        if not distributed.is_primary():
+            return
+        folder = self.directory / str(step)
+        if isinstance(folder, Path):
+            (self.directory / REMOVED).mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+                folder.rename(self.directory / REMOVED / folder.name)
+            remove_folder(self.directory / REMOVED)
+            return
+        with store_errors(self.directory, f"remove step {step} from {self.directory}"):
+            (folder / MARK).unlink(missing_ok=True)
+            remove_folder(folder)
+
+    def _remove_unfinished(self) -> None:
+        """Removes what interrupted saves and removals have left."""
+        if not distributed.is_primary():
+            return
+        complete = set(map(str, self.steps()))
+        with store_errors(self.directory, f"read {self.directory}"):
+            for path in list(self.directory.iterdir()) if self.directory.is_dir() else ():
+                unfinished = path.name.isdecimal() and path.name not in complete
+                if unfinished or path.name == REMOVED or TEMPORARY in path.name:
+                    remove_folder(path)
+
+    def _set_aside(self, step: int) -> Location:
+        """Moves a damaged step to damaged/STEP (or STEP-2, ...), and returns where it is now."""
+        folder = self.directory / DAMAGED
+        if not is_stored(folder):
+            folder.mkdir(exist_ok=True)
+        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
+        target = next(path for name in names if not (path := folder / name).exists())
+        move_folder(self.directory / str(step), target)
+        self._known.discard(step)
         if self.best:
             self.best.values.pop(step, None)
+        return target
 
     def _move_and_run_again(self, step: int, why: str) -> NoReturn:
         """Ends a run of several processes: only one may have seen the damage, so they would resume from two steps."""
         with contextlib.suppress(FileNotFoundError):  # another process has moved it
-            self._folder.set_aside(step)
+            self._set_aside(step)
         raise RunAgain(
-            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self._folder.damaged}: {why}. "
+            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self.directory / DAMAGED}: {why}. "
             "Run the same command on every host to resume from the checkpoint before it"
         )
 
-    @contextlib.contextmanager
-    def _disk_errors_restored(self) -> Iterator[None]:
-        """Turns the storage library's text of an operating-system error back into an OSError; explains a store's."""
-        written = self._folder.written
+    def _explained(self, step: int, folder: Location) -> contextlib.AbstractContextManager[None]:
+        """Explains why a step cannot be written into a folder in a store; errors of a disk pass."""
         then = "Run the same command again to resume from the checkpoint before it"
-        with store_errors(written, f"write checkpoint {self._saving} in {written}", then):
-            try:
-                yield
-            except ValueError as error:
-                if is_stored(written) or (code := os_error_code(error)) is None:
-                    raise
-                step = "" if self._saving is None else str(self._saving)
-                raise OSError(code, os.strerror(code), str(written / step)) from error
+        return store_errors(folder, f"write checkpoint {step} in {self.directory}", then)
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
@@ -326,11 +378,32 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
     )
 
 
-def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:
-    """Returns Orbax's policy: the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), the best."""
-    parts: list[_policies.PreservationPolicy] = [_policies.LatestN(keep or None)]
-    if keep_every:
-        parts.append(_policies.EveryNSteps(keep_every))
-    if best is not None:
-        parts.append(best)
-    return _policies.AnyPreservationPolicy(parts)
+@contextlib.contextmanager
+def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
+    """Holds a workdir for one run while it is open, and yields a function to call before anything is written.
+
+    Process 0 holds it for all processes. The function raises storage.holder.NoLongerHeld if another run has replaced
+    this one, which can happen to a run that was suspended. Raises UserError for a workdir that another run holds, or
+    that cannot be one.
+    """
+    check_workdir(workdir)
+    if not distributed.is_primary():
+        yield lambda: None  # process 0 checks, and its failure ends this one
+        return
+    with holder.hold(workdir, print_note) as mine:
+        yield mine.check
+
+
+def check_workdir(workdir: Location) -> None:
+    """Raises UserError for a workdir that is a file, in a bucket that this process cannot read, or in S3 if the run has
+    several processes.
+    """
+    if store_of(workdir) is S3 and jax.process_count() > 1:
+        raise UserError(
+            f"--workdir {workdir}: a run of several processes cannot keep its checkpoints in S3, because each process "
+            "stages its part of a checkpoint on its own disk. Use gs://BUCKET/NAME, or a folder that all hosts share"
+        )
+    check_access(workdir)
+    with store_errors(workdir, f"read {workdir}"):
+        if workdir.exists() and not workdir.is_dir():
+            raise UserError(f"--workdir {workdir} is a file; name a folder")

@@ -29,8 +29,7 @@ def is_threshold(metric: str) -> bool:
 class Best:
     """Finds the step with the best value of a held-out metric, the earliest among equals.
 
-    `values` is the metric by step, and may grow while this is in use; a step without a value is never the best. It is
-    also an Orbax preservation policy, which keeps the checkpoint of that step.
+    `values` is the metric by step, and may grow while this is in use; a step without a value is never the best.
     """
 
     def __init__(self, metric: str, values: MutableMapping[int, float]) -> None:
@@ -71,11 +70,6 @@ class Best:
         """Returns the best of these steps, or None when none of them was measured."""
         measured = [step for step in steps if step in self.values]
         return min(measured, key=lambda step: (self._sign * self.values[step], step), default=None)
-
-    # Orbax's own protocols cannot be checked at run time, which the tests do, hence Any.
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        best = self.among([checkpoint.step for checkpoint in checkpoints])
-        return [checkpoint.step == best for checkpoint in checkpoints]
 
     def described(self, step: int) -> dict[str, Any]:
         """Returns the content of best.json when this step is the best."""

@@ -22,13 +22,12 @@ from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.location import replace_folder
 from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules, steps
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
-from bert_jax.train.held_workdir import CheckHeld, check_workdir, held_workdir
 from bert_jax.train.parameter_summary import device_memory_summary
 from bert_jax.train.run import Run, Source, runtime_of
 from bert_jax.train.state import TrainState

@@ -6,7 +6,7 @@
                             keeps one), meta
 
 A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/trainer.py), and holder.json
-as long as it trains (train/held_workdir.py).
+as long as it trains (storage/holder.py).
 
 Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
 from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
@@ -26,7 +26,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 import bert_jax
 from bert_jax import config as config_lib
@@ -36,11 +35,11 @@ from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.location import absolute, is_stored, location, read_json, store_errors, write_json
-from bert_jax.train import integrity
+from bert_jax.train import orbax_io
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.gradient_sums import Reduction, sum_dtype
-from bert_jax.train.integrity import PARAMS, read_item, read_meta
 from bert_jax.train.optim import overrides_weight_decay
+from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta
 from bert_jax.train.partitioning import make_mesh
 from bert_jax.train.run import Run, runtime_of
 
@@ -138,7 +137,7 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
 
 def saved_steps(workdir: str | PurePath) -> list[int]:
     """Returns the complete checkpoints of a workdir in ascending order."""
-    return integrity.saved_steps(absolute(location(workdir)) / CHECKPOINTS)
+    return orbax_io.saved_steps(absolute(location(workdir)) / CHECKPOINTS)
 
 
 def latest_step(workdir: str | PurePath) -> int | None:
@@ -164,8 +163,7 @@ def read_params(workdir: str | PurePath, step: int | None = None, item: str = PA
             f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or its run "
             "had no --config.optimizer.ema_decay. Use no average, or last:K, which is the mean of several checkpoints"
         )
-    nested = unflatten(dict.fromkeys(named, ocp.RestoreArgs(restore_type=np.ndarray)))
-    return read_item(directory / str(step), item, named, ocp.args.PyTreeRestore(restore_args=nested))
+    return read_arrays(directory / str(step), item, named)
 
 
 def write_params(

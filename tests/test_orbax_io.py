@@ -1,5 +1,6 @@
-"""What several processes hold in common is read once: the shares of replicas, and the bytes that processes read."""
+"""Reading and writing a step through Orbax: fingerprints, errors of the machine, and the shares of replicas."""
 
+import errno
 import json
 import socket
 import subprocess
@@ -7,13 +8,14 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tiny_runs import ROOT, environment
 
-from bert_jax.train.read_shares import divided, to_read
+from bert_jax.train.orbax_io import divided, fingerprint, reading, to_read
 
 CASES = {
     "replicated": ((), (16, 6)),
@@ -28,6 +30,28 @@ CASES = {
 @pytest.fixture(scope="module")
 def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), ("data", "fsdp", "tensor"))
+
+
+def test_a_fingerprint_is_one_number_on_the_host_on_one_device_and_sharded(mesh):
+    generator = np.random.default_rng(0)
+    for dtype, shape in ((np.float32, (16, 5, 3)), (np.int32, ()), (np.float16, (8,)), (bool, (16, 2))):
+        array = generator.integers(0, 2, shape).astype(dtype)
+        sharded = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*[("data", "fsdp", "tensor")] * bool(shape))))
+        expected = fingerprint(array, np)
+        assert expected == jax.jit(fingerprint)(jnp.asarray(array)) == jax.jit(fingerprint)(sharded)
+    array = generator.standard_normal((4, 4)).astype(np.float32)
+    assert fingerprint(array, np) != fingerprint(array.T, np)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "too many open files"), ValueError("UNAVAILABLE: read [os_error_code='24']")],
+    ids=["python", "tensorstore"],
+)
+def test_a_read_that_fails_for_the_machine_damns_no_checkpoint(error, tmp_path):
+    with pytest.raises(OSError, match="open files") as found, reading(tmp_path / "3"):
+        raise error
+    assert found.value.errno == errno.EMFILE and found.value.filename == str(tmp_path / "3")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,389 @@
+"""Writes and reads the items of one checkpoint step through Orbax, and verifies what it reads.
+
+A step is a folder with one item for each tree (params, optimizer, average), and meta/metadata: a JSON document with the
+caller's metadata, a fingerprint of every tensor, and its own sha256. Orbax checks no content: a flipped bit restores
+without an error, in its v1 interface too. So the fingerprints are computed where the tensors live, when they are saved
+and again when they are read.
+
+Only Orbax's AsyncCheckpointer is used: it saves one folder, which appears whole or not at all. train/checkpoint.py
+lists, keeps and deletes steps itself, because Orbax's CheckpointManager
+
+- asks jax's preemption service at each save (google/orbax#3406), whose step numbers would mix with those that
+  train/distributed.py counts, so that processes could agree on a step that none of them reaches;
+- deletes the objects of a step in a store in no particular order, its mark among them;
+- manages only folders that Orbax can write, so not those in S3 (google/orbax#359).
+
+Its v1 interface is still `experimental` in 0.12.8, and its training.Checkpointer is built on the same manager.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jaxtyping import PyTree
+
+from bert_jax.command import RunAgain, UserError
+from bert_jax.model.paths import unflatten
+from bert_jax.storage.location import Location, download_folder, is_stored, store_errors
+from bert_jax.storage.scratch import scratch_folder
+from bert_jax.storage.stores import S3, store_of
+
+PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
+BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time
+MARK = "commit_success.txt"  # Orbax writes it last into a step; in a store, a step without it is not complete
+TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a step on disk that is not complete
+
+# Reads that fail with these errors say nothing about the file.
+_MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_DIVIDED_FROM = 2**20  # bytes of a tensor that every device holds
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint whose files are truncated, altered or missing; `why` holds only the reason.
+
+    Training falls back to the checkpoint before it. Commands that read one checkpoint refuse instead, so that no
+    figure comes from another step than the one that was named.
+    """
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def saved_steps(directory: Location) -> list[int]:
+    """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
+    with store_errors(directory, f"list {directory}"):
+        if not directory.is_dir():
+            return []
+        names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
+        if is_stored(directory):
+            # One request a step. On disk, a step has its name only once it is complete.
+            names = [name for name in names if (directory / name / MARK).exists()]
+        return sorted(map(int, names))
+
+
+# Writing
+
+
+class Writer:
+    """Writes steps in the background, one at a time. Use it in a `with`."""
+
+    def __init__(self) -> None:
+        # Each copy of a replicated array writes a slice by default: an eager operation a tensor and device, compiled
+        # once a shape, while the run waits (google/orbax#2934). That pays for large arrays only (google/orbax#2165).
+        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=least_share())
+        registry = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        )
+
+        def tree_handler() -> ocp.PyTreeCheckpointHandler:
+            # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
+            return ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
+
+        trees = {item: tree_handler() for item in (PARAMS, OPTIMIZER, AVERAGE)}
+        handler = ocp.CompositeCheckpointHandler(**trees, **{META: ocp.JsonCheckpointHandler()})
+        self._checkpointer = ocp.AsyncCheckpointer(handler)
+        self._folder: Location | None = None
+        self._quiet = _OneMessage()
+        _ignore_closed_loops()
+
+    def start(self, folder: Location, trees: Mapping[str, PyTree], meta: Mapping[str, Any]) -> None:
+        """Starts to write a step, and returns once the tensors may change. `meta` must not change any more.
+
+        Raises what `wait` raises.
+        """
+        named = {item: named_leaves(tree) for item, tree in trees.items()}
+        document = {"meta": meta, "tensors": {item: describe(tensors) for item, tensors in named.items()}}
+        items: dict[str, Any] = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
+        items[META] = ocp.args.JsonSave(document | {"sha256": signature(document)})
+        self._folder = folder
+        with _os_errors(folder):
+            self._checkpointer.save(folder, args=ocp.args.Composite(**items))
+
+    def wait(self) -> None:
+        """Waits until the step is complete. Raises what prevented that: an OSError for a full disk."""
+        if self._folder is not None:
+            with _os_errors(self._folder):
+                self._checkpointer.wait_until_finished()
+
+    def __enter__(self) -> "Writer":
+        logging.getLogger("absl").addFilter(self._quiet)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checkpointer.close()
+        logging.getLogger("absl").removeFilter(self._quiet)
+
+
+@contextlib.contextmanager
+def _os_errors(folder: Location) -> Iterator[None]:
+    """Turns an error of the operating system back into an OSError: tensorstore reports it as the text of a ValueError.
+
+    No issue of Orbax is known. Errors of a store are left to `store_errors`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if is_stored(folder) or (code := _os_error_code(error)) is None:
+            raise
+        raise OSError(code, os.strerror(code), str(folder)) from error
+
+
+def _os_error_code(error: BaseException) -> int | None:
+    """Returns the errno of an operating-system error, including one in tensorstore's text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else None
+
+
+class _OneMessage(logging.Filter):
+    """Drops the stack traces that Orbax's threads log for a failure that they also raise. No Orbax issue is known."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and "orbax" in record.pathname)
+
+
+# Reading
+
+
+def read_meta(directory: Location) -> dict[str, Any]:
+    """Reads the document of a step: `meta`, and `tensors` by item and path. Raises DamagedCheckpoint."""
+    with reading(directory):
+        document: dict[str, Any] = json.loads((directory / META / "metadata").read_bytes())
+        if document.pop("sha256") != signature(document):
+            raise ValueError("meta does not have the content that was saved")
+        return document
+
+
+def read_arrays(directory: Location, item: str, saved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Reads one item of a step into host memory, by path, and verifies it.
+
+    Args:
+        directory: The folder of the step.
+        item: PARAMS, OPTIMIZER or AVERAGE.
+        saved: What `read_meta` returns for this item.
+
+    Raises:
+        DamagedCheckpoint: The item does not have the content that was saved.
+    """
+    restored = _read(directory, item, dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
+    _verify(directory, item, saved, restored)
+    return restored
+
+
+def read_tree(directory: Location, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
+    """Reads one item into the shardings and the structure of an abstract tree, and verifies it.
+
+    Raises:
+        UserError: A tensor is missing, extra, or of another shape or dtype than in `wanted`.
+        DamagedCheckpoint: The item does not have the content that was saved.
+    """
+    named = named_leaves(wanted)
+    _check_tensors(directory, item, saved, named)
+    restore_args = {
+        name: ocp.ArrayRestoreArgs(
+            sharding=to_read(leaf.sharding, leaf.shape, leaf.dtype.itemsize), global_shape=leaf.shape, dtype=leaf.dtype
+        )
+        for name, leaf in named.items()
+    }
+    shares = _read(directory, item, restore_args)
+    restored = _gathered(shares, {name: leaf.sharding for name, leaf in named.items()})
+    _verify(directory, item, saved, restored)
+    return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
+
+
+def _check_tensors(directory: Location, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
+    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    if missing := [name for name in wanted if name not in saved]:
+        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
+    if extra := [name for name in saved if name not in wanted]:
+        raise UserError(f"checkpoint {directory} has an extra tensor {item}/{extra[0]} ({len(extra)} extra). {advice}")
+    for name, tensor in wanted.items():
+        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
+        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
+            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
+
+
+def _read(directory: Location, item: str, restore_args: Mapping[str, Any]) -> dict[str, Any]:
+    args = ocp.args.PyTreeRestore(restore_args=unflatten(restore_args))
+    with reading(directory), _readable(directory / item) as folder, ocp.PyTreeCheckpointer() as reader:
+        return named_leaves(reader.restore(folder, args=args))
+
+
+def is_staged(path: Location) -> bool:
+    """Whether Orbax can neither read nor write a path: 0.12.8 knows disks and gs:// only (google/orbax#359)."""
+    return store_of(path) is S3
+
+
+@contextlib.contextmanager
+def _readable(folder: Location) -> Iterator[Location]:
+    """Yields a folder that Orbax can read: itself, or a copy of it on disk for as long as it is open."""
+    if not is_staged(folder):
+        yield folder
+        return
+    with scratch_folder() as scratch:
+        download_folder(folder, scratch / folder.name)
+        yield scratch / folder.name
+
+
+# Shares of replicas. A tensor that is replicated over N hosts would be read N times from one file system or store.
+# Instead each device reads the share that Orbax let that replica write, and the replicas gather the tensor from one
+# another. Orbax's SingleReplicaArrayHandler reads everything by the hosts of one replica, whose network then bounds the
+# time, and needs to know which mesh axis is that of the replicas (google/orbax#2754).
+
+
+def least_share() -> int:
+    """The fewest bytes of a tensor that a device writes or reads, where several devices hold the same."""
+    return _DIVIDED_FROM // jax.device_count()
+
+
+def to_read(sharding: Sharding, shape: tuple[int, ...], itemsize: int) -> Sharding:
+    """Returns the sharding in which to read a tensor of several processes; the sharding itself in one process."""
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
+        return sharding
+    shares = divided(sharding, shape)
+    return shares if math.prod(shares.shard_shape(shape)) * itemsize >= least_share() else sharding
+
+
+def divided(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns the sharding in which the replicas of each shard hold equal parts of it, as Orbax writes them.
+
+    They divide the first axis of a shard whose size is a multiple of their number (google/orbax#1320). Where there is
+    none, it is the sharding itself.
+    """
+    mesh = sharding.mesh
+    spec: list[tuple[str, ...]] = [
+        () if entry is None else entry if isinstance(entry, tuple) else (str(entry),) for entry in sharding.spec
+    ]
+    spec += [()] * (len(shape) - len(spec))
+    replicated = tuple(name for name in mesh.axis_names if not any(name in names for names in spec))
+    replicas = math.prod(mesh.shape[name] for name in replicated)
+    for axis, size in enumerate(sharding.shard_shape(shape)):
+        if size and size % replicas == 0:
+            spec[axis] += replicated
+            return NamedSharding(mesh, PartitionSpec(*spec))
+    return sharding
+
+
+def _gathered(tensors: Mapping[str, jax.Array], shardings: Mapping[str, Sharding]) -> dict[str, jax.Array]:
+    """Returns the tensors in other shardings over the same devices. Every process calls this at the same point."""
+    moved = [name for name, tensor in tensors.items() if tensor.sharding != shardings[name]]
+    if not moved:
+        return dict(tensors)
+    gather = jax.jit(lambda parts: parts, out_shardings=[shardings[name] for name in moved])
+    return dict(tensors) | dict(zip(moved, gather([tensors[name] for name in moved]), strict=True))
+
+
+# Integrity
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a tree by path: embeddings/token/table, or 0/mu/embeddings/token/table of optax."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
+    """Returns a uint32 sum of an array's bits, each element weighted by its position.
+
+    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd, so
+    that changing one element always changes the sum, and swapping two nearly always does.
+    """
+    bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
+    place = numpy.zeros((1,) * array.ndim, np.uint32)
+    for axis, size in enumerate(array.shape):
+        along = [size if other == axis else 1 for other in range(array.ndim)]
+        place = place * np.uint32(size) + numpy.arange(size, dtype=np.uint32).reshape(along)
+    return (bits.astype(np.uint32) * (place * np.uint32(2) + np.uint32(1))).sum(dtype=np.uint32)
+
+
+def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[str, Any]]:
+    """Returns shape, dtype and fingerprint of each tensor as JSON values, computed where the tensors live."""
+    on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
+    sums = dict(zip(on_device, _all_fingerprints([tensors[name] for name in on_device]), strict=True))
+    sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}
+    sums = jax.device_get(sums)
+    return {
+        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "fingerprint": int(sums[name])}
+        for name, tensor in tensors.items()
+    }
+
+
+@jax.jit
+def _all_fingerprints(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [fingerprint(array) for array in arrays]
+
+
+def signature(document: Mapping[str, Any]) -> str:
+    """Returns the sha256 of a JSON document, independent of the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _verify(directory: Location, item: str, saved: Mapping[str, Any], restored: Mapping[str, Any]) -> None:
+    """Raises DamagedCheckpoint for a tensor whose fingerprint differs from that in `saved`."""
+    for name, found in describe(restored).items():
+        if found != saved[name]:
+            raise _damaged(directory, f"{item}/{name} does not have the content that was saved")
+
+
+@contextlib.contextmanager
+def reading(directory: Location) -> Iterator[None]:
+    """Turns what a truncated or altered file of a step makes Orbax raise into a DamagedCheckpoint.
+
+    Raises the errors of `store_errors` where a store did not answer, which says nothing about the file.
+    """
+    _ignore_closed_loops()
+    try:
+        with store_errors(directory, f"read {directory}"):
+            yield
+    except (MemoryError, jax.errors.JaxRuntimeError, UserError, RunAgain, PermissionError):
+        raise  # problems of the machine, not of the file
+    except Exception as error:
+        if (code := _os_error_code(error)) in _MACHINE_ERRORS:
+            raise OSError(code, os.strerror(code), str(directory)) from error
+        raise _damaged(directory, f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _damaged(directory: Location, why: str) -> DamagedCheckpoint:
+    """Returns the error for a damaged checkpoint: which one, why, and which one is before it."""
+    before = max((step for step in saved_steps(directory.parent) if step < int(directory.name)), default=None)
+    advice = "there is none before it" if before is None else f"fall back to {directory.parent / str(before)}"
+    return DamagedCheckpoint(f"checkpoint {directory} is damaged ({why}). Delete that folder; {advice}", why)
+
+
+class _ClosedLoops:
+    """An unraisable hook that drops reports of "Event loop is closed", and passes on all others.
+
+    tensorstore reads and writes concurrently, in an event loop that the first failure closes; the others then print
+    these reports. The failure itself is raised. No Orbax issue is known.
+    """
+
+    def __init__(self, others: Callable[[Any], Any]) -> None:
+        self._others = others
+
+    def __call__(self, unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            self._others(unraisable)
+
+
+def _ignore_closed_loops() -> None:
+    """Installs the hook for good, since nothing tells when the last of tensorstore's threads has ended."""
+    if not isinstance(sys.unraisablehook, _ClosedLoops):
+        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
