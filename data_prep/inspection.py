@@ -224,41 +224,21 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
     statistics: dict[Part, PartStatistics] = {part: PartStatistics(manifest, tokenizer) for part in PARTS}
     masker, read = open_masker(directory, manifest, tokenizer), formats.reader(manifest)
     key_ranges: list[tuple[int, int]] = []
-
-    def problem_of(shard: Mapping[str, Any]) -> str | None:
-        """What is wrong with a shard; None for one that is added to the statistics."""
-        if listed.get(shard["name"]) != shard["sha256"]:
-            return f"its sha256 is not that of {MANIFEST}"
-        part = cast(Part, shard["name"].split("/")[0])
-        try:
-            rows = read(directory / shard["name"])
-        except Corrupt as error:
-            return str(error)
-        if problem := layout_problem(rows, shard["rows"], manifest):
-            return problem
-        for problem, row in row_problems(rows, manifest, tokenizer):
-            return f"row {row} has {problem}"
-        keys = np.sort(rows.sequence_keys[rows.sequence_lengths > 0])
-        if problem := _key_problem(part, keys):
-            return problem
-        key_ranges.extend([(int(keys[0]), int(keys[-1]))] if len(keys) else [])
-        for batch in row_batches(rows):
-            # Masks are recomputed from the seed, because stored ones must equal those of epoch 0.
-            text = Rows(unmasked_ids(batch), *batch[1:5])
-            try:
-                masked = with_masks(text, masker, manifest["masking"]["max_predictions"])
-            except ValueError as error:
-                return str(error)
-            equal = (np.array_equal(one, other) for one, other in zip(masked, batch, strict=True))  # type: ignore[arg-type]
-            if batch.masked_positions is not None and not all(equal):
-                return "static masks that are not those of epoch 0"
-            statistics[part].add(batch, masked)
-        return None
-
     problems = {}
     for shard in manifest["shards"]:
-        if problem := problem_of(shard):
-            problems[shard["name"]] = problem
+        part = cast(Part, shard["name"].split("/")[0])
+        try:
+            if listed.get(shard["name"]) != shard["sha256"]:
+                raise Corrupt(f"its sha256 is not that of {MANIFEST}")
+            rows = read(directory / shard["name"])
+            if problem := layout_problem(rows, shard["rows"], manifest):
+                raise Corrupt(problem)
+            for problem, row in row_problems(rows, manifest, tokenizer):
+                raise Corrupt(f"row {row} has {problem}")
+            key_ranges += _key_range(part, np.sort(rows.sequence_keys[rows.sequence_lengths > 0]))
+            _add(statistics[part], rows, masker, manifest["masking"]["max_predictions"])
+        except Corrupt as error:
+            problems[shard["name"]] = str(error)
         progress(shard["bytes"])
     _raise_first(directory, problems)
     for (_, last), (first, _) in itertools.pairwise(sorted(key_ranges)):
@@ -325,15 +305,32 @@ def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) 
             yield problem, int(np.nonzero(violated)[0][0])
 
 
-def _key_problem(part: Part, keys: UInt64[np.ndarray, "K"]) -> str | None:
-    """What is wrong with the sorted sequence keys of a shard."""
+def _key_range(part: Part, keys: UInt64[np.ndarray, "K"]) -> list[tuple[int, int]]:
+    """The first and the last of a shard's sorted sequence keys, if it has any. Raises Corrupt for invalid keys."""
+    if not len(keys):
+        return []
+    first, last = int(keys[0]), int(keys[-1])
     if (np.diff(keys) != 1).any():
-        return "sequence keys that do not count up by one"
-    if len(keys) and keys[0] >> 32 != keys[-1] >> 32:
-        return "sequence keys of two work units"
-    if len(keys) and bool(int(keys[0]) >> 32 & EVAL_KEY_BIT) != (part == "eval"):
-        return f"sequence keys that are not those of {part}"
-    return None
+        raise Corrupt("sequence keys that do not count up by one")
+    if first >> 32 != last >> 32:
+        raise Corrupt("sequence keys of two work units")
+    if bool(first >> 32 & EVAL_KEY_BIT) != (part == "eval"):
+        raise Corrupt(f"sequence keys that are not those of {part}")
+    return [(first, last)]
+
+
+def _add(statistics: PartStatistics, rows: Rows, masker: Masker, max_predictions: int) -> None:
+    """Adds rows to the statistics. Raises Corrupt for stored masks that are not those that the seed gives."""
+    for batch in row_batches(rows):
+        text = Rows(unmasked_ids(batch), *batch[1:5])
+        try:
+            masked = with_masks(text, masker, max_predictions)
+        except ValueError as error:
+            raise Corrupt(str(error)) from error
+        equal = (np.array_equal(one, other) for one, other in zip(masked, batch, strict=True))  # type: ignore[arg-type]
+        if batch.masked_positions is not None and not all(equal):
+            raise Corrupt("static masks that are not those of epoch 0")
+        statistics.add(batch, masked)
 
 
 def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:
