@@ -38,7 +38,7 @@ NOTES = (
     "All systems read the same text with the same vocabulary and hold out the same documents, and are trained for the "
     "same minutes with the same tokens per batch, warmup and decay. The step is compiled before, in a run of one step.",
     "Parameters are all that are trained. Widths are chosen so that their number is near that of BERT. FLOPs are those "
-    "of the matmuls in the program of the training step (bert_jax/planning/flops.py).",
+    "of the matmuls in the program of the training step (bert_jax/planning/program.py).",
     "Rows are single segments of documents. BERT has rows of next sentences instead, ALBERT of sentence order with "
     "masked n-grams, and SpanBERT the same rows as the others with masked spans: their objectives need these. "
     "Perplexities are measured on the single segments for all.",

@@ -31,7 +31,7 @@ from bert_jax.evaluate import evaluate
 from bert_jax.features import FeatureOptions, features
 from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.planning.abstract_step import RowSpec
+from bert_jax.planning.compile import RowSpec
 from bert_jax.pretrain import pretrain
 from bert_jax.storage.local import read_json, write_json
 from bert_jax.train.host_memory import keep_freed_memory

@@ -21,10 +21,9 @@ from bert_jax.config import (
     PretrainDataConfig,
 )
 from bert_jax.model import paths, sizes
-from bert_jax.planning.abstract_step import AbstractStep, RowSpec
-from bert_jax.planning.flops import count_flops
-from bert_jax.planning.tpu_chips import CHIPS
-from bert_jax.planning.tpu_topology import TpuTopology
+from bert_jax.planning.compile import AbstractStep, RowSpec
+from bert_jax.planning.program import count_flops
+from bert_jax.planning.topology import CHIPS, Topology
 from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.vocabulary import Vocabulary
@@ -179,12 +178,12 @@ class Sized:
         return {"all": sum(leaf.size for leaf in shapes.values()), "token_table": table}
 
     def step_flops(self, rows: RowSpec) -> float:
-        """FLOPs of the matmuls of a training step, counted in its program (bert_jax/planning/flops.py).
+        """FLOPs of the matmuls of a training step, counted in its program (bert_jax/planning/program.py).
 
         The formula of bert_jax/train/metrics.py does not fit all systems alike: masked language models compute their
         last layer at the masked positions only.
         """
-        one = TpuTopology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
+        one = Topology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
         return count_flops(AbstractStep.of(self.config, one, rows).traced().jaxpr).total
 
 

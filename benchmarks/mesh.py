@@ -24,8 +24,7 @@ from bert_jax.data.example import Batch, max_predictions
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.planning.collectives import collectives
-from bert_jax.planning.hlo import parse
+from bert_jax.planning.program import collectives, parse
 from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective

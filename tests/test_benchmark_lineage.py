@@ -18,7 +18,7 @@ from benchmarks.lineage_systems import SYSTEMS, Settings
 from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
-from bert_jax.planning.abstract_step import RowSpec
+from bert_jax.planning.compile import RowSpec
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train.metrics import training_flops
 
