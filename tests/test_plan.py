@@ -25,7 +25,7 @@ from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.interop import bert_jax_export
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, bytes_per_device, with_architecture
-from bert_jax.planning.estimate import Estimate, StepTime, document, run_of
+from bert_jax.planning.estimate import Estimate, StepTime, advice, document, notes, run_of
 from bert_jax.planning.program import Collective, Flops, count_flops
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
@@ -103,26 +103,26 @@ def with_recipe(step, **changes):
 
 def test_advice_for_a_step_that_does_not_fit(step):
     """8 rows a device take 29 GiB, next to 4 GiB that do not depend on the batch: 3 rows fit, so 4 parts of 2."""
-    assert make_estimate(step, FULL).advice == [
+    assert advice(make_estimate(step, FULL)) == [
         "17.00 GiB a device too much.",
         "--config.microbatches=4 fits: 2 rows a device at a time.",
         "--config.batch_size=24 fits, too.",
         "--config.model.remat=layer stores least, and recomputes the forward pass.",
     ]
     recomputing = with_recipe(step, model=dataclasses.replace(CONFIG.model, remat="layer"))
-    assert not any("remat" in line for line in make_estimate(recomputing, FULL).advice)
+    assert not any("remat" in line for line in advice(make_estimate(recomputing, FULL)))
     state = dataclasses.replace(ROOMY, optimizer=15 * GIB)
-    assert make_estimate(step, state).advice[-1].endswith("take 17.00 GiB: shard them with --config.mesh.fsdp.")
+    assert advice(make_estimate(step, state))[-1].endswith("take 17.00 GiB: shard them with --config.mesh.fsdp.")
 
 
 def test_advice_for_a_step_that_fits(step):
-    lines = make_estimate(step, ROOMY).advice
+    lines = advice(make_estimate(step, ROOMY))
     assert lines == [
         "11.00 GiB a device are free: --config.batch_size=768 fits.",  # 12 GiB for rows, of which 8 a device take 1
         "17% of the time is exposed communication: use more rows a device, or fewer devices.",
     ]
     assert not any(
-        "free" in line for line in make_estimate(step, dataclasses.replace(ROOMY, activations=9 * GIB)).advice
+        "free" in line for line in advice(make_estimate(step, dataclasses.replace(ROOMY, activations=9 * GIB)))
     )
 
 
@@ -130,9 +130,9 @@ def test_advice_names_the_share_of_a_gpus_memory_with_which_a_step_fits(step):
     gpu = Topology("h100:8", GPUS["h100"], tuple(jax.devices()), memory_fraction=0.75)
     found = AbstractStep.of(CONFIG, gpu, step.rows)
     full = Memory(GIB, 2 * GIB, gpu.memory_bytes, gpu.memory_bytes)
-    assert any("XLA_CLIENT_MEM_FRACTION=0.95" in line for line in make_estimate(found, full).advice)
+    assert any("XLA_CLIENT_MEM_FRACTION=0.95" in line for line in advice(make_estimate(found, full)))
     larger = dataclasses.replace(full, activations=80 * GIB)
-    assert not any("FRACTION" in line for line in make_estimate(found, larger).advice)
+    assert not any("FRACTION" in line for line in advice(make_estimate(found, larger)))
 
 
 # Steps of 100 ms with 64 rows of 64 positions, 4,096 tokens.
@@ -238,8 +238,8 @@ def test_tokens_without_padding_are_those_of_the_manifest(step, shards_dir, caps
 )
 def test_what_a_plan_leaves_out_is_noted(step, changes, said):
     changed = dataclasses.replace(step, config=dataclasses.replace(CONFIG, **changes))
-    assert not any(said in note for note in make_estimate(step, FULL).notes)
-    assert any(said in note for note in make_estimate(changed, FULL).notes)
+    assert not any(said in note for note in notes(make_estimate(step, FULL)))
+    assert any(said in note for note in notes(make_estimate(changed, FULL)))
 
 
 def test_a_step_that_does_not_fit_has_no_time(step, capsys):

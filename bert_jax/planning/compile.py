@@ -123,7 +123,10 @@ class AbstractStep:
     @classmethod
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
-        model, traits = sizes.model_config(config.model, rows.vocab_size), _traits(config, rows)
+        model = sizes.model_config(config.model, rows.vocab_size)
+        # The traits of the shards that training would read; without shards, those that the configuration needs.
+        name = config.data.train or config.data.mixture or "the shards"
+        traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
         sizes.check_positions(model, rows.seq_len, traits.name)
         sizes.check_truncation(model, rows.seq_len, traits.name)
         if config.distill.teacher:
@@ -211,13 +214,6 @@ def _abstract_key() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def _traits(config: PretrainConfig, rows: RowSpec) -> ShardTraits:
-    """The traits of the shards that training would read; without shards, those that the configuration needs."""
-    unit = "span" if config.span_boundary else "token"
-    name = config.data.train or config.data.mixture or "the shards"
-    return ShardTraits(name, rows.labelled, unit)
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one device. Activations are all that a step allocates: residuals, gradients, temporaries, the batch."""
@@ -300,8 +296,7 @@ def bytes_per_device(tree: Any) -> int:
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGTB]?)"
-_USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
-_TEMPORARIES = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
+_EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds available HBM) \(?{_SIZE}")
 
 
 def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
@@ -310,12 +305,7 @@ def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
     One form of the message counts only temporaries; the bytes of the step's arguments are added to it. XLA compiles
     steps for GPUs whatever memory they need.
     """
-
-    def size(number: str, unit: str) -> int:
-        return round(float(number) * _UNITS[unit])
-
-    if match := _USED.search(message):
-        return size(match[1], match[2]), size(match[3], match[4])
-    if match := _TEMPORARIES.search(message):
-        return size(match[1], match[2]) + arguments, size(match[3], match[4])
-    return None
+    if not (match := _EXCEEDED.search(message)):
+        return None
+    wanted, available = (round(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3))
+    return wanted + arguments * match[0].startswith("HLO"), available

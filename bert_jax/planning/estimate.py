@@ -74,6 +74,7 @@ class Estimate:
     time: StepTime | None
     collectives: list[Collective]
     kernels: list[str]
+    unknown_loops: int = 0  # that count as one iteration, because their trip count is unknown
 
     @property
     def mfu(self) -> float | None:
@@ -104,14 +105,6 @@ class Estimate:
     @property
     def run(self) -> Run:
         return run_of(self.step.config, self.step.rows, None if self.time is None else self.time.total)
-
-    @property
-    def notes(self) -> list[str]:
-        return notes(self)
-
-    @property
-    def advice(self) -> list[str]:
-        return advice(self)
 
     def as_json(self) -> dict[str, Any]:
         """Returns what --json writes."""
@@ -148,8 +141,8 @@ class Estimate:
             "batch_size": step.config.batch_size,
             "microbatches": step.config.microbatches,
             "mesh": dict(step.mesh.shape),
-            "notes": self.notes,
-            "advice": self.advice,
+            "notes": notes(self),
+            "advice": advice(self),
         }
 
 
@@ -176,6 +169,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
         time=time,
         collectives=found,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
+        unknown_loops=0 if compiled.program is None else compiled.program.loops_without_trip_count(),
     )
 
 
@@ -303,6 +297,8 @@ def notes(found: Estimate) -> list[str]:
             f"The network between {'hosts' if isinstance(chip, Gpu) else 'slices'} carries "
             f"{chip.network_bandwidth / 1e9:.4g} GB/s from each device."
         )
+    if found.unknown_loops:
+        lines.append(f"{found.unknown_loops} loops have no known trip count and count as one iteration each.")
     if step.rows.filled is None:
         lines.append(
             "Tokens count all positions, padding included; with --config.data.train they are also given without."
@@ -367,34 +363,28 @@ def document(found: Estimate) -> Document:
         headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {found.mfu:.1%}"
     mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
     loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
-    sizes = {
-        "parameters": memory.parameters,
-        "optimizer": memory.optimizer,
-        "activations": memory.activations,
-        "total": memory.total,
-        "available": memory.available,
-    }
-    longest = max(memory.available, memory.total)
+    figures, suggested, listed = _run_figures(found), advice(found), notes(found)
+    sizes = dataclasses.asdict(memory) | {"total": memory.total, "available": memory.available}
     return Document(
         title=f"Plan: {topology.title}",
         lines=[
             headline,
-            f"{len(topology.devices):,} devices on {topology.hosts:,} hosts ({mesh})",
+            f"{len(topology.devices):,} devices, {topology.hosts:,} host{'s'[: topology.hosts > 1]} ({mesh})",
             f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} "
             f"positions, attention by {' and '.join(found.kernels)}, layers {loop}, remat {step.config.model.remat}",
         ],
-        tiles=[Tile(value, name) for name, value in _run_figures(found)],
+        tiles=[Tile(value, name) for name, value in figures],
         sections=[
-            Section("The run", [Table(["", ""], [[list(row) for row in _run_figures(found)]])] if time else []),
+            Section("The run", [Table(["", ""], [[list(row) for row in figures]])] if figures else []),
             Section(
                 "Memory of a device",
-                [Panels([Panel("", "", [Bar(name, size / longest, gib(size)) for name, size in sizes.items()])])],
+                [_bars({name: (size, gib(size)) for name, size in sizes.items()})],
                 "Activations: saved values, gradients, temporaries, batch.",
             ),
-            _time(found),
-            _collectives(found),
-            Section("Advice", [Bullets(found.advice)] if found.advice else []),
-            Section("Notes", [Bullets(found.notes)] if found.notes else []),
+            *_time(found),
+            *_collectives(found),
+            Section("Advice", [Bullets(suggested)] if suggested else []),
+            Section("Notes", [Bullets(listed)] if listed else []),
         ],
     )
 
@@ -419,26 +409,23 @@ def _run_figures(found: Estimate) -> list[tuple[str, str]]:
     ]
 
 
-def _time(found: Estimate) -> Section:
+def _time(found: Estimate) -> list[Section]:
     time = found.time
     if time is None:
-        return Section("")
-    bars = [
-        Bar(name, seconds / time.total, f"{_milliseconds(seconds)}, {seconds / time.total:.0%}")
-        for name, seconds in time.parts.items()
-    ]
-    bars.append(Bar("total", 1.0, _milliseconds(time.total)))
+        return []
+    parts = time.parts | {"total": time.total}
     if PALLAS in time.parts:
-        bars.append(Bar("without Pallas", time.without_pallas / time.total, _milliseconds(time.without_pallas)))
+        parts["without Pallas"] = time.without_pallas
+    shown = {name: (one, f"{_milliseconds(one)}, {one / time.total:.0%}") for name, one in parts.items()}
     basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
     note = (
         f"On all devices, a step has {found.flops.total:.4g} FLOPs as traced; MFU counts the {found.model_flops:.4g} "
         "of the model's formula."
     )
-    return Section(f"Time of a step, by {basis}", [Panels([Panel("", "", bars)])], note)
+    return [Section(f"Time of a step, by {basis}", [_bars(shown)], note)]
 
 
-def _collectives(found: Estimate) -> Section:
+def _collectives(found: Estimate) -> list[Section]:
     topology = found.step.topology
     group = "slices" if topology.sides else "hosts"
     rows = [
@@ -452,7 +439,13 @@ def _collectives(found: Estimate) -> Section:
         for one in found.collectives
     ]
     table = Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
-    return Section("Collectives of a step", [table] if rows else [])
+    return [Section("Collectives of a step", [table])] if rows else []
+
+
+def _bars(values: dict[str, tuple[float, str]]) -> Panels:
+    """A bar for each value, with its text; the largest one fills the width."""
+    longest = max(value for value, _ in values.values())
+    return Panels([Panel("", "", [Bar(name, value / longest, text) for name, (value, text) in values.items()])])
 
 
 def gib(size: float) -> str:

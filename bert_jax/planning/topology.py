@@ -128,33 +128,18 @@ class Gpu:
     def target(self) -> str:
         """What XLA compiles for, as text of its protocol buffer GpuTargetConfigProto."""
         extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
-        fields = {
-            "threads_per_warp": 32,
-            "threads_per_block_limit": 1024,
-            "threads_per_core_limit": 2048,
-            "registers_per_core_limit": 65536,
-            "registers_per_block_limit": 65536,
-            "block_dim_limit_x": 2**31 - 1,
-            "block_dim_limit_y": 65535,
-            "block_dim_limit_z": 65535,
-            "thread_dim_limit_x": 1024,
-            "thread_dim_limit_y": 1024,
-            "thread_dim_limit_z": 64,
-            "core_count": self.multiprocessors,
-            "fpus_per_core": self.units,
-            "clock_rate_ghz": self.clock_ghz,
-            "memory_bandwidth": int(self.memory_bandwidth),
-            "device_memory_size": self.memory_bytes,
-            "l2_cache_size": self.cache_bytes,
-            "shared_memory_per_block": 49152,
-            "shared_memory_per_core": self.shared_bytes,
-            "shared_memory_per_block_optin": self.shared_bytes - 1024,
-        }
-        listed = " ".join(f"{name}: {value}" for name, value in fields.items())
-        capability = f"cuda_compute_capability {{ major: {self.capability} feature_extension: {extension} }}"
         return (
-            f'gpu_device_info {{ {listed} {capability} }} platform_name: "CUDA" '
-            f'dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "{self.device_kind}"'
+            "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
+            "registers_per_core_limit: 65536 registers_per_block_limit: 65536 "
+            "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+            "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 "
+            f"core_count: {self.multiprocessors} fpus_per_core: {self.units} clock_rate_ghz: {self.clock_ghz} "
+            f"memory_bandwidth: {int(self.memory_bandwidth)} device_memory_size: {self.memory_bytes} "
+            f"l2_cache_size: {self.cache_bytes} shared_memory_per_block: 49152 "
+            f"shared_memory_per_core: {self.shared_bytes} shared_memory_per_block_optin: {self.shared_bytes - 1024} "
+            f"cuda_compute_capability {{ major: {self.capability} feature_extension: {extension} }} }} "
+            'platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } '
+            f'device_description_str: "{self.device_kind}"'
         )
 
 
