@@ -186,15 +186,16 @@ _SAME = ("bitcast", "reshape", "convert", "copy")
 
 def memory_traffic(program: Program) -> float:
     """Returns the bytes that a program reads and writes on one device, as if no cache held any of them."""
-    return sum(
-        times * bytes_moved(program, one)
-        for one, times in program.runs()
-        if one.opcode not in FREE and not one.opcode.endswith("-done") and not is_collective(program, one)
-    )
+    return sum(times * bytes_moved(program, one) for one, times in program.runs())
 
 
 def bytes_moved(program: Program, instruction: Instruction) -> int:
-    """Returns the bytes of operands and results. Of an array that is only sliced or updated, the part counts."""
+    """Returns the bytes of operands and results; 0 for collectives and for what launches no work.
+
+    Of an array that is only sliced or updated, the part counts.
+    """
+    if instruction.opcode in FREE or instruction.opcode.endswith("-done") or is_collective(program, instruction):
+        return 0
     body = program.computations.get(instruction.called[0], ()) if instruction.opcode == "fusion" else ()
     if not body:  # an instruction of its own is a fusion of one
         read = sum(_read(operand, [(instruction, index)]) for index, operand in enumerate(instruction.operands))
@@ -280,7 +281,8 @@ def collectives(
 ) -> list[Collective]:
     """Returns the collectives of a program compiled for so many devices in so many slices, the largest first.
 
-    A collective overlaps as far as the work between its start and its end lasts.
+    A collective overlaps as far as the work between its start and its end lasts. Several that are under way at a time
+    share that work, as they share the links.
 
     Args:
       program: the compiled program.
@@ -295,9 +297,8 @@ def collectives(
         one = _collective(program, instruction, devices, slices)
         if one is None:
             continue
-        work, needed = sum(map(work_seconds, between.get(instruction.name, ()))), 0.0
-        if transfer_seconds is not None:
-            needed = transfer_seconds(one)
+        work = sum(share * work_seconds(each) for each, share in between.get(instruction.name, ()))
+        needed = 0.0 if transfer_seconds is None else transfer_seconds(one)
         hidden = min(1.0, work / needed) if needed else 0.0
         key = (one.kind, one.group, one.slices)
         total = found.get(key, dataclasses.replace(one, count=0.0, bytes=0.0))
@@ -402,12 +403,15 @@ def _integers(listed: str) -> tuple[int, ...]:
     return tuple(int(number) for number in listed.split(","))
 
 
-def _between(program: Program) -> dict[str, list[Instruction]]:
-    """Returns the instructions between the start and the end of each collective, by the name of what starts it."""
-    found: dict[str, list[Instruction]] = {}
+Between = list[tuple[Instruction, float]]  # instructions, and the share of each that hides one collective
+
+
+def _between(program: Program) -> dict[str, Between]:
+    """Returns what runs between the start and the end of each collective, by the name of what starts it."""
+    found: dict[str, Between] = {}
     for body in program.computations.values():
         # What is under way, by a key that start and end share: the start's name, a channel, or a rendezvous.
-        under_way: dict[str, tuple[str, list[Instruction]]] = {}
+        under_way: dict[str, tuple[str, Between]] = {}
         for instruction in body:
             opcode = instruction.opcode
             if opcode == "send" and _BETWEEN_SLICES in instruction.text:
@@ -426,11 +430,11 @@ def _between(program: Program) -> dict[str, list[Instruction]]:
                 _end(found, under_way, _first(_CHANNEL, received))
             else:
                 for _, instructions in under_way.values():
-                    instructions.append(instruction)
+                    instructions.append((instruction, 1 / len(under_way)))
     return found
 
 
-def _end(found: dict[str, list[Instruction]], under_way: dict[str, tuple[str, list[Instruction]]], key: str) -> None:
+def _end(found: dict[str, Between], under_way: dict[str, tuple[str, Between]], key: str) -> None:
     if key in under_way:
         name, instructions = under_way.pop(key)
         found[name] = instructions
