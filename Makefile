@@ -47,7 +47,7 @@ engines: $(ENGINES)/installed
 
 # The compilers of TPUs and NVIDIA GPUs, which need no device, in an environment of their own: several gigabytes.
 compilers: $(COMPILERS)/installed
-	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_plan.py tests/test_gpu_plan.py tests/test_compiled_steps.py tests/test_attention_tokamax.py
+	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_planning.py tests/test_compiled_steps.py tests/test_attention_tokamax.py
 
 # Object stores, on emulators: workdirs, text and shards in Google Cloud Storage and in S3.
 stores: $(STORES)/installed

@@ -11,21 +11,19 @@ from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 
 DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
-fits the memory, how long it takes, and what to change.
+fits the memory, how long a step and the whole run take, and what the input must deliver (docs/plan.md).
 
-  bert-jax plan --config bert_base --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
+  bert-jax plan --config bert_base --topology v5litepod-16 --seq_len 128 --config.batch_size=4096
   bert-jax plan --config bert_base --topology h100:8 --seq_len 128 --config.batch_size=2048
 
-TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu, which
-is in the extra tpu (docs/install.md). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8,
-h100:8x4, h200:8, b200:8. They need jax's CUDA plugin, which is in the extras gpu12 and, for CUDA 13, gpu.
+TPUs are named as clouds name them (v5litepod-16, v6e-256; v4-64 and v5p-64 count two TensorCores for each chip), or by
+their shape in chips: v5e:4x4, v4:2x2x4, tpu7x:2x2x2. They need libtpu, which is in the extra tpu (docs/install.md).
+GPUs are KIND, KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100, h100:8x4, h200:8, b200:8. They need
+jax's CUDA plugin, which is in the extras gpu12 and, for CUDA 13, gpu.
 
 Memory is the compiler's own count. Time on TPUs is the sum of the cycles that the compiler estimates for each
-instruction, divided by the clock; Pallas kernels, for which it has none, are counted at a stated share of the peak, and
-the total is also given without them. Time on GPUs is the sum over kernels of the longer of memory traffic and
-arithmetic, and of launches (docs/gpu_plan.md). Loop bodies count once per iteration. The rows are those of
---config.data.train or data.mixture, or of --seq_len. Compiling takes one to several minutes;
---config.model.layer_loop=scan compiles fastest.
+instruction; on GPUs it is a roofline of total FLOPs and memory traffic. The rows are those of --config.data.train or
+data.mixture, or of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
 """
 
 
@@ -33,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert-jax plan", DESCRIPTION)
     add = parser.add_argument
     add("--config", required=True, help="a pretraining recipe; --config.KEY=VALUE sets a key")
-    add("--topology", required=True, help="a TPU slice, such as v5e:16x16, or GPUs, such as h100:8")
+    add("--topology", required=True, help="a TPU slice, such as v5litepod-16 or v5e:4x4, or GPUs, such as h100:8")
     add("--slices", type=_positive, default=1, help="number of TPU slices (default: 1)")
     add(
         "--seq_len",
@@ -61,10 +59,8 @@ def main(arguments: Sequence[str]) -> None:
     # Neither the description of the devices nor the traced functions may use those of this machine. The imports below
     # load jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from bert_jax.planning.abstract_step import RowSpec
-    from bert_jax.planning.architecture import with_architecture
-    from bert_jax.planning.contents import document
-    from bert_jax.planning.estimate import estimate
+    from bert_jax.planning.compile import RowSpec, with_architecture
+    from bert_jax.planning.estimate import document, estimate
     from bert_jax.planning.topology import open_topology
     from bert_jax.reporting import page, terminal
     from bert_jax.storage.local import write_json

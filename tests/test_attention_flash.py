@@ -16,7 +16,7 @@ from bert_jax.model.ops import attention_flash
 from bert_jax.model.ops.attention_flash import Grid
 from bert_jax.model.ops.attention_flash_kernels import flash_attention
 from bert_jax.model.placement import Placement
-from bert_jax.planning import flops
+from bert_jax.planning import program as programs
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import ROWS, make_mesh
 from bert_jax.train.shard_placement import InShard
@@ -133,7 +133,7 @@ def test_the_scores_stay_in_the_kernels_which_compute_each_matmul_once():
 
     arguments = (jax.ShapeDtypeStruct((2, 512), jnp.int32), jax.ShapeDtypeStruct((2, 2), jnp.uint32))
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(heads, heads, heads, *arguments)
-    assert flops.count_flops(traced).pallas == (2 + 5) * 2 * 2 * 3 * 512**2 * 64
+    assert programs.count_flops(traced).pallas == (2 + 5) * 2 * 2 * 3 * 512**2 * 64
     assert max(np.prod(found.aval.shape) for step in traced.eqns for found in step.outvars) == np.prod(heads.shape)
 
 

@@ -15,7 +15,7 @@ from bert_jax.model.ops.attention_triton import padded_length
 from bert_jax.model.ops.attention_triton_kernels import triton_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.token_positions import token_positions, visible_keys
-from bert_jax.planning import flops
+from bert_jax.planning import program as programs
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import make_mesh
 
@@ -125,7 +125,7 @@ def test_a_row_of_one_block_computes_no_matmul_twice_and_the_scores_stay_in_the_
         return triton_attention(*heads, sequence_ids, **options, **OPTIONS).sum()
 
     traced = jax.make_jaxpr(jax.grad(loss))(heads)
-    assert flops.count_flops(traced).pallas == (2 + backward) * 2 * 2 * 3 * slots * slots * 16
+    assert programs.count_flops(traced).pallas == (2 + backward) * 2 * 2 * 3 * slots * slots * 16
     outside = [found.aval.shape for equation in traced.eqns for found in equation.outvars]
     assert not any(shape.count(slots) > 1 for shape in outside)
 

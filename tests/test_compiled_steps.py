@@ -13,13 +13,10 @@ import pytest
 
 from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig
 from bert_jax.model.ops import attention_tokamax
-from bert_jax.planning import hlo
-from bert_jax.planning.abstract_step import AbstractStep, RowSpec
-from bert_jax.planning.collectives import collectives
-from bert_jax.planning.compiled import compile_step
-from bert_jax.planning.gpu_topology import PLUGINS
-from bert_jax.planning.memory import bytes_per_device
-from bert_jax.planning.topology import open_topology
+from bert_jax.planning import program as programs
+from bert_jax.planning.compile import AbstractStep, RowSpec, bytes_per_device, compile_step
+from bert_jax.planning.program import Program, collectives
+from bert_jax.planning.topology import PLUGINS, open_topology
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
 needs_cuda = pytest.mark.skipif(
@@ -45,7 +42,7 @@ def compiled(
     tensor: int = 1,
     slices: int = 1,
     **model: object,
-) -> tuple[AbstractStep, hlo.Program]:
+) -> tuple[AbstractStep, Program]:
     """A step of 16 rows of 256 positions, and its program."""
     config = PretrainConfig(
         model=ModelOptions(preset=preset, **{**SMALL, **model}),
@@ -61,7 +58,7 @@ def compiled(
     return step, program
 
 
-def arrays(program: hlo.Program) -> set[tuple[int, ...]]:
+def arrays(program: Program) -> set[tuple[int, ...]]:
     """The dimensions of all results of instructions that run, those inside fusions excluded."""
     found = set()
     for instruction, _ in program.runs():
@@ -70,7 +67,7 @@ def arrays(program: hlo.Program) -> set[tuple[int, ...]]:
     return found
 
 
-def has_square(program: hlo.Program) -> bool:
+def has_square(program: Program) -> bool:
     """Whether an array has the scores of attention, [B, N, T, T], or their mask, [B, 1, T, T].
 
     Compilers write them with fewer axes, too: [B * N, T, T], [B, T, T].
@@ -91,10 +88,10 @@ def has_square(program: hlo.Program) -> bool:
 )
 def test_scores_and_masks_are_seen_in_every_shape(shape, square):
     text = f"ENTRY %main (x: f32[2]) -> {shape} {{\n  ROOT %made = {shape} fusion(%x), kind=kLoop, calls=%body\n}}\n"
-    assert has_square(hlo.parse(text)) == square
+    assert has_square(programs.parse(text)) == square
 
 
-def has_logits(program: hlo.Program) -> bool:
+def has_logits(program: Program) -> bool:
     """Whether an array has the vocabulary's logits of all predictions of a device, 40 in each of its rows."""
     logits = ROWS // 4 * 40 * VOCABULARY
     return any(VOCABULARY in sizes and math.prod(sizes) >= logits for sizes in arrays(program))
@@ -157,7 +154,7 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
 def test_slices_reduce_what_is_left_after_the_reduction_within_each():
     """Each of the four chips of a slice exchanges a fourth of the gradients with its peer, in padded layouts."""
     step, program = compiled("v5e:2x2", slices=2)
-    found = [one for one in step.topology.collectives(program) if one.slices == 2]
+    found = [one for one in collectives(program, 8, 2) if one.slices == 2]
     assert {(one.kind, one.group) for one in found} == {("all-reduce", 2)}
     quarter = bytes_per_device(step.state().params) / 4
     assert quarter < sum(one.bytes for one in found) < 2 * quarter
@@ -175,5 +172,5 @@ def test_no_matmul_on_gpus_has_a_single_row():
     """The gradient of a bias as a product with a row of ones would be one; sums of such gradients are reductions."""
     _, program = compiled("h100:4")
     products = [one for one, _ in program.runs() if "__cublas" in one.text or one.opcode == "dot"]
-    sizes = [hlo.dimensions(one.shape) for one in products]
+    sizes = [programs.dimensions(one.shape) for one in products]
     assert len(sizes) > 10 and all(min(shape[-2:]) > 1 for shape in sizes)

@@ -15,8 +15,7 @@ from test_steps import assert_close, make_plan, random_batch
 from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.planning.collectives import collectives
-from bert_jax.planning.hlo import parse
+from bert_jax.planning.program import collectives, parse
 from bert_jax.train import mesh_placement, partitioning, steps
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective

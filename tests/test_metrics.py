@@ -17,7 +17,7 @@ from bert_jax.model.bert import bind, init_params
 from bert_jax.model.head_outputs import masked_logits, span_boundary_product, vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.planning.flops import count_flops
+from bert_jax.planning.program import count_flops
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics, training_flops
 

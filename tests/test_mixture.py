@@ -22,7 +22,7 @@ from bert_jax.data.mixture_spec import parse_mixture
 from bert_jax.data.opening import open_held_out, open_phases
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.planning.abstract_step import RowSpec
+from bert_jax.planning.compile import RowSpec
 from bert_jax.train import metrics, workdir
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions

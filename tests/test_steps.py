@@ -14,7 +14,7 @@ from bert_jax.model import bert, paths
 from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
-from bert_jax.planning import hlo
+from bert_jax.planning import program as programs
 from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -134,7 +134,7 @@ def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_conf
         together, terms = program(*arguments)
     np.testing.assert_allclose(terms["mlm"].loss, alone_terms["mlm"].loss, rtol=1e-6)
     assert_close(together, alone, 2e-7)
-    runs = hlo.parse(program.as_text()).runs()
+    runs = programs.parse(program.as_text()).runs()
     summed = sum(times * one.bytes for one, times in runs if one.opcode == "all-reduce")
     parameters = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
     assert parameters <= summed < 1.01 * parameters

@@ -225,7 +225,7 @@ class ModelOptions:
     # The kernel: einsum, banded (layers with a window), cudnn, tokamax and triton (NVIDIA), splash and flash (TPU).
     # cudnn, tokamax and splash need attention_dropout=0. auto never takes tokamax or flash, which have not run on
     # devices yet, and triton only on Hopper GPUs, for attention dropout with heads of 64, in rows of a multiple of 64
-    # from 128 on, in layers without a window or a causal mask (docs/gpu_plan.md).
+    # from 128 on, in layers without a window or a causal mask (docs/plan.md).
     attention: str = "auto"
     # What the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all but
     # the weight matmuls of a layer), layer (all but its input).

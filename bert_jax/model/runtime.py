@@ -22,7 +22,7 @@ NVIDIA = ("cuda", "gpu")
 
 # An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On
 # accelerators a scan also copies what the backward pass reads into stacks: by its plans, a step of BERT-Large takes
-# 178 ms scanned and 132 unrolled on an H100 (docs/gpu_plan.md), and 125 and 108 on v5e (docs/tpu_plan.md).
+# 178 ms scanned and 132 unrolled on an H100, and 121 and 105 on v5e (docs/plan.md).
 UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_ACCELERATORS = 12, 24  # TPUs and NVIDIA GPUs
 
 RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed

@@ -1,165 +1,469 @@
-"""Estimates memory, time and FLOPs of a train step from the compiled program."""
+"""Estimates step time, hours and input rate of a run from its compiled step, and shows them as a document or JSON.
+
+`estimate` compiles and reads the step; `step_time` is the compiler's cycles on TPUs and a roofline elsewhere; `run_of`
+turns the time of a step into hours; `document` is what the command prints.
+"""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PretrainConfig
+from bert_jax.data.batch_schedule import batch_schedule, batch_segments
+from bert_jax.data.phases import parse_phases
 from bert_jax.model.attention import kernels
-from bert_jax.planning.abstract_step import AbstractStep, RowSpec
-from bert_jax.planning.advice import advise
-from bert_jax.planning.collectives import Collective, exposed_seconds
-from bert_jax.planning.compiled import Compiled, compile_step
-from bert_jax.planning.flops import Flops
-from bert_jax.planning.memory import Memory
-from bert_jax.planning.roofline import Roofline
-from bert_jax.planning.step_time import PALLAS, StepTime, grouped
-from bert_jax.planning.topology import Topology
-from bert_jax.train import metrics
+from bert_jax.planning import program as programs
+from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, compile_step
+from bert_jax.planning.program import Collective, Flops, Instruction, Program
+from bert_jax.planning.topology import GIB, MEMORY_VARIABLES, Chip, Gpu, Topology
+from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
+from bert_jax.train import compiler, metrics, partitioning
 from bert_jax.train.objectives.pretraining import is_schedule
+from bert_jax.train.token_length import TokenLength
 
-LARGEST_KERNELS = 40  # that --json lists
+# A Pallas kernel counts at this share of the peak. FlashAttention-2 reaches up to 63% of an A100's peak in the backward
+# and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
+PALLAS_EFFICIENCY = 0.5
+CYCLES, ROOFLINE = "cycles", "roofline"
+PALLAS, EXPOSED = "Pallas kernels", "exposed collectives"
+ARITHMETIC, TRAFFIC = "arithmetic", "memory traffic"
+LARGE_FRACTION = 0.95  # of a GPU's memory, which a run can have if nothing else uses the GPU
+WORTH = 0.05  # of a step's time: less communication than this is not worth advice
+ROOMY = 0.5  # a step that uses less than this share of the memory has room for more rows
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step on each device.
+
+    basis     cycles: those that the compiler estimates for each instruction; roofline: total FLOPs and bytes
+    parts     what the time consists of
+    at_least  a bound that no execution of this program beats, by the roofline; None for cycles
+    """
+
+    basis: str
+    parts: dict[str, float]
+    at_least: float | None = None
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def without_pallas(self) -> float:
+        return self.total - self.parts.get(PALLAS, 0.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The whole run: its steps, the rows that they read, and hours; all None if it has no known end."""
+
+    steps: int | None
+    rows: int | None
+    hours: float | None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The figures to know before paying for chips. time and roofline are None if the step exceeds the memory."""
+    """The figures to know before paying for devices. time is None if the step exceeds the memory."""
 
     step: AbstractStep
     memory: Memory
     flops: Flops
     model_flops: float
     time: StepTime | None
-    roofline: Roofline | None
     collectives: list[Collective]
     kernels: list[str]
-    notes: list[str]
-    advice: list[str]
+    unknown_loops: int = 0  # that count as one iteration, because their trip count is unknown
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization: the model's FLOPs over what the devices could compute in the time of a step."""
         return None if self.time is None else self._mfu(self.time.total)
 
-    @property
-    def mfu_at_most(self) -> float | None:
-        """The MFU of a step that takes only the time that its arithmetic or its memory traffic needs (the roofline)."""
-        return None if self.roofline is None else self._mfu(self.roofline.lower_bound)
-
     def _mfu(self, seconds: float) -> float:
         topology = self.step.topology
-        return self.model_flops / (seconds * topology.peak_flops * len(topology.devices))
+        return self.model_flops / (seconds * topology.chip.peak_flops * len(topology.devices))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Positions a second, with padding."""
-        if self.time is None:
-            return None
-        return self.step.config.batch_size * self.step.rows.seq_len / self.time.total
+        """Positions a second, padding included."""
+        return None if self.time is None else self.step.config.batch_size * self.step.rows.seq_len / self.time.total
 
     @property
-    def real_tokens_per_second(self) -> float | None:
-        """Tokens a second, without padding; None without shards, whose manifest says how much of a row is padding."""
-        positions, filled = self.tokens_per_second, self.step.rows.filled
-        return None if positions is None or filled is None else positions * filled
+    def host_tokens_per_second(self) -> float | None:
+        """Positions a second that each host's input pipeline must deliver, padding included.
+
+        A host loads the rows of its own devices. Devices that split a row's work (mesh.tensor) load it once.
+        """
+        if self.tokens_per_second is None:
+            return None
+        topology, shards = self.step.topology, partitioning.row_shards(self.step.mesh)
+        own = max(1.0, shards / topology.hosts)
+        return self.tokens_per_second * own / shards
+
+    @property
+    def run(self) -> Run:
+        return run_of(self.step.config, self.step.rows, None if self.time is None else self.time.total)
 
     def as_json(self) -> dict[str, Any]:
         """Returns what --json writes."""
-        topology, time = self.step.topology, self.time
-        memory = dataclasses.asdict(self.memory) | {"total": self.memory.total}
+        step, time, run = self.step, self.time, self.run
+        topology, filled = step.topology, step.rows.filled
+        tokens = run.rows and run.rows * step.rows.seq_len
         return {
             "topology": topology.name,
             "slices": topology.slices,
             "devices": len(topology.devices),
+            "hosts": topology.hosts,
             "fits": self.memory.fits,
-            "memory_bytes": memory,
+            "memory_bytes": dataclasses.asdict(self.memory) | {"total": self.memory.total},
             "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
-            "collectives": [
-                dataclasses.asdict(one) | {"seconds": topology.seconds(one, one.bytes)} for one in self.collectives
-            ],
+            "collectives": [dataclasses.asdict(one) | {"seconds": topology.seconds(one)} for one in self.collectives],
             "step_seconds": time and time.total,
+            "step_seconds_basis": time and time.basis,
+            "step_seconds_by_part": time and time.parts,
             "step_seconds_without_pallas": time and time.without_pallas,
-            "step_seconds_by_kind": time and self.seconds_by_kind(),
+            "step_seconds_at_least": time and time.at_least,
             "mfu": self.mfu,
             "mfu_without_pallas": time and self._mfu(time.without_pallas),
-            "mfu_at_most": self.mfu_at_most,
-            "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
-            "real_tokens_per_second": self.real_tokens_per_second,
-            **topology.assumptions(self.step.model),
-            **self._kernels_as_json(),
+            "real_tokens_per_second": _times(self.tokens_per_second, filled),
+            "input_tokens_per_second_per_host": self.host_tokens_per_second,
+            "steps": run.steps,
+            "tokens": tokens,
+            "real_tokens": _times(tokens, filled),
+            "hours": run.hours,
+            "device_hours": _times(run.hours, len(topology.devices)),
             "attention": self.kernels,
-            "model": dataclasses.asdict(self.step.model),
-            "rows": dataclasses.asdict(self.step.rows),
-            "batch_size": self.step.config.batch_size,
-            "mesh": dict(self.step.mesh.shape),
-            "notes": self.notes,
-            "advice": self.advice,
+            "model": dataclasses.asdict(step.model),
+            "rows": dataclasses.asdict(step.rows),
+            "batch_size": step.config.batch_size,
+            "microbatches": step.config.microbatches,
+            "mesh": dict(step.mesh.shape),
+            "notes": notes(self),
+            "advice": advice(self),
         }
-
-    def _kernels_as_json(self) -> dict[str, Any]:
-        """Returns what bounds the step, and its kernels, where the time is estimated kernel by kernel."""
-        if self.time is None or not self.time.kernels:
-            return {}
-        return {
-            "step_seconds_by_bound": self.time.by_bound,
-            "largest_kernels": [dataclasses.asdict(one) for one in grouped(self.time.kernels)[:LARGEST_KERNELS]],
-        }
-
-    def seconds_by_kind(self) -> dict[str, float]:
-        """Returns the parts of the step's time, the largest first; they sum to the total."""
-        assert self.time is not None
-        parts = dict(self.time.by_kind)
-        parts |= {PALLAS: self.time.pallas, "exposed collectives": self.time.exposed_collectives}
-        return dict(sorted(((name, part) for name, part in parts.items() if part), key=lambda item: -item[1]))
 
 
 def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estimate:
-    """Compiles a recipe's train step for a slice and reads the program.
+    """Compiles a recipe's train step for a topology and reads the program.
 
     Raises UserError as AbstractStep.of and compile_step do.
     """
     step = AbstractStep.of(config, topology, rows)
-    compiled = compile_step(step)
-    model = step.model
-    time, least, found, flops = None, None, [], compiled.flops
-    if compiled.program is not None:
-        found = topology.collectives(compiled.program)
-        exposed = exposed_seconds(found, topology.seconds)
-        flops = topology.flops(compiled.program, compiled.flops)
-        time, least = topology.estimate(compiled.program, flops, model, exposed)
+    compiled, model = compile_step(step), step.model
     predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
-    partial = Estimate(
+    found: list[Collective] = []
+    time = None
+    if compiled.program is not None:
+        found = collectives(compiled.program, topology)
+        time = step_time(compiled.program, topology, compiled.flops, model.width // model.heads, found)
+    return Estimate(
         step=step,
         memory=compiled.memory,
-        flops=flops,
+        flops=compiled.flops,
         model_flops=metrics.training_flops(
             model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads
         ),
         time=time,
-        roofline=least,
         collectives=found,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
-        notes=notes_for(step, compiled, time),
-        advice=[],
+        unknown_loops=0 if compiled.program is None else compiled.program.loops_without_trip_count(),
     )
-    return dataclasses.replace(partial, advice=advise(partial))
 
 
-def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> list[str]:
-    """Returns notes on how this plan's figures were obtained where that differs between plans."""
-    notes = step.topology.notes(step.model, compiled.flops, time)
-    config = step.config
-    if config.batch_schedule or config.data.phases:
-        notes.append(
-            f"planned for batches of {config.batch_size:,} rows of {step.rows.seq_len} positions; plan the others, of "
-            "batch_schedule and data.phases, with --config.batch_size and --seq_len"
+def collectives(program: Program, topology: Topology) -> list[Collective]:
+    """Returns the collectives of a program, with what the work between start and end hides of each."""
+    chip = topology.chip
+
+    def work_seconds(instruction: Instruction) -> float:
+        if isinstance(chip, Chip):
+            return (instruction.cycles or 0) / chip.clock
+        return programs.bytes_moved(program, instruction) / chip.memory_bandwidth
+
+    return programs.collectives(
+        program,
+        len(topology.devices),
+        topology.slices,
+        transfer_seconds=topology.seconds,
+        work_seconds=work_seconds,
+    )
+
+
+def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:
+    """Returns the share of the peak at which a Pallas kernel counts. Narrow heads leave part of a TPU's units idle."""
+    return PALLAS_EFFICIENCY * (min(1.0, head_width / chip.unit) if isinstance(chip, Chip) else 1.0)
+
+
+def step_time(program: Program, topology: Topology, flops: Flops, head_width: int, found: list[Collective]) -> StepTime:
+    """Returns the time of a step with these FLOPs on all devices and these collectives.
+
+    Cycles: the sum over instructions. Those that have none and are neither free, kernels nor collectives (gathers,
+    scatters) count by the bytes of their results, written once and read once.
+
+    Roofline: arithmetic at the speed of a large matmul, plus memory traffic at full bandwidth, because kernels run one
+    after another and few are bound by both; the larger of the two is the bound.
+    """
+    chip, devices = topology.chip, len(topology.devices)
+    pallas = flops.pallas / devices / (chip.peak_flops * pallas_efficiency(chip, head_width))
+    ends = {PALLAS: pallas, EXPOSED: programs.exposed_seconds(found, topology.seconds)}
+    cycles = sum(times * (one.cycles or 0) for one, times in program.runs())
+    if isinstance(chip, Chip) and cycles:
+        unpriced = sum(
+            times * 2 * one.bytes
+            for one, times in program.runs()
+            if one.cycles is None
+            and one.opcode not in (*programs.FREE, "custom-call")  # compiler markers, and Pallas kernels
+            and not programs.is_collective(program, one)
         )
+        parts = {"compiler's cycles": cycles / chip.clock, "gathers and scatters": unpriced / chip.memory_bandwidth}
+        return StepTime(CYCLES, _without_zeros(parts | ends))
+    speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
+    parts = {
+        ARITHMETIC: flops.xla / devices / speed,
+        TRAFFIC: programs.memory_traffic(program) / chip.memory_bandwidth,
+    }
+    at_least = max(flops.total / devices / chip.peak_flops, parts[TRAFFIC])
+    return StepTime(ROOFLINE, _without_zeros(parts | ends), at_least)
+
+
+def _without_zeros(parts: dict[str, float]) -> dict[str, float]:
+    return {name: seconds for name, seconds in parts.items() if seconds}
+
+
+def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
+    """Returns the length of the run, whose steps take step_seconds for batch_size rows, and longer for more rows.
+
+    With data.phases these are the steps of the first phase, whose rows were planned.
+    """
+    schedule = batch_schedule(config.batch_schedule, config.batch_size)
+    segments = batch_segments(schedule, [0])[0]
+
+    def rows_before(step: int) -> int:
+        return sum(segment.rows * segment.steps_before(step) for segment in segments)
+
+    steps: int | None = config.steps or None
+    if config.tokens:
+        per_row = rows.seq_len * (rows.filled or 1.0)
+        steps = TokenLength(config.tokens, lambda step: rows_before(step) * per_row).steps
+    if config.data.phases:
+        end = parse_phases(config.data.train, config.data.phases)[1][0]
+        steps = min(steps or end, end)
+    if config.budget_minutes and step_seconds:
+        affordable = int(config.budget_minutes * 60 / step_seconds)
+        steps = min(steps or affordable, affordable)
+    if steps is None:
+        return Run(None, None, None)
+    total = rows_before(steps)
+    hours = step_seconds and total / config.batch_size * step_seconds / 3600
+    return Run(steps, total, hours)
+
+
+def notes(found: Estimate) -> list[str]:
+    """Returns how the figures were obtained."""
+    step, time = found.step, found.time
+    topology, config, lines = step.topology, step.config, []
+    chip = topology.chip
+    if time is not None and time.basis == CYCLES:
+        lines.append(
+            "The time is the sum of the cycles that the compiler estimates for each instruction, with loop bodies "
+            "counted as often as they run."
+        )
+    elif time is not None:
+        lines.append(
+            "The time is a roofline, not a simulation: matmuls at the speed of a large matmul plus all memory traffic "
+            "at full bandwidth. Kernel launches are not counted, so steps of a few milliseconds take longer. No "
+            f"execution of this program takes less than {_milliseconds(time.at_least or 0.0)}."
+        )
+    if found.flops.pallas and time is not None:
+        lines.append(
+            f"Pallas kernels, for which the compiler has no estimate, count at "
+            f"{pallas_efficiency(chip, step.model.width // step.model.heads):.1%} of the peak; without them a step "
+            f"takes {_milliseconds(time.without_pallas)}."
+        )
+    if off := compiler.DISABLED.get(getattr(topology.devices[0], "device_kind", "")):
+        lines.append(f"Compiled with {len(off)} options off, because libtpu fails with them: {', '.join(off)}.")
+    if isinstance(chip, Gpu):
+        lines.append(
+            "Compiled without autotuning and with cuBLAS instead of Triton for matmuls, since no GPU is there to time "
+            f"them. jax gives a program {topology.memory_fraction:.0%} of a GPU's {gib(chip.memory_bytes)}; "
+            f"{MEMORY_VARIABLES[0]} in the environment, here and in training, sets another share."
+        )
+    elif chip.cores > 1:
+        lines.append(f"A device is one of the {chip.cores} cores of a {chip.name} chip.")
+    if topology.slices > 1:
+        lines.append(
+            f"The network between {'hosts' if isinstance(chip, Gpu) else 'slices'} carries "
+            f"{chip.network_bandwidth / 1e9:.4g} GB/s from each device."
+        )
+    if found.unknown_loops:
+        lines.append(f"{found.unknown_loops} loops have no known trip count and count as one iteration each.")
+    if step.rows.filled is None:
+        lines.append(
+            "Tokens count all positions, padding included; with --config.data.train they are also given without."
+        )
+    if config.data.phases:
+        lines.append(
+            "Hours and tokens are those of the first phase; plan each later one with its shards as data.train."
+        )
+    if config.batch_schedule:
+        lines.append(f"Compiled for {config.batch_size:,} rows; hours scale with the rows of each step.")
     if is_schedule(config.objective):
-        notes.append(
-            "planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
-            "them with --config.objective=causal --config.model.causal=true"
+        lines.append(
+            "Planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
+            "them with --config.objective=causal --config.model.causal=true."
         )
-    if compiled.program is not None and (unknown := compiled.program.loops_without_trip_count()):
-        notes.append(f"{unknown} loops have no known trip count and are counted as one iteration each")
-    return notes
+    return lines
+
+
+def advice(found: Estimate) -> list[str]:
+    """Returns what to change, from the plan's own figures: a few sentences, the most useful first."""
+    memory, step = found.memory, found.step
+    # Parameters, gradients and optimizer state do not shrink with the batch; the other activations do.
+    fixed = 2 * memory.parameters + memory.optimizer
+    rows, microbatches = step.rows_per_device, step.config.microbatches
+    most = int(rows * (memory.available - fixed) / max(memory.total - fixed, 1))
+    if memory.fits:
+        lines = []
+        if memory.total < ROOMY * memory.available and most >= 2 * rows:
+            larger = most // rows * step.config.batch_size
+            lines.append(
+                f"{gib(memory.available - memory.total)} a device are free: --config.batch_size={larger} fits."
+            )
+        if found.time and (share := found.time.parts.get(EXPOSED, 0.0) / found.time.total) > WORTH:
+            lines.append(f"{share:.0%} of the time is exposed communication: use more rows a device, or fewer devices.")
+        return lines
+    lines = [f"{gib(memory.total - memory.available)} a device too much."]
+    whole = LARGE_FRACTION * step.topology.chip.memory_bytes
+    if isinstance(step.topology.chip, Gpu) and memory.total <= whole:
+        lines.append(f"{MEMORY_VARIABLES[0]}={LARGE_FRACTION} in the environment of the run makes it fit.")
+    if most < 1:
+        lines.append(
+            f"Parameters, gradients and optimizer state alone take {gib(fixed)}: shard them with --config.mesh.fsdp."
+        )
+        return lines
+    parts = next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None)
+    if parts:
+        lines.append(f"--config.microbatches={parts * microbatches} fits: {rows // parts} rows a device at a time.")
+    lines.append(f"--config.batch_size={most * partitioning.row_shards(step.mesh) * microbatches} fits, too.")
+    if step.config.model.remat == "none":
+        lines.append("--config.model.remat=layer stores least, and recomputes the forward pass.")
+    return lines
+
+
+def document(found: Estimate) -> Document:
+    """Returns headline figures, the run, memory, time, collectives, advice, and how the figures were obtained."""
+    step, memory, time, model = found.step, found.memory, found.time, found.step.model
+    topology = step.topology
+    verdict = f"{gib(memory.total)} of {gib(memory.available)} per device"
+    headline = f"does not fit: {verdict}, {gib(memory.total - memory.available)} too much"
+    if memory.fits and time is not None:
+        room = gib(memory.available - memory.total)
+        headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {found.mfu:.1%}"
+    mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
+    loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
+    figures, suggested, listed = _run_figures(found), advice(found), notes(found)
+    sizes = dataclasses.asdict(memory) | {"total": memory.total, "available": memory.available}
+    return Document(
+        title=f"Plan: {topology.title}",
+        lines=[
+            headline,
+            f"{len(topology.devices):,} devices, {topology.hosts:,} host{'s'[: topology.hosts > 1]} ({mesh})",
+            f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} "
+            f"positions, attention by {' and '.join(found.kernels)}, layers {loop}, remat {step.config.model.remat}",
+        ],
+        tiles=[Tile(value, name) for name, value in figures],
+        sections=[
+            Section("The run", [Table(["", ""], [[list(row) for row in figures]])] if figures else []),
+            Section(
+                "Memory of a device",
+                [_bars({name: (size, gib(size)) for name, size in sizes.items()})],
+                "Activations: saved values, gradients, temporaries, batch.",
+            ),
+            *_time(found),
+            *_collectives(found),
+            Section("Advice", [Bullets(suggested)] if suggested else []),
+            Section("Notes", [Bullets(listed)] if listed else []),
+        ],
+    )
+
+
+def _run_figures(found: Estimate) -> list[tuple[str, str]]:
+    """What a user decides by, each a name and a value."""
+    run, devices, seq_len = found.run, len(found.step.topology.devices), found.step.rows.seq_len
+    if found.time is None:
+        return []
+    figures = [("step", _milliseconds(found.time.total)), ("MFU", f"{found.mfu:.1%}")]
+    if run.steps is not None and run.rows is not None and run.hours is not None:
+        figures += [
+            ("hours", _hours(run.hours)),
+            ("device-hours", _hours(run.hours * devices)),
+            ("steps", f"{run.steps:,}"),
+            ("tokens", _count(run.rows * seq_len, found.step.rows.filled)),
+        ]
+    return [
+        *figures,
+        ("tokens per second", _count(found.tokens_per_second or 0.0, found.step.rows.filled)),
+        ("input tokens per second and host", _count(found.host_tokens_per_second or 0.0, found.step.rows.filled)),
+    ]
+
+
+def _time(found: Estimate) -> list[Section]:
+    time = found.time
+    if time is None:
+        return []
+    parts = time.parts | {"total": time.total}
+    if PALLAS in time.parts:
+        parts["without Pallas"] = time.without_pallas
+    shown = {name: (one, f"{_milliseconds(one)}, {one / time.total:.0%}") for name, one in parts.items()}
+    basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
+    note = (
+        f"On all devices, a step has {found.flops.total:.4g} FLOPs as traced; MFU counts the {found.model_flops:.4g} "
+        "of the model's formula."
+    )
+    return [Section(f"Time of a step, by {basis}", [_bars(shown)], note)]
+
+
+def _collectives(found: Estimate) -> list[Section]:
+    topology = found.step.topology
+    group = "slices" if topology.sides else "hosts"
+    rows = [
+        [
+            f"{one.kind} of {one.group}" + (f" over {one.slices} {group}" if one.slices > 1 else ""),
+            f"{one.count:,.0f}",
+            f"{one.bytes / 1e6:,.1f}",
+            f"{topology.seconds(one) * 1e3:,.2f}",
+            f"{one.overlapped_bytes / one.bytes:.0%}" if one.bytes else "",
+        ]
+        for one in found.collectives
+    ]
+    table = Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
+    return [Section("Collectives of a step", [table])] if rows else []
+
+
+def _bars(values: dict[str, tuple[float, str]]) -> Panels:
+    """A bar for each value, with its text; the largest one fills the width."""
+    longest = max(value for value, _ in values.values())
+    return Panels([Panel("", "", [Bar(name, value / longest, text) for name, (value, text) in values.items()])])
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB"
+
+
+def _count(positions: float, filled: float | None) -> str:
+    """A number of positions, and how many hold a token if the shards say so."""
+    return f"{positions:,.0f}" + ("" if filled is None else f", {positions * filled:,.0f} without padding")
+
+
+def _times(value: float | None, factor: float | None) -> float | None:
+    return None if value is None or factor is None else value * factor
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f} ms"

@@ -1,135 +1,387 @@
-"""Opens topologies by name: devices that programs can be compiled for but not run on.
+"""Devices by name, such as v5e:16x16, v5litepod-64 or h100:8, that programs can be compiled for but not run on.
 
-TPUs and GPUs have their own modules for what differs: names and figures, the time of an instruction, the links between
-devices, notes and advice (tpu_topology.py, gpu_topology.py and the modules that they import). The rest of a plan knows
-the protocol below only.
+`CHIPS` and `GPUS` hold the published figures of one device, `parse` turns a name into them, and `open_topology` asks
+the compiler for the devices: libtpu for TPUs, jax's CUDA plugin for GPUs. Neither needs a device.
 """
 
-from typing import Any, Protocol, runtime_checkable
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
 
-from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
-from bert_jax.planning import gpu_topology, tpu_topology
-from bert_jax.planning.collectives import Collective
-from bert_jax.planning.flops import Flops
-from bert_jax.planning.gpu_chips import GPUS
-from bert_jax.planning.hlo import Program
-from bert_jax.planning.memory import Memory
-from bert_jax.planning.roofline import Roofline
-from bert_jax.planning.step_time import StepTime
-from bert_jax.planning.tpu_chips import CHIPS
+import jax
+
+from bert_jax.command import UserError, install_hint
+from bert_jax.planning.program import Collective
+from bert_jax.train.metrics import PEAK_FLOPS
+
+GIB = 2**30
+EXAMPLES = "v5litepod-64, v5e:8x8, v4-64, v5p:4x4x4, v6e-256, tpu7x:2x2x2, h100:8, h200:1, h100:8x4"
 
 
-@runtime_checkable
-class Topology(Protocol):
-    """Devices of one kind, and how the time of a step on them is estimated."""
+@dataclass(frozen=True)
+class Chip:
+    """One TPU device as libtpu compiles for it: a chip, or one of two cores of a tpu7x chip with half its resources.
+
+    Peak FLOP/s and memory bandwidth are from docs.cloud.google.com/tpu/docs, the page of each version. Link and network
+    bandwidths are bytes per second in one direction, from Austin et al. 2025, "How to Scale Your Model", part 2
+    (jax-ml.github.io/scaling-book); for tpu7x, the network is the 100 Gbit/s of its page. The clock follows from peak
+    and matrix units: a unit of n x n performs n * n multiply-adds per cycle.
+    """
+
+    name: str
+    peak_flops: float  # bfloat16 FLOPs per second
+    unit: int  # rows and columns of a matrix unit
+    units: int  # matrix units
+    memory_bytes: float  # available to a program, according to the compiler's messages
+    memory_bandwidth: float
+    link_bandwidth: float  # of one link in one direction
+    network_bandwidth: float  # to other slices
+    wraparound_from: int  # chips along an axis whose ends are linked; see wraps_around
+    dimensions: int  # axes of a slice
+    largest: int  # chips in the largest slice
+    cores: int = 1  # devices per chip
+    named_cores: int = 1  # TensorCores per chip, if the cloud's names count them
+    platform: str = "tpu"
 
     @property
-    def name(self) -> str:
-        """The name as given: v5e:16x16, h100:8."""
+    def clock(self) -> float:
+        """Cycles per second."""
+        return self.peak_flops / (2 * self.unit**2 * self.units)
+
+    def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
+        """Returns for each axis of a slice whether its ends are linked, which makes it a ring instead of a line.
+
+        An axis of v5e and v6e wraps around when it is 16 chips long. All axes of the other kinds wrap around when each
+        is a multiple of 4 (docs.cloud.google.com/tpu/docs/v4).
+        """
+        if self.dimensions == 3:
+            return (all(side % self.wraparound_from == 0 for side in sides),) * len(sides)
+        return tuple(side == self.wraparound_from for side in sides)
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", PEAK_FLOPS["TPU v4"], 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 6.25e9, 4, 3, 4096, named_cores=2),
+        Chip("v5e", PEAK_FLOPS["TPU v5 lite"], 128, 4, 15.75 * GIB, 819e9, 4.5e10, 3.125e9, 16, 2, 256),
+        Chip("v5p", PEAK_FLOPS["TPU v5"], 128, 8, 95.74 * GIB, 2765e9, 9e10, 6.25e9, 4, 3, 6144, named_cores=2),
+        Chip("v6e", PEAK_FLOPS["TPU v6 lite"], 256, 4, 31.25 * GIB, 1638e9, 9e10, 12.5e9, 16, 2, 256),
+        # A device is a core, with half of the chip's resources.
+        Chip(
+            "tpu7x", PEAK_FLOPS["TPU7x"], 256, 4, 94.75 * GIB, 3690e9, 9e10, 6.25e9, 4, 3, 9216, cores=2, named_cores=2
+        ),
+    )
+}
+
+# What clouds call a kind (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
+ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e", "v7x": "tpu7x"}
+# The shapes of slices that are named by their size. Names count chips for v5e and v6e, and TensorCores, two in each
+# chip, for v4, v5p and tpu7x.
+SHAPES = {
+    2: {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+    3: {
+        **{1: "1x1x1", 4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8"},
+        **{512: "8x8x8", 1024: "8x8x16", 2048: "8x16x16", 4096: "16x16x16", 6144: "16x16x24"},
+    },
+}
+# A virtual machine holds four chips. A v5e or v6e slice of up to eight chips is one machine (ct5lp-hightpu-8t,
+# ct6e-standard-8t).
+HOST_CHIPS, SMALL_SLICE = 4, 8
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU of a server of eight (SXM modules). Bandwidths are bytes per second, links in one direction.
+
+    What the compiler must know (multiprocessors, caches, memory, bandwidth) is from openxla/xla,
+    xla/backends/gpu/target_config/specs. Peak FLOP/s without sparsity and NVLink are from NVIDIA's data sheets of A100,
+    H100, H200 and HGX B200, the network from those of DGX systems: a ConnectX adapter for each GPU. The matmul
+    efficiency is the fastest bfloat16 matmul measured, as a share of the peak: 271.2 of 312 TFLOP/s on A100, 794.5 of
+    989 on H100 (S. Bekman, "Machine Learning Engineering", Maximum Achievable Matmul FLOPS). H200 and B200 take H100's.
+    """
+
+    name: str
+    device_kind: str  # as jax names it
+    matmul_efficiency: float
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float  # NVLink
+    network_bandwidth: float
+    capability: int  # the major compute capability
+    multiprocessors: int
+    units: int  # float32 units of a multiprocessor
+    clock_ghz: float
+    cache_bytes: int  # the second level
+    shared_bytes: int  # the first level and shared memory of a multiprocessor
+    platform: str = "gpu"
+
+    @property
+    def peak_flops(self) -> float:
+        """bfloat16 FLOPs per second with float32 accumulation."""
+        return PEAK_FLOPS[self.device_kind]
+
+    @property
+    def target(self) -> str:
+        """What XLA compiles for, as text of its protocol buffer GpuTargetConfigProto."""
+        extension = "NONE" if self.capability == 8 else "ACCELERATED_FEATURES"
+        return (
+            "gpu_device_info { threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
+            "registers_per_core_limit: 65536 registers_per_block_limit: 65536 "
+            "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+            "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 "
+            f"core_count: {self.multiprocessors} fpus_per_core: {self.units} clock_rate_ghz: {self.clock_ghz} "
+            f"memory_bandwidth: {int(self.memory_bandwidth)} device_memory_size: {self.memory_bytes} "
+            f"l2_cache_size: {self.cache_bytes} shared_memory_per_block: 49152 "
+            f"shared_memory_per_core: {self.shared_bytes} shared_memory_per_block_optin: {self.shared_bytes - 1024} "
+            f"cuda_compute_capability {{ major: {self.capability} feature_extension: {extension} }} }} "
+            'platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } '
+            f'device_description_str: "{self.device_kind}"'
+        )
+
+
+_H100 = Gpu(
+    *("h100", "NVIDIA H100 80GB HBM3", 0.80, 84_942_979_072, 3.35232e12, 450e9, 50e9),
+    *(9, 132, 128, 1.98, 52_428_800, 233_472),
+)
+_A100 = Gpu(
+    *("a100", "NVIDIA A100-SXM4-80GB", 0.87, 85_100_068_864, 2.03904e12, 300e9, 25e9),
+    *(8, 108, 64, 1.41, 41_943_040, 167_936),
+)
+_B200 = Gpu(
+    *("b200", "NVIDIA B200", 0.80, 191_514_411_008, 7.67232e12, 900e9, 50e9),
+    *(10, 148, 128, 1.965, 132_644_864, 233_472),
+)
+_H200 = dataclasses.replace(
+    _H100, name="h200", device_kind="NVIDIA H200", memory_bytes=151_397_597_184, memory_bandwidth=4.8e12
+)
+GPUS = {gpu.name: gpu for gpu in (_A100, _H100, _H200, _B200)}
+LARGEST_HOST = 8  # GPUs with NVLink between them
+PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # of the extras gpu and gpu12
+
+# The share of the links' bandwidth that a ring of GPUs reaches, by XLA's model of collectives
+# (xla/service/gpu/model/gpu_collective_performance_model.cc, kRingAlgorithmDiscountFactor).
+RING_EFFICIENCY = 0.92
+
+# jax gives a program this share of a GPU's memory unless XLA_CLIENT_MEM_FRACTION, or its older name, says otherwise
+# (docs.jax.dev, "GPU memory allocation").
+MEMORY_FRACTION = 0.75
+MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+# libtpu queries a TPU machine's metadata server for its name and neighbours, and waits for an answer on other machines;
+# it logs while it compiles; and it allows only one process at a time, to protect real chips.
+LIBTPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of one kind that a program is compiled for.
+
+    devices           all of them; those of a slice, or of a host of GPUs, follow one another
+    sides             chips along each axis of a TPU slice; GPUs have none
+    slices            TPU slices, or hosts of GPUs: groups of devices with a slower network between them
+    memory_fraction   the share of a device's memory that a program can use
+    """
+
+    name: str
+    chip: Chip | Gpu
+    devices: tuple[Any, ...]
+    sides: tuple[int, ...] = ()
+    slices: int = 1
+    memory_fraction: float = 1.0
 
     @property
     def title(self) -> str:
-        """The name, with the number of slices: 4 x v5e:16x16."""
+        """The name, with the number of TPU slices: 4 x v5e:16x16."""
+        return f"{self.slices} x {self.name}" if self.sides and self.slices > 1 else self.name
 
     @property
     def platform(self) -> str:
         """The platform that programs are compiled for, as jax.default_backend() names it."""
+        return self.chip.platform
 
     @property
     def capability(self) -> str:
-        """The compute capability of NVIDIA GPUs, such as 9.0; empty for other devices."""
+        """The compute capability of GPUs, such as 9.0; empty for TPUs."""
+        return f"{self.chip.capability}.0" if isinstance(self.chip, Gpu) else ""
 
     @property
-    def compiler(self) -> str:
-        """The name of the compiler in messages."""
+    def memory_bytes(self) -> int:
+        """Bytes of a device that a program can use."""
+        return int(self.memory_fraction * self.chip.memory_bytes)
 
     @property
-    def devices(self) -> tuple[Any, ...]:
-        """All devices; those of a slice follow one another."""
+    def hosts(self) -> int:
+        """Machines that feed the devices: hosts of GPUs, or virtual machines of TPU slices."""
+        if not self.sides:
+            return self.slices
+        chips = math.prod(self.sides)
+        small = len(self.sides) == 2 and chips <= SMALL_SLICE
+        return self.slices * (1 if small else math.ceil(chips / HOST_CHIPS))
 
     @property
-    def slices(self) -> int:
-        """The number of groups of devices with a slower network between them: TPU slices, hosts with GPUs."""
+    def compiler_options(self) -> dict[str, Any] | None:
+        """Options that compiling without a device needs in addition to those of training.
 
-    @property
-    def slice_name(self) -> str:
-        """What such a group is called: slice, host."""
-
-    @property
-    def peak_flops(self) -> float:
-        """The bfloat16 FLOPs per second of a device."""
-
-    @property
-    def memory_bytes(self) -> float:
-        """The bytes of a device that a program can use."""
-
-    @property
-    def fused_attention(self) -> str:
-        """The attention kernel of the platform that stores no scores, as a sentence names it."""
-
-    @property
-    def dropout_attention(self) -> str:
-        """The kernel that stores no scores either, and has dropout, as model.attention names it."""
-
-    @property
-    def dropout_attention_status(self) -> str:
-        """Why model.attention=auto did not take that kernel, as part of a sentence."""
-
-    @property
-    def time_basis(self) -> str:
-        """One sentence that says what the time of an instruction is."""
-
-    @property
-    def compile_only_options(self) -> dict[str, Any]:
-        """Compiler options that compiling without a device needs in addition to those of training."""
-
-    def parse_out_of_memory(self, message: str, arguments: int) -> tuple[int, int] | None:
-        """Returns the bytes wanted and available if a compiler's message says that memory is exceeded, else None.
-
-        arguments   bytes of the step's arguments, which some messages leave out
+        On GPUs nothing can be timed: no autotuning, and no Triton matmuls, which fail to compile untuned for some
+        shapes.
         """
+        return None if self.sides else {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
-    def seconds(self, collective: Collective, sent: float) -> float:
-        """Returns the time of `sent` of a collective's bytes."""
+    def seconds(self, collective: Collective) -> float:
+        """Returns the time of a collective: a ring over the links, or over the network between slices or hosts."""
+        chip = self.chip
+        if isinstance(chip, Chip):
+            within = chip.link_bandwidth * self.links(collective.group)
+            return collective.ring_seconds(
+                collective.bytes, chip.network_bandwidth if collective.slices > 1 else within
+            )
+        bandwidth = chip.link_bandwidth
+        if collective.slices > 1:  # the ring passes each host through the adapters of the GPUs that it has there
+            bandwidth = min(bandwidth, max(collective.group / collective.slices, 1) * chip.network_bandwidth)
+        return collective.ring_seconds(collective.bytes, RING_EFFICIENCY * bandwidth)
 
-    def collectives(self, program: Program) -> list[Collective]:
-        """Returns the collectives of a compiled program, the largest first, with what computation hides of them."""
+    def links(self, group: int) -> float:
+        """Returns how many links of a TPU device a group of devices can use at once.
 
-    def flops(self, program: Program, counted: Flops) -> Flops:
-        """Returns the FLOPs of a step on all devices, of which those in the traced function were counted."""
-
-    def estimate(self, program: Program, flops: Flops, model: ModelConfig, exposed: float) -> tuple[StepTime, Roofline]:
-        """Returns the time of a compiled step, and the least time that its work could take.
-
-        flops     of all devices
-        exposed   seconds in which a device waits for collectives
+        The group spans as few axes of the slice as hold it. An axis that wraps around gives two links; a line gives
+        one, since its last device receives from one side only. The devices of one chip share the chip's links.
         """
-
-    def assumptions(self, model: ModelConfig) -> dict[str, Any]:
-        """Returns the assumed figures behind the time, for --json."""
-
-    def notes(self, model: ModelConfig, flops: Flops, time: StepTime | None) -> list[str]:
-        """Returns what a reader should know about how the figures were obtained on this kind of device."""
-
-    def advice(self, memory: Memory, time: StepTime | None) -> list[str]:
-        """Returns lines of advice that only hold for this kind of device."""
+        assert isinstance(self.chip, Chip)
+        left, links = math.ceil(group / self.chip.cores), 0
+        for side, wraps in sorted(zip(self.sides, self.chip.wraps_around(self.sides), strict=True), reverse=True):
+            if side > 1 and left > 1:
+                links += 2 if wraps else 1
+                left = math.ceil(left / side)
+        return max(links, 1) / self.chip.cores
 
 
 def open_topology(name: str, slices: int = 1) -> Topology:
-    """Returns the description of a topology: this many slices of TPUs, or the hosts that the name of GPUs has.
+    """Opens this many slices of a TPU topology, or the GPUs that a name describes, for their compiler.
 
-    Raises UserError for an unknown name, for devices that the compiler does not know, and if the compiler is not
-    installed.
+    Raises:
+      UserError: for an unknown name, for devices that the compiler does not know, if the compiler is not installed, and
+        for an invalid share of memory in the environment.
     """
-    kind = name.partition(":")[0]
-    if kind in GPUS:
-        if slices > 1:
-            raise UserError(f"--slices is for TPUs; write several hosts of GPUs as {kind}:8x{slices}")
-        return gpu_topology.open_hosts(name)
-    if kind in CHIPS:
-        return tpu_topology.open_slices(name, slices)
-    raise UserError(
-        f"unknown topology {name!r}; use one of TPUs such as {tpu_topology.EXAMPLES}, or of GPUs such as "
-        f"{gpu_topology.EXAMPLES}"
-    )
+    described = parse(name, slices)
+    return _open_slices(described) if described.sides else _open_gpus(described)
+
+
+def parse(name: str, slices: int = 1) -> Topology:
+    """Parses a name into a topology without devices. Raises UserError for any other name.
+
+    TPUs are KIND:AxB or KIND:AxBxC in chips, or KIND-SIZE as clouds name them. GPUs are KIND, KIND:N, or KIND:NxHOSTS.
+    """
+    gpus = re.fullmatch(r"(\w+)(?::(\d+)(?:x(\d+))?)?", name)
+    if gpus and gpus[1] in GPUS:
+        return _parse_gpus(name, GPUS[gpus[1]], int(gpus[2] or 1), int(gpus[3] or 1), slices)
+    found = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)+)|-(\d+))", name)
+    kind = ALIASES.get(found[1], found[1]) if found else ""
+    if found is None or kind not in CHIPS:
+        raise _unknown(name, f"use KIND:AxB, KIND-SIZE or KIND:N with KIND one of {', '.join([*CHIPS, *GPUS])}")
+    chip = CHIPS[kind]
+    shape = found[2] or _shape(name, chip, int(found[3]))
+    sides = tuple(int(side) for side in shape.split("x"))
+    if len(sides) != chip.dimensions or not all(sides):
+        wanted = "x".join("ABC"[: chip.dimensions])
+        raise _unknown(name, f"{kind} has {chip.dimensions} axes ({kind}:{wanted})")
+    if math.prod(sides) > chip.largest:
+        raise _unknown(name, f"a slice of {kind} has at most {chip.largest} chips; use --slices for more")
+    return Topology(f"{kind}:{shape}", chip, (), sides, slices)
+
+
+def _shape(name: str, chip: Chip, size: int) -> str:
+    """Returns the shape of a slice that a cloud names by its size."""
+    shapes = {chips: shape for chips, shape in SHAPES[chip.dimensions].items() if chips <= chip.largest}
+    if size % chip.named_cores or size // chip.named_cores not in shapes:
+        sizes = ", ".join(str(chips * chip.named_cores) for chips in shapes)
+        counted = "TensorCores, 2 in each chip" if chip.named_cores > 1 else "chips"
+        raise _unknown(
+            name, f"sizes of {chip.name} count {counted}: {sizes}; or write the shape, as in {chip.name}:AxB"
+        )
+    return shapes[size // chip.named_cores]
+
+
+def _parse_gpus(name: str, gpu: Gpu, gpus: int, hosts: int, slices: int) -> Topology:
+    if slices > 1:
+        raise UserError(f"--slices is for TPUs; write several hosts of GPUs as {gpu.name}:{LARGEST_HOST}x{slices}")
+    if not gpus or not hosts:
+        raise _unknown(name, "use KIND:N, or KIND:NxHOSTS for N GPUs in each of several hosts")
+    if gpus > LARGEST_HOST:
+        several = f"{gpu.name}:{LARGEST_HOST}x{-(-gpus // LARGEST_HOST) * hosts}"
+        raise _unknown(name, f"a host has at most {LARGEST_HOST} GPUs; for more, use several hosts: {several}")
+    return Topology(f"{gpu.name}:{gpus}" + (f"x{hosts}" if hosts > 1 else ""), gpu, (None,) * (gpus * hosts), (), hosts)
+
+
+def _unknown(name: str, reason: str) -> UserError:
+    return UserError(f"unknown topology {name!r}; {reason}. Examples: {EXAMPLES}")
+
+
+def _open_slices(described: Topology) -> Topology:
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(f"libtpu, the TPU compiler, is not installed; run {install_hint('tpu')} (no TPU needed)")
+    for variable, value in LIBTPU_ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    # Imported here because the import is slow and makes libtpu write to standard error.
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if math.prod(described.sides) == 1:  # libtpu assumes several chips per host unless this is set
+        options["chips_per_host_bounds"] = [1, 1, 1]
+    if described.chip.name == "v4":  # jax presents the two cores of a chip as one device
+        options["chip_config_name"] = "megacore"
+    if described.slices > 1:
+        options["num_slices"] = described.slices
+    try:
+        found = topologies.get_topology_desc(described.name, "tpu", **options)
+    except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
+        raise UserError(f"libtpu refuses topology {described.name!r} ({_first_line(error)})") from error
+    return dataclasses.replace(described, devices=tuple(found.devices))
+
+
+def _open_gpus(described: Topology) -> Topology:
+    fraction = memory_fraction()
+    if not any(importlib.util.find_spec(plugin) for plugin in PLUGINS):
+        raise UserError(
+            f"jax's CUDA plugin, which compiles for GPUs, is not installed; run {install_hint('gpu12')}, with gpu in "
+            "place of gpu12 for CUDA 13 (no GPU needed)"
+        )
+    from jax.experimental import topologies  # here because it loads the plugin's libraries
+
+    assert isinstance(described.chip, Gpu)
+    # Slices x hosts of a slice x GPUs of a host; the description of the GPU replaces its name.
+    layout = f"{described.slices}x1x{len(described.devices) // described.slices}"
+    try:
+        found = topologies.get_topology_desc("", "cuda", target_config=described.chip.target, topology=layout)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"jax's CUDA plugin refuses topology {described.name!r} ({_first_line(error)})") from error
+    return dataclasses.replace(described, devices=tuple(found.devices), memory_fraction=fraction)
+
+
+def memory_fraction() -> float:
+    """Returns the share of a GPU's memory that jax would give a program in this environment.
+
+    Raises UserError for a value that is no share.
+    """
+    for variable in MEMORY_VARIABLES:
+        if value := os.environ.get(variable):
+            try:
+                fraction = float(value)
+            except ValueError:
+                fraction = 0.0
+            if not 0 < fraction <= 1:
+                raise UserError(f"{variable} is {value!r}; use a share of the memory above 0 and up to 1, such as 0.9")
+            return fraction
+    return MEMORY_FRACTION
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -19,7 +19,7 @@ _OVERLAPPED_ALL_REDUCE = {
 
 # The device kinds (jax's device_kind) that plans have shown to gain (docs/decisions/planning_and_accelerators.md).
 # On v4, libtpu 0.0.42.1 fails on BERT-Base with T=512: a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of
-# vector memory. NVIDIA GPUs run with XLA's defaults (docs/gpu_plan.md, "Options of XLA").
+# vector memory. NVIDIA GPUs run with XLA's defaults (docs/plan.md).
 _ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
 
 # libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore ("async-update instruction

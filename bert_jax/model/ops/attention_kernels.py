@@ -308,7 +308,7 @@ def _triton_obstacles(s: Situation) -> Reasons:
 
 
 def _triton_is_faster(s: Situation) -> bool:
-    """Whether it is, as measured, faster than einsum (docs/gpu_plan.md, Measured on an H200)."""
+    """Whether it is, as measured, faster than einsum (docs/plan.md, Measured on an H200)."""
     device = s.capability == attention_triton.HOPPER
     filled = s.length >= attention_triton.WHOLE_ROW and attention_triton.padded_length(s.length) == s.length
     timed = s.head_width == attention_triton.TIMED_WIDTH and not (s.local or s.causal)

@@ -1,21 +1,32 @@
-"""The train step of a recipe as abstract shapes, ready to trace and compile without allocating any array."""
+"""The train step of a recipe, compiled for devices that this machine lacks, without allocating any array.
 
+`RowSpec` and `with_architecture` complete a recipe, `AbstractStep` is the step as training builds it, of abstract
+arrays, and `compile_step` compiles it and reports its memory.
+"""
+
+import contextlib
 import dataclasses
+import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, ModelOptions, PretrainConfig
 from bert_jax.data.example import Batch, max_predictions
 from bert_jax.data.loader import batch_predictions
 from bert_jax.data.masking import mask_rates
 from bert_jax.data.opening import open_phases
+from bert_jax.interop.initial_checkpoint import architecture, open_initial
 from bert_jax.model import sizes
-from bert_jax.planning.topology import Topology
+from bert_jax.planning import program as programs
+from bert_jax.planning.topology import GIB, Topology
 from bert_jax.train import optim, partitioning
 from bert_jax.train.freezing import Trained
 from bert_jax.train.gradient_sums import Reduction
@@ -75,6 +86,29 @@ class RowSpec:
         return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
 
 
+def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[PretrainConfig, int | None]:
+    """Returns a recipe that names each part of its architecture, and its vocabulary, without the preset `checkpoint`.
+
+    A recipe with another preset is returned unchanged. The checkpoint of init_from or branch_from is read once.
+
+    Raises:
+      UserError: if there is none, and if its vocabulary does not have vocab_size tokens.
+    """
+    if config.model.preset != sizes.FROM_CHECKPOINT:
+        return config, vocab_size
+    model = architecture(config, 1, open_initial(config))
+    if vocab_size not in (None, model.vocab_size):
+        raise UserError(
+            f"--vocab_size is {vocab_size}, but the model of {config.init_from or config.branch_from} has "
+            f"{model.vocab_size} tokens; omit --vocab_size"
+        )
+    options = {item.name for item in dataclasses.fields(ModelOptions)}
+    parts = {item.name: getattr(model, item.name) for item in dataclasses.fields(ModelConfig) if item.name in options}
+    preset = ModelOptions().preset  # all of its parts are replaced
+    named = dataclasses.replace(config.model, preset=preset, **parts)
+    return dataclasses.replace(config, model=named), model.vocab_size
+
+
 @dataclass(frozen=True)
 class AbstractStep:
     """A train step of a recipe on a slice: its model, its static plan and its mesh."""
@@ -89,7 +123,10 @@ class AbstractStep:
     @classmethod
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
-        model, traits = sizes.model_config(config.model, rows.vocab_size), _traits(config, rows)
+        model = sizes.model_config(config.model, rows.vocab_size)
+        # The traits of the shards that training would read; without shards, those that the configuration needs.
+        name = config.data.train or config.data.mixture or "the shards"
+        traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
         sizes.check_positions(model, rows.seq_len, traits.name)
         sizes.check_truncation(model, rows.seq_len, traits.name)
         if config.distill.teacher:
@@ -116,7 +153,6 @@ class AbstractStep:
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract, trained),
             microbatches=config.microbatches,
-            overlap=config.mesh.overlap,
             reduction=Reduction.of(config.mesh),
             factors=factors,
             trained=trained,
@@ -134,7 +170,7 @@ class AbstractStep:
         def initialize(key: jax.Array) -> Any:
             return initial_state(self.plan, self.plan.objective.init(self.model, key))
 
-        abstract = jax.eval_shape(initialize, _key(self.config.prng))
+        abstract = jax.eval_shape(initialize, _abstract_key())
         return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
@@ -166,42 +202,110 @@ class AbstractStep:
     def traced(self) -> Any:
         """Returns the step traced by jax.jit, which gives its jaxpr and can be lowered."""
         whole = partitioning.replicated(self.mesh)
-        key = _key(self.config.prng)
+        key = _abstract_key()
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
-        # tokamax chooses its kernel by the default device.
-        with jax.set_mesh(self.mesh), jax.default_device(self.mesh.devices.flat[0]):
+        with jax.set_mesh(self.mesh):
             state = self.state()
             return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 
-    def residual_bytes(self) -> int:
-        """Returns the bytes of residuals that the backward pass needs, on all devices, before compiler optimizations.
 
-        Parameters are left out. Only ratios of two such figures are meaningful, since the compiler stores
-        less.
-        """
-        params = self.state().params
-
-        def forward(params: Any, batch: Batch, key: jax.Array) -> Any:
-            def loss(params: Any) -> jax.Array:
-                model = self.plan.objective.bind(self.model, params, self.plan.runtime)
-                terms = self.plan.objective.apply(model, batch, key)
-                return sum((term.loss for term in terms.values()), jnp.float32(0))
-
-            return jax.vjp(loss, params)[1]
-
-        with jax.set_mesh(self.mesh):
-            kept = jax.eval_shape(forward, params, self.batch(), _key(self.config.prng))
-        everything = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
-        return everything - sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+def _abstract_key() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def _key(kind: str) -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device. Activations are all that a step allocates: residuals, gradients, temporaries, the batch."""
+
+    parameters: int
+    optimizer: int
+    activations: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.activations
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.available
 
 
-def _traits(config: PretrainConfig, rows: RowSpec) -> ShardTraits:
-    """The traits of the shards that training would read; without shards, those that the configuration needs."""
-    unit = "span" if config.span_boundary else "token"
-    name = config.data.train or config.data.mixture or "the shards"
-    return ShardTraits(name, rows.labelled, unit)
+@dataclass(frozen=True)
+class Compiled:
+    """The result of a compilation; program is None if the compiler failed because the step exceeds the memory."""
+
+    program: programs.Program | None
+    memory: Memory
+    flops: programs.Flops  # of the traced step, on all devices
+
+
+def compile_step(step: AbstractStep) -> Compiled:
+    """Compiles the step for the devices of its topology, which takes minutes.
+
+    Raises:
+      UserError: if the compiler fails for another reason than memory.
+    """
+    traced = step.traced()
+    counted = programs.count_flops(traced.jaxpr)
+    state, topology = step.state(), step.topology
+    parameters = bytes_per_device(state.params)
+    optimizer = bytes_per_device(state) - parameters
+    try:
+        with _without_cache():
+            built = traced.lower().compile(compiler_options=topology.compiler_options)
+    except jax.errors.JaxRuntimeError as error:
+        wanted = parse_out_of_memory(str(error), parameters + optimizer)
+        if wanted is None:
+            first = str(error).strip().splitlines()[0][:300]
+            raise UserError(f"the compiler could not build the step for {topology.name}: {first}") from error
+        total, available = wanted
+        return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), counted)
+    found = built.memory_analysis()
+    total = (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+        + found.temp_size_in_bytes
+        + found.generated_code_size_in_bytes
+    )
+    memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
+    return Compiled(programs.parse(built.as_text()), memory, counted)
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Leaves the cache of compiled programs alone: jax writes those of absent devices there, and fails to read them."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax otherwise keeps using the cache that it has opened
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on one device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree)
+    )
+
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGTB]?)"
+_EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds available HBM) \(?{_SIZE}")
+
+
+def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
+    """Returns the bytes wanted and available if libtpu's message says that memory is exceeded, else None.
+
+    One form of the message counts only temporaries; the bytes of the step's arguments are added to it. XLA compiles
+    steps for GPUs whatever memory they need.
+    """
+    if not (match := _EXCEEDED.search(message)):
+        return None
+    wanted, available = (round(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3))
+    return wanted + arguments * match[0].startswith("HLO"), available
