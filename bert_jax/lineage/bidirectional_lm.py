@@ -13,7 +13,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.train.objectives.causal_lm import continues, token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
-from bert_jax.train.objectives.pretraining import ShardTraits, check_no_masks, check_text
+from bert_jax.train.objectives.pretraining import ShardTraits, check_no_generator, check_no_masks, check_text
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequenc
             f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
             "--config.model.encoder=bilstm, or --config.objective=auto"
         )
+    check_no_generator(config)
     check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
     check_text("bidirectional_lm", shards)
     return BidirectionalLMObjective()

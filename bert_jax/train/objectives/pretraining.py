@@ -211,12 +211,17 @@ def _check_generator(config: PretrainConfig) -> None:
     if not 0 <= config.replaced_weight < math.inf:
         raise UserError(f"config.replaced_weight is {config.replaced_weight}; use a weight of at least 0, such as 50")
     if config.objective in WITHOUT_GENERATOR or is_schedule(config.objective):
-        for key in ("generator_size", "replaced_weight"):
-            if getattr(config, key) != getattr(PretrainConfig, key):
-                raise UserError(
-                    f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it is of "
-                    f"replaced_tokens. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
-                )
+        check_no_generator(config)
+
+
+def check_no_generator(config: PretrainConfig) -> None:
+    """Raises UserError for keys of replaced_tokens that are set for another objective."""
+    for key in ("generator_size", "replaced_weight"):
+        if getattr(config, key) != getattr(PretrainConfig, key):
+            raise UserError(
+                f"config.{key} is {getattr(config, key):g}, but config.objective is {config.objective}; it is of "
+                f"replaced_tokens. Leave it out, or set --config.{key}={getattr(PretrainConfig, key):g}"
+            )
 
 
 def check_no_masks(config: PretrainConfig, reason: str) -> None:
