@@ -172,7 +172,6 @@ def _finetuning_config(place: Place, task: str) -> FinetuneConfig:
         init_from=str(place.pretrained),
         epochs=place.settings.epochs,
         seeds=(place.settings.seeds,),
-        run_together="no",
     )
 
 

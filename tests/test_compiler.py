@@ -15,7 +15,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.inference import Predictor
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.train import compiler, partitioning, stacked_states, steps
+from bert_jax.train import compiler, partitioning, steps
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -58,10 +58,6 @@ def train(plan, mesh):
     steps.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros(2))}))
 
 
-def train_several(plan, mesh):
-    stacked_states.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros((3, 2)))}))
-
-
 def evaluate(plan, mesh):
     make_evaluator(plan, mesh, lambda *_: iter(()), 8)
 
@@ -74,9 +70,7 @@ def predict(plan, mesh):
     Predictor(ClassificationTask("own", ("no", "yes")), plan.model, plan.runtime, mesh).answers({}, rows, 8)
 
 
-@pytest.mark.parametrize(
-    ("compiled", "trains"), [(train, True), (train_several, True), (evaluate, False), (predict, False)]
-)
+@pytest.mark.parametrize(("compiled", "trains"), [(train, True), (evaluate, False), (predict, False)])
 def test_all_programs_of_training_and_evaluation_have_the_options(compiled, trains, monkeypatch, tiny_config):
     asked = []
     monkeypatch.setattr(compiler, "options", lambda mesh, overlap=False: asked.append((mesh, overlap)))

@@ -192,9 +192,9 @@ def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
 
     monkeypatch.setattr(trainer, "fit", fit)
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
-    config = config_of(start, task, steps=1, seeds=(3,), run_together="no")
+    config = config_of(start, task, steps=1, seeds=(3,))
     _, data, runs = prepared_runs.prepare(config, tmp_path / "run")
-    training.train(config, data.task, data.rows, runs)
+    training.train(data.task, data.rows, runs)
     assert len(finished) == 3
 
 
@@ -269,15 +269,6 @@ def test_a_run_too_short_for_gradual_unfreezing_says_what_never_trains(
     prepared_runs.prepare(config, tmp_path / "run")
     found = capsys.readouterr().err
     assert re.search(message, found) if message else "the embeddings as they are" not in found
-
-
-def test_gradual_unfreezing_of_several_seeds_in_one_program_is_refused(
-    start: Path, reviews: dict[str, str], tmp_path: Path
-) -> None:
-    task = TaskConfig(train=reviews["train"], text="review", label="stars")
-    config = config_of(start, task, steps=2, train_layers="gradual", seeds=(2,), run_together="yes")
-    with pytest.raises(UserError, match="cannot be trained together: with gradual unfreezing"):
-        finetune(config, tmp_path / "seeds")
 
 
 @pytest.mark.slow
@@ -456,7 +447,6 @@ MISTAKES = {
     "a seed for their number": ({"seeds": (1234,)}, "to train with this seed, use --config.seed=1234"),
     "a rate twice": ({"learning_rates": "1e-4,1e-4"}, "learning_rates is '1e-4,1e-4'; give different numbers above 0"),
     "no rate": ({"learning_rates": "fast"}, "learning_rates is 'fast'"),
-    "half together": ({"run_together": "maybe"}, "unknown run_together 'maybe'; choose from auto, yes, no"),
     "negative patience": ({"early_stop": -1}, "early_stop is -1"),
     "no rows in a batch": (
         {"batch_size": 0},
@@ -518,7 +508,7 @@ def test_a_sweep_of_one_rate_opens_as_its_run(
     monkeypatch.setattr(
         training,
         "train",
-        lambda *given: ({one: {"accuracy": 0.5} for one in given[3]}, dict.fromkeys(given[3], 6), False),
+        lambda *given: ({one: {"accuracy": 0.5} for one in given[2]}, dict.fromkeys(given[2], 6), False),
     )
     monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     task = TaskConfig(train=reviews["train"], text="review", label="stars")

@@ -129,7 +129,6 @@ def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(t
         ("init_from={start},missing", "no checkpoint at missing"),
         ("train_layers=all,lst:2", "train_layers is 'lst:2'"),
         ("optimizer.name=adamw,adamx", "adamx"),
-        ("run_together=yes;train_layers=all,gradual", "cannot be trained together: with gradual unfreezing"),
         ("checkpoint.keep=2,-1", "checkpoint.keep is -1"),
         ("data.prefetch=4,-1", "data.prefetch is -1"),
     ],
@@ -179,7 +178,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
         opened.append(config.init_from)
         return open_initial(dataclasses.replace(config, init_average=""))
 
-    def train(config: FinetuneConfig, task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
+    def train(task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
         return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), False
 
     monkeypatch.setattr(registry, "read", read_alone)

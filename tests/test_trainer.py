@@ -18,11 +18,11 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.storage import holder
-from bert_jax.train import metrics, multi_seed, setup, trainer
+from bert_jax.train import metrics, setup, trainer
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import make_clock
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
+from bert_jax.train.integrity import AVERAGE, PARAMS
 from bert_jax.train.metric_segments import FOLDER, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.recorder import RunRecorder, stopped
@@ -223,26 +223,22 @@ def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [False, True])
-def test_the_first_command_ends_the_log_of_a_run_whose_extension_was_killed(run, together):
+def test_the_first_command_ends_the_log_of_a_run_whose_extension_was_killed(run):
     short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig())
-    names = ("first", "second") if together else ("first",)
 
     def train(config: TrainConfig, step: int = -1) -> None:
-        runs = [run(name, config) for name in names]
-        runs = [dataclasses.replace(each, source=Interrupted(each.source, step, kill)) for each in runs]
-        multi_seed.fit(runs) if together else trainer.fit(runs[0])
+        found = run("first", config)
+        trainer.fit(dataclasses.replace(found, source=Interrupted(found.source, step, kill)))
 
-    def fractions() -> list[dict[int, float]]:
-        logs = [metrics.read_metrics(run(name).workdir) for name in names]
-        return [{line["step"]: line["budget_fraction"] for line in log} for log in logs]
+    def fractions() -> dict[int, float]:
+        return {line["step"]: line["budget_fraction"] for line in metrics.read_metrics(run("first").workdir)}
 
     train(short)
     ended, last = fractions(), latest_step(run("first").workdir)
-    assert all(found[last] == 1.0 for found in ended)
+    assert ended[last] == 1.0
     with pytest.raises(Killed):
         train(dataclasses.replace(short, budget_minutes=99.0), last + 1)
-    assert all(found[last] < 1.0 for found in fractions())
+    assert fractions()[last] < 1.0
     train(short)
     assert fractions() == ended
 
@@ -544,8 +540,6 @@ def test_a_run_that_stopped_by_another_metric_continues(run):
         return run("stopped", config, early_stop=1)
 
     assert trainer.fit(by("eval_loss")).step == 4
-    meta = read_meta(by("eval_loss").workdir / "checkpoints" / "4")["meta"]
-    assert [multi_seed.has_ended(by(metric), meta) for metric in ("eval_loss", "eval_mlm_accuracy")] == [True, False]
     assert trainer.fit(by("eval_loss")).step == 4
     assert trainer.fit(by("eval_mlm_accuracy")).step == 6
 
@@ -579,7 +573,5 @@ def test_steps_to_keep_are_saved_whatever_else_is(run, tmp_path):
             assert [step for step in range(1, 13) if recorder.saver.due(step, True)] == [4, 8, 10, 12]
 
 
-def test_a_signal_names_the_workdirs_that_were_saved_where_there_are_any(tmp_path):
-    assert str(stopped(3, [tmp_path])) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
-    ended = "SIGTERM: every run had saved its last step; run the same command to resume"
-    assert str(stopped(3, [])) == ended  # several seeds, all of which were evaluated again after their end
+def test_a_signal_names_the_workdir_that_was_saved(tmp_path):
+    assert str(stopped(3, tmp_path)) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"

@@ -297,7 +297,6 @@ class FinetuneConfig(TrainConfig):
     # with commas are in parentheses or double quotes: init_layers=(0,2,4),(1,3,5).
     sweep: str = ""
     learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
-    run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory
     early_stop: int = 0  # stop after this many evaluations without a better first dev metric; 0: off
     epochs: float = 3.0  # the length of the run, if steps and budget_minutes are 0
     # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.

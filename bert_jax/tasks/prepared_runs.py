@@ -27,7 +27,6 @@ from bert_jax.tasks import (
     submission,
     sweep,
     task_json,
-    training,
 )
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.sweep import Trial
@@ -281,8 +280,6 @@ def _runs(
         if line := sweep.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
-    # Runs of one program have batches of one length at each step; others are padded for their own seed alone.
-    together = training.in_one_program(config, len(every), start.model, objective.heads)
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {
         seed: TaskSource(
@@ -292,7 +289,6 @@ def _runs(
             lengths=lengths,
             pool=config.length_pool,
             steps=steps,
-            seeds=seeds if together else (),
         )
         for seed in seeds
     }

@@ -6,7 +6,6 @@ parameters initialized from the seed.
 """
 
 import functools
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -23,12 +22,12 @@ from bert_jax.train.steps import Plan
 
 
 def restore_or_initialize(
-    run: Run, plan: Plan, mesh: Mesh, checkpoints: Checkpoints, among: Collection[int] | None = None
+    run: Run, plan: Plan, mesh: Mesh, checkpoints: Checkpoints
 ) -> tuple[TrainState, dict[str, Any]]:
     """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
 
-    It restores the newest undamaged checkpoint, of those steps in `among` if given (which may be none). Without one, a
-    branch restores the checkpoint at which it begins; the metadata then names it under branch.BRANCHED.
+    It restores the newest undamaged checkpoint. Without one, a branch restores the checkpoint at which it begins; the
+    metadata then names it under branch.BRANCHED.
     """
 
     def initialize(key: jax.Array, plan: Plan = plan) -> TrainState:
@@ -44,7 +43,7 @@ def restore_or_initialize(
     abstract = abstract_at(0)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     found = checkpoints.restore_newest(
-        abstract.params, lambda step: abstract_at(step).optimizer_state, abstract.average, among
+        abstract.params, lambda step: abstract_at(step).optimizer_state, abstract.average
     )
     if found is None and run.branch_from:
         origin = branch.open_branch(run.branch_from)

@@ -240,16 +240,13 @@ class RunRecorder:
         evaluators: Sequence[Evaluator],
         clock: Clock,
         report: Callable[[str], None],
-        index: int | None = None,
     ) -> None:
-        """`index` is the run's place in metrics of several seeds [K]; None: the metrics are of this run alone."""
         self.run, self._opened = run, opened
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
             run.model,
             meta.get("window", {}),
             check,
-            index,
             predictions=run.objective.predictions,
             heads=run.objective.heads,
         )
@@ -286,17 +283,14 @@ class RunRecorder:
         return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected)
 
 
-def stopped(step: int, workdirs: Sequence[Location]) -> Stopped:
-    """Returns the exception that ends runs after SIGTERM, once their step is saved; no workdirs: all had ended."""
-    saved = "every run had saved its last step"
-    if workdirs:
-        saved = f"saved step {step} in {' and '.join(map(str, workdirs))}"
-    return Stopped(f"SIGTERM: {saved}; run the same command to resume")
+def stopped(step: int, workdir: Location) -> Stopped:
+    """Returns the exception that ends a run after SIGTERM, once its step is saved."""
+    return Stopped(f"SIGTERM: saved step {step} in {workdir}; run the same command to resume")
 
 
 @contextlib.contextmanager
 def saving_on_failure(
-    interruption: Interruption, step: int, workdirs: Sequence[Location], save: Callable[[], None]
+    interruption: Interruption, step: int, workdir: Location, save: Callable[[], None]
 ) -> Iterator[None]:
     """Surrounds an evaluation; when it fails, calls `save` first, so that no training is lost.
 
@@ -308,7 +302,7 @@ def saving_on_failure(
             yield
     except Interrupted:
         save()
-        raise stopped(step, workdirs) from None
+        raise stopped(step, workdir) from None
     except Exception:
         if jax.process_count() == 1:
             save()

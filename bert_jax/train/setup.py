@@ -159,8 +159,8 @@ def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) ->
 
 
 @contextlib.contextmanager
-def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
-    """Holds a workdir and opens its checkpoints, of which the newest `keep` stay (None: checkpoint.keep).
+def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
+    """Holds a workdir and opens its checkpoints.
 
     Raises UserError, and changes nothing, when another run holds it, when the checkpoints belong to another run, or
     when processes were started with different configurations or without a shared workdir. Files of a run that left no
@@ -170,12 +170,11 @@ def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
     settings = made_by["configuration"] | runtime_choices(run) | made_by["versions"]
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
-    keep = config.keep if keep is None else keep
     with (
         held_workdir(run.workdir) as check_held,
         Checkpoints(
             run.workdir / CHECKPOINTS,
-            keep=keep,
+            keep=config.keep,
             keep_every=config.keep_every,
             best=config.best,
             check_held=check_held,
@@ -297,7 +296,7 @@ def batch_length(source: Source, step: int) -> int:
 
 
 def describe_batch(batch: Any) -> str:
-    """Returns the shape of a batch in words, and what a phase predicts; with several seeds, the rows are of each."""
+    """Returns the shape of a batch in words, and what a phase predicts."""
     predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
     return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"
 

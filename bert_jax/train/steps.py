@@ -97,22 +97,21 @@ def train_step(
     batch: Any,
     fraction: Float[Array, ""],
     key: PRNGKeyArray,
-    peak: Float[Array, ""] | None = None,
     constants: dict[str, Any] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """One update on a global batch: the next state, and the metrics of the step.
 
-    fraction is the part of the run that is done before this step, key is the run's, and peak replaces
-    optimizer.learning_rate. constants are trees that the objective binds next to the parameters, under names of their
-    own; they need plan.trained, which does not have them. Dropout is a function of (key, step, microbatch), so the same
-    arguments give the same result bit for bit. Where the loss or the gradient is not finite, the step counts (`finite`
-    is 0 among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay as they were.
+    fraction is the part of the run that is done before this step, and key is the run's. constants are trees that the
+    objective binds next to the parameters, under names of their own; they need plan.trained, which does not have them.
+    Dropout is a function of (key, step, microbatch), so the same arguments give the same result bit for bit. Where the
+    loss or the gradient is not finite, the step counts (`finite` is 0 among the metrics and `skipped` grows by one),
+    but parameters, optimizer state and average stay as they were.
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
     corrupted = plan.objective.corrupt(batch, dropout_key)
     gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key, constants)
-    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
+    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
     metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),

@@ -1,7 +1,6 @@
 """Trains one run: the training loop of pretraining and of fine-tuning.
 
-Both pass it a Run (train/run.py): their objective, their source of batches and their evaluators. Several seeds as one
-program have a loop of their own (train/multi_seed.py).
+Both pass it a Run (train/run.py): their objective, their source of batches and their evaluators.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ def fit(run: Run) -> Result:
         stack.callback(profiler.close, progress.report)
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step = steps.jitted(plan, mesh, state)
-        arguments = (setup.training_key(run, mesh), None, setup.place_constants(run, mesh))
+        arguments = (setup.training_key(run, mesh), setup.place_constants(run, mesh))
         fraction = clock.read(first)
         finished = ended or fraction >= 1.0
         later = {} if finished else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
@@ -84,7 +83,7 @@ def fit(run: Run) -> Result:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
                 saver.save(step, state)
-                raise stopped(step, [run.workdir])
+                raise stopped(step, run.workdir)
             if step == first:
                 recorder.reopen()
             batch = next(batches)
@@ -121,7 +120,7 @@ def _evaluate(
     """Evaluates a step outside of training time. When that fails, the step is saved before the error is raised."""
     save = functools.partial(recorder.saver.save, step, state, unlogged=True)
     # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
-    with recorder.accumulator.paused(), saving_on_failure(interruption, step, [recorder.run.workdir], save), notes:
+    with recorder.accumulator.paused(), saving_on_failure(interruption, step, recorder.run.workdir, save), notes:
         recorder.evaluation.measure(step, state.params, state.average)
 
 

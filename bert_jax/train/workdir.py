@@ -54,7 +54,7 @@ ALL = "all"
 FREE = (
     *("log_every", "profile", "checkpoint", "eval.every_steps", "eval.batch_size", "data.prefetch", "data.cache_dir"),
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.overlap", "mesh.shard_optimizer", "seeds", "learning_rates"),
-    *("run_together", "allow_changes", "on_nonfinite", "skip_at_most", "task.normalize"),
+    *("allow_changes", "on_nonfinite", "skip_at_most", "task.normalize"),
 )
 # The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is
 # reported, and one of mesh.reduce_dtype that has this effect is refused.

@@ -13,8 +13,7 @@ A record is a folder with one JSON file per group, and `work/` with the outputs 
   shards      tokenizers, shards, converted and copied shards: the hash of every file; manifests field by field
   training    short pretraining runs: every tensor of every checkpoint bit for bit, every logged number, config.json,
               result.json and the files of the workdir. Equal losses and tensors imply equal batches
-  finetuning  short fine-tuning runs of each kind of task, one seed at a time and several in one program, with the
-              outputs of evaluate and predict
+  finetuning  short fine-tuning runs of each kind of task, with the outputs of evaluate and predict
   inference   embed, features, fill_mask, export to each format and convert
   commands    option names of every --help, exit codes of typical mistakes, all keys and values of each recipe
   hlo         optimized HLO of the tiny and the base train step on CPU (not in the default; a few minutes)

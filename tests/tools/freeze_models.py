@@ -48,10 +48,9 @@ CHOICE = "task.text=context task.choices=one,two,three task.label=right"
 
 # The recipe, the form of the files, the kind of data and the keys of each fine-tuning run.
 TASKS = {
-    "classification": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2 run_together=no"),
-    "together": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2 run_together=yes"),
+    "classification": ("own.py", "text", "tsv", "task.text=text task.label=label seeds=2"),
     "regression": ("own.py", "score", "tsv", "task.text=text task.label=label task.kind=regression"),
-    "tagging": ("tagging.py:task=own", "tags", "conll", "task.crf=True seeds=2 run_together=no"),
+    "tagging": ("tagging.py:task=own", "tags", "conll", "task.crf=True seeds=2"),
     "question": ("own.py", "question", "jsonl", "task.kind=question task.doc_stride=8 task.max_query_length=8"),
     "choice": ("choice.py:task=own", "choice", "csv", f"{CHOICE} train_layers=last:1"),
     "spans": ("spans.py:kind=span_pairs", "spans", "jsonl", "early_stop=1"),
@@ -136,9 +135,8 @@ def finetuning(sandbox: Sandbox) -> Iterator[Item]:
         yield name, lambda values=values: finetune(*values)
     for name, (_, data, ending, _) in TASKS.items():
         scores = ("--all_scores",) if name in ("classification", "question", "choice") else ()
-        if name != "together":
-            yield f"evaluated_{name}", lambda name=name, data=data, ending=ending: evaluate(name, data, ending)
-            yield f"predicted_{name}", lambda values=(name, data, ending, *scores): predict(*values)
+        yield f"evaluated_{name}", lambda name=name, data=data, ending=ending: evaluate(name, data, ending)
+        yield f"predicted_{name}", lambda values=(name, data, ending, *scores): predict(*values)
 
 
 def inference(sandbox: Sandbox) -> Iterator[Item]:
