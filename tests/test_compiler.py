@@ -75,10 +75,6 @@ def test_all_programs_of_training_and_evaluation_have_the_options(compiled, trai
     asked = []
     monkeypatch.setattr(compiler, "options", lambda mesh, overlap=False: asked.append((mesh, overlap)))
     mesh = partitioning.make_mesh(MeshConfig())
-    for overlap in (False, True):
-        plan = steps.Plan(
-            dataclasses.replace(tiny_config, vocab_size=900 + overlap), Runtime(), MaskedLMObjective(),
-            OptimizerConfig(), optax.identity(), overlap=overlap,
-        )  # fmt: skip
-        compiled(plan, mesh)
-        assert asked.pop() == (mesh, overlap and trains) and not asked
+    config = dataclasses.replace(tiny_config, vocab_size=900)  # of no other test, whose programs are cached
+    compiled(steps.Plan(config, Runtime(), MaskedLMObjective(), OptimizerConfig(), optax.identity()), mesh)
+    assert asked == [(mesh, trains)]

@@ -3,7 +3,6 @@ import contextlib
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import TrainConfig
 from bert_jax.train.profiler import Profiler, parse_steps
 
 
@@ -34,8 +33,3 @@ def test_steps_that_never_ran_are_reported_at_the_end(tmp_path):
     profiler.end_step(1, contextlib.nullcontext, reported.append)
     profiler.close(reported.append)
     assert reported == ["config.profile=3:5: none of these steps ran, so nothing was traced"]
-
-
-def test_an_unknown_generator_is_refused():
-    with pytest.raises(UserError, match=r"unknown config\.prng 'mt19937'; choose from threefry2x32, rbg"):
-        TrainConfig(prng="mt19937")

@@ -70,7 +70,7 @@ def test_the_same_run_has_no_differences(make):
     "free",
     [
         {"log_every": 7, "profile": "1:2", "allow_changes": "all", "on_nonfinite": "skip", "skip_at_most": 3},
-        {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(2, 2, 2, overlap=False)},
+        {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(2, 2, 2)},
         {"eval": EvalConfig(every_steps=3, batch_size=8, max_rows=7), "mesh": MeshConfig(shard_optimizer=True)},
         {"model": ModelOptions(layer_loop="scan", remat="layer", attention="einsum")},
         {"compute_dtype": "float32"},  # what auto is here
@@ -174,7 +174,6 @@ def test_processes_are_compared_by_how_they_compute_the_model_too(make):
         "model.layer_loop": "auto",
         "model.logits_at_once": 0,
         "model.remat": "layer",
-        "model.scan_group": 1,
     }
     assert not choices.keys() & provenance(run)["configuration"].keys()
 

@@ -9,7 +9,6 @@ from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import ModelOptions
 
 ON_NONFINITE = ("stop", "skip")
-PRNGS = ("threefry2x32", "rbg")
 SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
 
 
@@ -72,7 +71,6 @@ class OptimizerConfig:
     epsilon: float = 1e-6  # added to the root of that mean
     bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
     momentum: float = 0.95  # of muon: the decay of the mean of gradients
-    muon_dtype: str = "float32"  # in which muon orthogonalizes matrices: float32; bfloat16 is faster on accelerators
     weight_decay: float = 0.01  # multiplied by the learning rate; of all but biases, norms and what decays matches
     decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
     layer_decay: float = 1.0  # learning rate of each layer relative to the layer above it
@@ -88,7 +86,6 @@ class MeshConfig:
     data: int = -1  # shards the rows of a batch; each device has all parameters
     fsdp: int = 1  # shards the rows, the parameters and the optimizer state
     tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
-    overlap: bool = True  # XLA options with which gradient all-reduces overlap computation (train/compiler.py)
     shard_optimizer: bool = False  # shards the optimizer state and the update over data, too
     # float32 or bfloat16, of gradients while devices sum them; bfloat16 halves the bytes and rounds each sum to 8 bits.
     # auto: float32, or with one microbatch on a mesh of data alone the compute dtype.
@@ -142,7 +139,6 @@ class TrainConfig:
     budget_replay: str = ""  # a workdir or metrics.jsonl whose logged budget fractions replace the clock
     seed: int = 0  # of initial parameters, the order of rows, masks and dropout
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: float32 on CPU, else bfloat16
-    prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh
     on_nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the update of that step
     skip_at_most: int = 10  # updates that a run may skip before it stops
     log_every: int = 50  # steps between lines of metrics.jsonl and of the log; 0: a line for each step
@@ -161,8 +157,6 @@ class TrainConfig:
             )
         if not 0 <= self.seed < SEEDS:
             raise UserError(f"config.seed is {self.seed}. Use a whole number from 0 to {SEEDS - 1}")
-        if self.prng not in PRNGS:
-            raise UserError(f"unknown config.prng {self.prng!r}; choose from {', '.join(PRNGS)}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
         for name in ("steps", "budget_minutes", "log_every"):

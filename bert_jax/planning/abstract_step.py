@@ -116,7 +116,6 @@ class AbstractStep:
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract, trained),
             microbatches=config.microbatches,
-            overlap=config.mesh.overlap,
             reduction=Reduction.of(config.mesh),
             factors=factors,
             trained=trained,
@@ -134,7 +133,7 @@ class AbstractStep:
         def initialize(key: jax.Array) -> Any:
             return initial_state(self.plan, self.plan.objective.init(self.model, key))
 
-        abstract = jax.eval_shape(initialize, _key(self.config.prng))
+        abstract = jax.eval_shape(initialize, _key())
         return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
@@ -166,11 +165,10 @@ class AbstractStep:
     def traced(self) -> Any:
         """Returns the step traced by jax.jit, which gives its jaxpr and can be lowered."""
         whole = partitioning.replicated(self.mesh)
-        key = _key(self.config.prng)
+        key = _key()
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
-        # tokamax chooses its kernel by the default device.
-        with jax.set_mesh(self.mesh), jax.default_device(self.mesh.devices.flat[0]):
+        with jax.set_mesh(self.mesh):
             state = self.state()
             return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 
@@ -191,13 +189,13 @@ class AbstractStep:
             return jax.vjp(loss, params)[1]
 
         with jax.set_mesh(self.mesh):
-            kept = jax.eval_shape(forward, params, self.batch(), _key(self.config.prng))
+            kept = jax.eval_shape(forward, params, self.batch(), _key())
         everything = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
         return everything - sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def _key(kind: str) -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
+def _key() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def _traits(config: PretrainConfig, rows: RowSpec) -> ShardTraits:

@@ -16,7 +16,7 @@ from bert_jax.model import paths
 from bert_jax.train import branch, partitioning, steps
 from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.optim import first_average
-from bert_jax.train.run import Run
+from bert_jax.train.run import Run, root_key
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan
 
@@ -33,7 +33,7 @@ def restore_or_initialize(
     def initialize(key: jax.Array, plan: Plan = plan) -> TrainState:
         return steps.initial_state(plan, run.objective.init(run.model, key))
 
-    key = jax.random.key(run.config.seed, impl=run.config.prng)
+    key = root_key(run.config.seed)
 
     def abstract_at(step: int) -> TrainState:
         # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.

@@ -30,7 +30,7 @@ from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
 from bert_jax.train.held_workdir import CheckHeld, check_workdir, held_workdir
 from bert_jax.train.parameter_summary import device_memory_summary
-from bert_jax.train.run import Run, Source, runtime_of
+from bert_jax.train.run import Run, Source, root_key, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan
 from bert_jax.train.workdir import (
@@ -105,7 +105,6 @@ def make_plan(run: Run) -> Plan:
         optimizer_config=optimizer_config,
         optimizer=optim.build(optimizer_config, abstract, trained),
         microbatches=config.microbatches,
-        overlap=config.mesh.overlap,
         reduction=Reduction.of(config.mesh),
         factors=factors,
         trained=trained,
@@ -238,8 +237,7 @@ def place_constants(run: Run, mesh: Mesh) -> dict[str, Any]:
 
 def training_key(run: Run, mesh: Mesh) -> jax.Array:
     """Returns the key of a run on all devices. It is an argument of the step: all seeds share one compiled program."""
-    key = jax.random.key(run.config.seed, impl=run.config.prng)
-    return jax.device_put(key, partitioning.replicated(mesh))
+    return jax.device_put(root_key(run.config.seed), partitioning.replicated(mesh))
 
 
 def write_workdir(run: Run, check_held: CheckHeld) -> None:

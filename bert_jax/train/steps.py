@@ -38,7 +38,6 @@ class Plan(Forward):
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
     trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
-    overlap: bool = True  # mesh.overlap
     reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
     unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing (at_step)
 
@@ -130,7 +129,7 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     be abstract). Metrics are replicated.
     """
     shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
-    options = compiler.options(mesh, overlap=plan.overlap)
+    options = compiler.options(mesh, overlap=True)
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 

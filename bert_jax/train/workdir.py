@@ -53,7 +53,7 @@ ALL = "all"
 # those of mesh only the order of sums; the dtype of these sums, which may depend on them, is compared by itself.
 FREE = (
     *("log_every", "profile", "checkpoint", "eval.every_steps", "eval.batch_size", "data.prefetch", "data.cache_dir"),
-    *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.overlap", "mesh.shard_optimizer", "seeds", "learning_rates"),
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.shard_optimizer", "seeds", "learning_rates"),
     *("allow_changes", "on_nonfinite", "skip_at_most", "task.normalize"),
 )
 # The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is

@@ -26,7 +26,6 @@ from bert_jax.train.optim.trust import scale_by_stable_adam, scale_by_trust_rati
 
 Transformations = tuple[optax.GradientTransformation, ...]
 Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
-MUON_DTYPES = ("float32", "bfloat16")
 
 
 def build(
@@ -98,7 +97,7 @@ def lamb(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
 def muon(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
     """Builds Muon for attention and feed-forward kernels (Jordan 2024; Liu et al. 2025), AdamW for all others."""
     labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
-    parts = {"muon": scale_by_muon(config.momentum, config.muon_dtype), "adam": scale_by_adam(config)}
+    parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
     return optax.partition(parts, labels), add_decay(decays(config, params))
 
 
@@ -109,8 +108,7 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
 
 # Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
-_OF_MUON = ("momentum", "muon_dtype")
-_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read these keys, too
+_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read momentum, too
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -145,7 +143,6 @@ def _check(config: OptimizerConfig) -> None:
         ("beta1", 0 <= config.beta1 < 1, "a number of at least 0 and below 1, such as 0.9"),
         ("beta2", 0 <= config.beta2 < 1, "a number of at least 0 and below 1, such as 0.999"),
         ("momentum", 0 <= config.momentum < 1, "a number of at least 0 and below 1, such as 0.95"),
-        ("muon_dtype", config.muon_dtype in MUON_DTYPES, " or ".join(MUON_DTYPES)),
         ("epsilon", config.epsilon > 0, "a number above 0, such as 1e-6"),
         ("weight_decay", config.weight_decay >= 0, "0 or more"),
         ("clip_norm", config.clip_norm >= 0, "0 (no clipping) or more"),
@@ -153,9 +150,8 @@ def _check(config: OptimizerConfig) -> None:
     for name, fits, wanted in ranges:
         if not fits:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
-    changed = [key for key in _OF_MUON if getattr(config, key) != getattr(OptimizerConfig, key)]
-    if changed and config.name in _NO_MUON:
+    if config.momentum != OptimizerConfig.momentum and config.name in _NO_MUON:
         raise UserError(
-            f"optimizer.{changed[0]} is {getattr(config, changed[0])}, which is for optimizer.name=muon, but the name "
-            f"is {config.name}. Omit it"
+            f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is {config.name}. "
+            "Omit it"
         )
