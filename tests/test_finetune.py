@@ -233,8 +233,7 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
     config = config_of(start, task, steps=7, train_layers="gradual:0.25", checkpoint=checkpoint)
     assert sweep.unfreeze_every(config, 96) == 2
     finetune(config, tmp_path / "whole")
-    names = []
-    for step in (1, 3, 6):
+    for step in (1, 2, 3, 6):  # in each stage, and at the boundary of two
         folder = tmp_path / f"from-{step}"
         shutil.copytree(tmp_path / "whole", folder)
         for later in range(step + 1, 8):
@@ -243,9 +242,8 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
         for item in ("params", "optimizer"):
             tensors = read_meta(folder / "checkpoints" / "7")["tensors"][item]
             assert tensors == read_meta(tmp_path / "whole" / "checkpoints" / "7")["tensors"][item]
-        names.append(set(read_meta(folder / "checkpoints" / str(step))["tensors"]["optimizer"]))
-    assert [max(int(name.split("/")[0]) for name in of_step) for of_step in names] == [0, 1, 3]
-    assert not any("embeddings" in name for name in names[1]) and any("embeddings" in name for name in names[2])
+    first, last = (set(read_meta(tmp_path / "whole" / "checkpoints" / step)["tensors"]["optimizer"]) for step in "17")
+    assert first == last
 
 
 @pytest.mark.parametrize(

@@ -80,18 +80,7 @@ def test_settings_that_change_no_number_are_free(make, free):
     assert told(provenance(make()), make(PretrainConfig(**free))) == []
 
 
-def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(make, tiny_config):
-    """Recipes refuse or report them now, so a resumed run cannot or need not repeat them."""
-
-    def decayed(decays: str, **options: float) -> PretrainConfig:
-        return PretrainConfig(optimizer=OptimizerConfig(decays=decays, **options))
-
-    all_decay, one_decays = ".*=0.2", "^embeddings/=0.2"
-    assert told(provenance(make(decayed(all_decay, weight_decay=0.1))), make(decayed(all_decay))) == []
-    for here in (decayed(one_decays), decayed("")):
-        there = provenance(make(decayed(here.optimizer.decays, weight_decay=0.1)))
-        assert "optimizer.weight_decay: 0.1 -> 0.01" in refusal(there, make(here))
-
+def test_model_fields_without_effect_may_change(make, tiny_config):
     def shaped(**fields: float) -> Run:
         return make(model=dataclasses.replace(tiny_config, **fields))
 
@@ -99,13 +88,6 @@ def test_values_without_effect_that_an_earlier_version_accepted_may_be_omitted(m
     assert "model.position_offset: 2 -> 0" in refusal(provenance(shaped(position_offset=2)), make())
     windowed = refusal(provenance(shaped(window=4, global_every=3)), make())
     assert "model.global_every: 3 -> 1; model.window: 4 -> 0" in windowed
-
-
-def test_a_run_of_version_0_1_0_which_records_task_normalize_resumes(make):
-    there = provenance(make(FinetuneConfig()))
-    assert there["configuration"]["task.normalize"] is None
-    there["configuration"]["task.normalize"] = True
-    assert told(there, make(FinetuneConfig())) == []
 
 
 def test_the_precision_in_which_devices_sum_gradients_is_compared(make):
@@ -128,18 +110,6 @@ def test_a_mesh_that_sums_gradients_in_another_precision_is_reported(make, mesh)
     assert "mesh.reduce_dtype: auto -> float32. " in refusal(provenance(make(before)), make(given))
     several = [dataclasses.replace(each, microbatches=2) for each in (before, after)]
     assert told(provenance(make(several[0])), make(several[1])) == []  # float32 on both
-
-
-def test_a_checkpoint_that_does_not_record_the_precision_of_sums_may_have_had_any(make):
-    there = provenance(make(PretrainConfig(compute_dtype="bfloat16")))
-    del there["configuration"]["mesh.reduce_dtype.effective"]
-    given = MeshConfig(data=1, fsdp=8, reduce_dtype="float32")
-    now = make(PretrainConfig(compute_dtype="bfloat16", mesh=given))
-    assert told(there, now) == []
-    del there["configuration"]["mesh.reduce_dtype"]
-    assert told(there, now) == []
-    there["configuration"]["mesh.reduce_dtype"] = "bfloat16"
-    assert "mesh.reduce_dtype: bfloat16 -> float32. " in refusal(there, now)
 
 
 @pytest.mark.usefixtures("one_device")
@@ -253,7 +223,7 @@ def test_held_out_data_are_compared_too_if_a_checkpoint_has_any(make):
     before, other = {"data.eval": "1" * 64}, {"data.eval": "2" * 64}
     said = refusal(provenance(make(held_out=before)), make(held_out=other))
     assert "another run: data.eval: fingerprint 1111" in said and said.endswith("allow_changes=data.eval")
-    assert told(provenance(make()), make(held_out=other)) == []  # of an earlier version, or nothing was held out
+    assert told(provenance(make()), make(held_out=other)) == []  # nothing was held out
     [line] = told(
         provenance(make(held_out=before)), make(PretrainConfig(allow_changes="data.eval"), held_out=other)
     )  # and nothing of batches
@@ -293,14 +263,6 @@ def test_the_shares_of_a_mixture_are_compared_and_named_by_their_source(make):
 def test_other_initial_parameters_are_another_run(make):
     given = {"embeddings/norm/bias": np.ones(32, np.float32)}
     assert "init_from: none -> fingerprint " in refusal(provenance(make()), make(initial_params=given))
-
-
-def test_a_checkpoint_older_than_a_key_had_its_default(make):
-    there = provenance(make())
-    del there["configuration"]["optimizer.beta2"], there["configuration"]["model.gated"]
-    assert told(there, make()) == []
-    other = make(PretrainConfig(optimizer=OptimizerConfig(beta2=0.98)))
-    assert "optimizer.beta2: 0.999 -> 0.98" in refusal(there, other)
 
 
 def test_other_versions_are_reported_and_not_refused(make):
@@ -345,18 +307,6 @@ def test_a_run_that_resumes_with_other_batches_counts_on(make):
     for same in (small, dataclasses.replace(small, batch_schedule="0:16,10:32")):  # in the steps before it
         run, made_by = counting(same, 10, first)
         assert run.tokens_before(10) == first[0].tokens_before(10) and branch.COUNTED not in made_by
-    uncounted = dataclasses.replace(first[0], tokens_before=lambda step: None)
-    with pytest.raises(UserError, match=r"checkpoint of step 10, after which run has other .* does not record"):
-        counting(large, 10, (uncounted, first[1]))
-
-
-def test_a_share_of_the_peak_at_the_end_is_free_with_a_constant_rate(make):
-    def run(**optimizer: object) -> Run:
-        return make(PretrainConfig(optimizer=OptimizerConfig(**optimizer)))
-
-    there = provenance(run(schedule="constant", final_share=0.1))  # which an earlier version accepted
-    assert told(there, run(schedule="constant")) == []
-    assert "optimizer.final_share" in refusal(provenance(run(final_share=0.1)), run())
 
 
 def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):

@@ -11,7 +11,7 @@ checkpoint records, and adds to it.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,31 +51,21 @@ class Branch:
     def step(self) -> int:
         return int(self.directory.name)
 
-    def record(self, changes: list[str], tokens: float | None) -> dict[str, Any]:
+    def record(self, changes: list[str]) -> dict[str, Any]:
         """Returns what a checkpoint of the branch records of its origin, as JSON values."""
-        return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": tokens}
+        return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": self.tokens}
 
-    def tokens(self, configuration: Mapping[str, Any], before: Callable[[int], float] | None) -> float | None:
-        """Returns how many tokens the steps before this one have read; None: unknown.
+    @property
+    def tokens(self) -> float:
+        """How many tokens the steps before this one have read."""
+        return float(self.meta[TOKENS_BEFORE])
 
-        configuration, before   of the branch. They tell it where an earlier version wrote a checkpoint without the
-                                count, if the steps before it have the data and batches of the checkpoint
-        """
-        if TOKENS_BEFORE in self.meta:
-            return float(self.meta[TOKENS_BEFORE])
-        there = self.meta["provenance"]["configuration"]
-        same = _read_before(self.step, there) == _read_before(self.step, configuration)
-        return before(self.step) if before is not None and same else None
-
-    def check_left(self, run: Run, tokens: float | None) -> None:
-        """Raises UserError where the length of a branch is used up before its first step.
-
-        tokens   what self.tokens returns
-        """
+    def check_left(self, run: Run) -> None:
+        """Raises UserError where the length of a branch is used up before its first step."""
         steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
         at, found = f"branch_from is at step {self.step}", ""
-        if run.length is not None and tokens is not None and tokens >= run.length.tokens:
-            at += f", which has read {tokens:,.0f} tokens"
+        if run.length is not None and self.tokens >= run.length.tokens:
+            at += f", which has read {self.tokens:,.0f} tokens"
             found, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
         elif 0 < steps <= self.step:
             found, key = f"steps is {steps}", "steps"
@@ -124,8 +114,6 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
 
     provenance   of the run, in which that step is recorded
     meta         the metadata of the checkpoint from which the run resumes or is branched; empty: it begins
-    A branch that an earlier version began counts as it did there. Raises UserError for a length in tokens where the
-    count at that step is unknown.
     """
     count = run.tokens_before
     if count is None:
@@ -135,21 +123,13 @@ def counting_on(run: Run, provenance: dict[str, Any], meta: Mapping[str, Any]) -
     if meta:
         step: int = meta["step"]
         if _read_before(step, there["configuration"]) != _read_before(step, provenance["configuration"]):
-            counted = {"step": step, "tokens": meta.get(TOKENS_BEFORE)}
+            counted = {"step": step, "tokens": meta[TOKENS_BEFORE]}
     if counted is not None:
         provenance[COUNTED] = counted
         run = dataclasses.replace(run, counted_from=counted["step"])
     recorded = counted or provenance.get(RECORD)
-    if recorded is None or "tokens" not in recorded:
+    if recorded is None:
         return run
-    if recorded["tokens"] is None:
-        if run.length is not None:
-            raise UserError(
-                f"tokens is set, but the checkpoint of step {recorded['step']}, after which {run.workdir} has other "
-                "data or batches, does not record how many tokens had been read. Give the length as --config.steps=N "
-                "--config.tokens=0"
-            )
-        return dataclasses.replace(run, tokens_before=None)
     more = recorded["tokens"] - count(recorded["step"])  # exactly 0 where data and batches are those of that step
 
     def before(step: int) -> float:

@@ -166,9 +166,6 @@ def read_fractions(log: str) -> dict[int, float]:
     """Returns the budget fractions that a run logged, by step. Raises UserError if the log has none.
 
     log   a metrics.jsonl, or the workdir of a run, also in a store
-
-    A 1 before the last line is left out: an earlier version of bert_jax logged it where a run ended whose budget was
-    then extended, and the run continued there.
     """
     path = location(log)
     workdir = path.parent if path.name == METRICS_FILE else path  # one in a store has its log in segments
@@ -186,4 +183,4 @@ def read_fractions(log: str) -> dict[int, float]:
             f"budget_replay: {path} ends at step {last} with {fractions[last]:.0%} of its budget, so a run that "
             "follows it would never end; let that run finish first"
         )
-    return {step: fraction for step, fraction in fractions.items() if fraction < 1.0 or step == last}
+    return fractions

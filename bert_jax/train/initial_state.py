@@ -30,25 +30,20 @@ def restore_or_initialize(
     metadata then names it under branch.BRANCHED.
     """
 
-    def initialize(key: jax.Array, plan: Plan = plan) -> TrainState:
+    def initialize(key: jax.Array) -> TrainState:
         return steps.initial_state(plan, run.objective.init(run.model, key))
 
     key = root_key(run.config.seed)
 
-    def abstract_at(step: int) -> TrainState:
-        # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
-        abstract = jax.eval_shape(functools.partial(initialize, plan=steps.at_step(plan, step)), key)
-        return partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
-
-    abstract = abstract_at(0)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    found = checkpoints.restore_newest(
-        abstract.params, lambda step: abstract_at(step).optimizer_state, abstract.average
+    # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
+    abstract = partitioning.with_shardings(
+        mesh, jax.eval_shape(initialize, key), shard_optimizer=run.config.mesh.shard_optimizer
     )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
     if found is None and run.branch_from:
         origin = branch.open_branch(run.branch_from)
-        optimizer_state = abstract_at(origin.step).optimizer_state
-        restored = restore(origin.directory, abstract.params, optimizer_state, abstract.average)
+        restored = restore(origin.directory, abstract.params, abstract.optimizer_state, abstract.average)
         found = origin.step, restored._replace(meta={**origin.meta, branch.BRANCHED: str(origin.directory)})
     if found is not None:
         newest, restored = found

@@ -21,7 +21,7 @@ from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.location import replace_folder
-from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules, steps
+from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
@@ -85,7 +85,7 @@ def make_mesh(run: Run, source: Source) -> Mesh:
 
 
 def make_plan(run: Run) -> Plan:
-    """Returns the plan of a run's steps; with gradual unfreezing, that of its first stage (steps.at_step)."""
+    """Returns the plan of a run's steps."""
     config = run.config
     abstract = run.abstract_params()
     fresh = _initialized(run, abstract)
@@ -94,11 +94,12 @@ def make_plan(run: Run) -> Plan:
     trained, unfreezing = Trained.by_factors(factors), None
     if run.constants and trained is None:
         trained = Trained.everything(abstract)
-    if rules.gradual_epochs(run.train_layers) is not None:
-        unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
-    elif trained is not None:
+    if trained is not None:
         trained.check(config.optimizer.rates, run.train_layers)
-    plan = Plan(
+    if rules.gradual_epochs(run.train_layers) is not None:
+        stages = rules.stages(abstract, fresh)
+        unfreezing = Unfreezing.by_stages(stages if trained is None else trained.take(stages), run.unfreeze_every)
+    return Plan(
         model=run.model,
         runtime=runtime_of(config),
         objective=run.objective,
@@ -110,7 +111,6 @@ def make_plan(run: Run) -> Plan:
         trained=trained,
         unfreezing=unfreezing,
     )
-    return steps.at_step(plan, 0)
 
 
 def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
@@ -217,9 +217,8 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     if there is not None:
         _begin_as(made_by, there)
     differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
-    tokens = origin.tokens(made_by["configuration"], run.tokens_before)
-    origin.check_left(run, tokens)
-    made_by[branch.RECORD] = origin.record(differences, tokens)
+    origin.check_left(run)
+    made_by[branch.RECORD] = origin.record(differences)
     return differences
 
 

@@ -15,7 +15,7 @@ from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
-from bert_jax.train.freezing import Trained, Unfreezing, union
+from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -39,7 +39,7 @@ class Plan(Forward):
     factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
     trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
     reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
-    unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing (at_step)
+    unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing
 
     def part(self, params: dict[str, Any]) -> dict[str, Any]:
         """Returns what trains of a tree of parameters, or of one like it."""
@@ -55,39 +55,6 @@ def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)
-
-
-def at_step(plan: Plan, step: int) -> Plan:
-    """Returns the plan of the stage of gradual unfreezing that a step belongs to; without stages the plan itself."""
-    if plan.unfreezing is None:
-        return plan
-    abstract = jax.eval_shape(lambda key: plan.objective.init(plan.model, key), jax.random.key(0))
-    groups = plan.unfreezing.open_groups(plan.unfreezing.stage(step))
-    optimizer = optim.build_groups(plan.optimizer_config, abstract, groups)
-    return dataclasses.replace(plan, optimizer=optimizer, trained=union(groups))
-
-
-def begins_stage(plan: Plan, step: int) -> bool:
-    """Whether other parameters train at this step than at the one before."""
-    return plan.unfreezing is not None and plan.unfreezing.stage(step) != plan.unfreezing.stage(step - 1)
-
-
-def open_stage(plan: Plan, step: int, state: TrainState, mesh: Mesh) -> tuple[Plan, TrainState]:
-    """Returns the plan of a stage and its first state: the optimizer state of what begins to train is that of step 0.
-
-    `state` is that of the stage before.
-    """
-    plan, known = at_step(plan, step), len(state.optimizer_state)
-
-    def begin(params: dict[str, Any]) -> TrainState:
-        begun = initial_state(plan, params)
-        return begun._replace(params={}, average=None, optimizer_state=begun.optimizer_state[known:])
-
-    shard_optimizer = plan.reduction.shard_optimizer
-    begun = partitioning.with_shardings(mesh, jax.eval_shape(begin, state.params), shard_optimizer=shard_optimizer)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, begun)
-    added = jax.jit(begin, out_shardings=shardings)(state.params).optimizer_state
-    return plan, state._replace(optimizer_state=(*state.optimizer_state, *added))
 
 
 def train_step(
@@ -110,6 +77,8 @@ def train_step(
     counts = plan.objective.counts(batch)
     corrupted = plan.objective.corrupt(batch, dropout_key)
     gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key, constants)
+    if plan.unfreezing is not None:
+        gradients = plan.unfreezing.mask(gradients, state.step)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
     metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
@@ -143,7 +112,12 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
 def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
     """The state after one update. gradients are those of the part that trains."""
     part = plan.part(state.params)
-    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
+    if plan.unfreezing is None:
+        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
+    else:
+        own = {"update_counts": plan.unfreezing.update_counts(state.step)}
+        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part, **own)
+        direction = plan.unfreezing.mask(direction, state.step)
     factors = None if plan.factors is None else plan.part(plan.factors)
     part = optim.apply_updates(part, direction, rate, factors)
     if plan.reduction.shard_optimizer:

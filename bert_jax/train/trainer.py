@@ -43,7 +43,6 @@ def fit(run: Run) -> Result:
         opened = stack.enter_context(setup.open_workdir(run))
         state, meta = initial_state.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         run = counting_on(run, opened.provenance, meta)
-        plan = steps.at_step(plan, int(state.step))
         setup.write_workdir(run, opened.check_held)
         first, ended = int(state.step), has_stopped_early(run.early_stop, config.checkpoint.best, meta)
         clock = make_clock(config, meta, run.length)
@@ -64,9 +63,6 @@ def fit(run: Run) -> Result:
         for step in itertools.count(first):
             if step > first:
                 fraction = clock.read(step)
-                if steps.begins_stage(plan, step):
-                    plan, state = steps.open_stage(plan, step, state, mesh)
-                    train_step = steps.jitted(plan, mesh, state)
             done = ended or fraction >= 1.0
             if step > first or logger.pending:
                 if evaluated := done or evaluation.due(step):

@@ -3,8 +3,7 @@
 The chain produces an update direction that is not yet multiplied by the learning rate.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 from bert_jax.model.paths import flatten
 from bert_jax.train import rules
-from bert_jax.train.freezing import Trained, union
+from bert_jax.train.freezing import Trained
 from bert_jax.train.optim.adam import scale_by_adam
 from bert_jax.train.optim.averages import check_decay
 from bert_jax.train.optim.factors import decays
@@ -52,36 +51,6 @@ def build(
     updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.
     return optax.chain(clip, *OPTIMIZERS[config.name](config, updated))
-
-
-def build_groups(
-    config: OptimizerConfig, params: dict[str, Any], groups: Sequence[Trained]
-) -> optax.GradientTransformation:
-    """Returns `build` for several parts of the parameters, each with a state and step count of its own.
-
-    It updates the union of the parts, and clips by their common norm. The state is a tuple, so a
-    part that begins to train later appends its state, and its bias correction begins with it.
-    """
-    whole = union(groups)
-    inside = [group.within(whole) for group in groups]
-    unclipped = dataclasses.replace(config, clip_norm=0.0)
-    optimizers = [build(unclipped, params, group) for group in groups]
-    clip = clip_by_global_norm(config.clip_norm)
-
-    def init(part: Any) -> tuple[Any, ...]:
-        return tuple(one.init(group.take(part)) for one, group in zip(optimizers, inside, strict=True))
-
-    def update(gradients: Any, states: tuple[Any, ...], part: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        if config.clip_norm > 0:
-            gradients, _ = clip.update(gradients, optax.EmptyState())
-        directions, following = gradients, []
-        for one, group, state in zip(optimizers, inside, states, strict=True):
-            direction, after = one.update(group.take(gradients), state, group.take(part))
-            directions = group.put(directions, direction)
-            following.append(after)
-        return directions, tuple(following)
-
-    return optax.GradientTransformation(init, update)
 
 
 def adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
@@ -152,6 +121,6 @@ def _check(config: OptimizerConfig) -> None:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
     if config.momentum != OptimizerConfig.momentum and config.name in _NO_MUON:
         raise UserError(
-            f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is {config.name}. "
-            "Omit it"
+            f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is "
+            f"{config.name}. Omit it"
         )
