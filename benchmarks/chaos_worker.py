@@ -17,13 +17,15 @@ import numpy as np
 
 import bert_jax.pretrain as pretrain
 from bert_jax import command
-from bert_jax.train import trainer
+from bert_jax.train import loop
+from bert_jax.train.hooks import Hook
+from bert_jax.train.run import Result, Run, Source
 
 
 class Recorded:
     """A source that records its batches: one line per batch, with the step, the row numbers and their hashes."""
 
-    def __init__(self, source: trainer.Source, folder: Path) -> None:
+    def __init__(self, source: Source, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = source
         self._file = (folder / f"{os.getpid()}-{uuid.uuid4().hex}.jsonl").open("a", buffering=1, encoding="utf-8")
@@ -50,13 +52,13 @@ def _hash(batch: Any, index: int) -> str:
     return digest.hexdigest()
 
 
-def recorded(fit: Callable[[trainer.Run], trainer.Result], folder: Path, run: trainer.Run) -> trainer.Result:
+def recorded(fit: Callable[..., Result], folder: Path, run: Run, hooks: Sequence[Hook]) -> Result:
     """`fit` of a run whose batches are recorded."""
-    return fit(dataclasses.replace(run, source=Recorded(run.source, folder)))
+    return fit(dataclasses.replace(run, source=Recorded(run.source, folder)), hooks)
 
 
 def main(arguments: Sequence[str]) -> None:
-    trainer.fit = functools.partial(recorded, trainer.fit, Path(arguments[0]))
+    loop.fit = functools.partial(recorded, loop.fit, Path(arguments[0]))
     pretrain.main(arguments[1:])
 
 

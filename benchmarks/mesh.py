@@ -26,7 +26,8 @@ from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.collectives import collectives
 from bert_jax.planning.hlo import parse
-from bert_jax.train import mesh_placement, optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -65,17 +66,17 @@ def count(
     objective, config = MaskedLMObjective(), OptimizerConfig()
     runtime = Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
     chain = optim.build(config, abstract_params(model, objective.heads))
-    plan = steps.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
+    plan = step_lib.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def draw(key: jax.Array) -> Any:
-        return steps.initial_state(plan, init_params(model, objective.heads, key))
+        return step_lib.initial_state(plan, init_params(model, objective.heads, key))
 
     abstract = jax.eval_shape(draw, key)
     state = partitioning.with_shardings(mesh, abstract, shard_optimizer=reduction.shard_optimizer)
     arguments = (state, abstract_batch(mesh, batch_size, seq_len), jax.ShapeDtypeStruct((), jnp.float32), key)
     with jax.set_mesh(mesh):
-        lowered = steps.jitted(plan, mesh, state).lower(*arguments)
+        lowered = step_lib.jitted(plan, mesh, state).lower(*arguments)
         program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})  # it is never run
     found = collectives(parse(program.as_text()), mesh.size)
     held = [leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state)]

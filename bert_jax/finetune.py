@@ -36,10 +36,11 @@ from bert_jax.tasks import (
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, trainer
+from bert_jax.train import distributed
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.parameter_summary import VERBOSE
+from bert_jax.train.run import RESULT_FILE
 
 WIDTH = 160  # columns of the tables where no terminal limits them
 
@@ -171,8 +172,8 @@ def _finetune(
         if distributed.is_primary():
             for trial, metrics in by_trial.items():
                 own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
-                write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
-            write_json(workdir / trainer.RESULT_FILE, result)
+                write_json(workdir / trial.folder / RESULT_FILE, own | origin)
+            write_json(workdir / RESULT_FILE, result)
     return _Tuned(result, chosen_by, stop, data.splits)
 
 

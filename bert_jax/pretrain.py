@@ -38,15 +38,17 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.teacher import distilled_pretraining
 from bert_jax.model import sizes
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.train import distributed, partitioning, trainer
+from bert_jax.train import distributed, loop, partitioning
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
 from bert_jax.train.held_workdir import held_workdir
+from bert_jax.train.hooks import Hook
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.parameter_summary import VERBOSE
-from bert_jax.train.steps import Plan
+from bert_jax.train.run import RESULT_FILE, Result, Run
+from bert_jax.train.step import Plan
 from bert_jax.train.token_length import TokenLength
 
 DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
@@ -103,7 +105,11 @@ CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
 def pretrain(
-    config: PretrainConfig | ml_collections.ConfigDict, workdir: str | PurePath, *, verbose: bool = False
+    config: PretrainConfig | ml_collections.ConfigDict,
+    workdir: str | PurePath,
+    *,
+    verbose: bool = False,
+    hooks: Sequence[Hook] = (),
 ) -> dict[str, Any]:
     """Trains a model into a workdir and returns the contents of result.json.
 
@@ -111,8 +117,8 @@ def pretrain(
     eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
     those of further terms, such as eval_sbo_loss and eval_lm_loss, of the parameter average, such as
     eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. A `verbose` run prints its parameters.
-    Raises UserError for errors
-    in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
+    `hooks` are called between its steps (train/hooks.py). Raises UserError for errors in the
+    configuration, the shards or the checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
@@ -145,7 +151,7 @@ def pretrain(
         }
         for sources in held_out
     ]
-    run = trainer.Run(
+    run = Run(
         config=config,
         model=model,
         objective=objective,
@@ -174,7 +180,7 @@ def pretrain(
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
     with held_workdir(run.workdir), contextlib.closing(train):
-        return _write_result(run.workdir, trainer.fit(run))
+        return _write_result(run.workdir, loop.fit(run, hooks))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -259,7 +265,7 @@ def _evaluator(
     return make
 
 
-def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
+def _write_result(workdir: Location, result: Result) -> dict[str, Any]:
     # The metrics of the original BERT are always present, and null where they are undefined. The next-sentence loss is
     # left out because result.json has never contained it.
     always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
@@ -271,7 +277,7 @@ def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
     if distributed.is_primary():
-        write_json(workdir / trainer.RESULT_FILE, values)
+        write_json(workdir / RESULT_FILE, values)
     return values
 
 

@@ -37,8 +37,9 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import measurement, prepared_runs, registry, results, sweep, task_json, training
 from bert_jax.tasks.sweep import Trial
-from bert_jax.train import metrics, trainer
+from bert_jax.train import loop, metrics
 from bert_jax.train.integrity import AVERAGE, PARAMS, read_meta
+from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import latest_step, read_params
 
 ROOT = Path(__file__).parent.parent
@@ -142,9 +143,9 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(
     config = config_of(start, task, epochs=5.0, seeds=(0, 1))
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
     workdir = tmp_path / "own"
-    fit = trainer.fit
+    fit = loop.fit
     with monkeypatch.context() as patch:  # SIGTERM while a seed's last checkpoint is written
-        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
+        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
         with pytest.raises(Stopped, match="seed-0 is complete, later seeds are not"):
             finetune(config, workdir)
     assert not (workdir / "seed-1").exists()
@@ -168,7 +169,7 @@ def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(
     assert finetune(config, workdir) == result
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
+        patch.setattr(loop, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
         with pytest.raises(Stopped, match="seed-2 is complete"):
             finetune(dataclasses.replace(config, seeds=(2, 3)), workdir)
     assert not (workdir / "result.json").exists()  # of seeds 0 and 1, whose own are still so
@@ -183,14 +184,14 @@ def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
 
     finished: list[weakref.ref[Params]] = []
 
-    def fit(run: trainer.Run) -> trainer.Result:
+    def fit(run: Run) -> Result:
         gc.collect()
         assert not any(params() for params in finished)
         params = Params(kernel=np.ones(3))
         finished.append(weakref.ref(params))
-        return trainer.Result(step=1, seconds=0.0, tokens=0, evaluation={}, params=params, kept=1)
+        return Result(step=1, seconds=0.0, tokens=0, evaluation={}, params=params, kept=1)
 
-    monkeypatch.setattr(trainer, "fit", fit)
+    monkeypatch.setattr(loop, "fit", fit)
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     config = config_of(start, task, steps=1, seeds=(3,))
     _, data, runs = prepared_runs.prepare(config, tmp_path / "run")

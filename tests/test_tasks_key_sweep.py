@@ -23,7 +23,8 @@ from bert_jax.tasks import key_sweep, measurement, prepared_runs, registry, resu
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.task import Task
-from bert_jax.train import trainer
+from bert_jax.train import loop
+from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import read_params
 
 start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
@@ -241,16 +242,16 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     given = "optimizer.learning_rate=1e-6,5e-3;task.pooling=mean"
     best = CheckpointConfig(best="eval_task_loss")  # of a few steps, the loss distinguishes the rates
     config = test_finetune.config_of(start, task, sweep=given, checkpoint=best)
-    fits, original = [], trainer.fit
+    fits, original = [], loop.fit
 
-    def fit(run: trainer.Run) -> trainer.Result:
+    def fit(run: Run) -> Result:
         fits.append(run.workdir.name)
         if len(fits) == 2:
             raise KeyboardInterrupt
         return original(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.trainer, "fit", fit)
+        patch.setattr(training.loop, "fit", fit)
         with pytest.raises(KeyboardInterrupt):
             finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep" / "result.json").exists()

@@ -33,7 +33,8 @@ from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, rules, trainer
+from bert_jax.train import distributed, rules
+from bert_jax.train.run import Run, runtime_of
 
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
@@ -135,7 +136,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     report: Report = distributed.note,
     kept: Kept | None = None,
-) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
+) -> tuple[Start, Data, dict[Trial, Run]]:
     """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported.
 
     What `kept` has of the configuration before, and this one shares, is neither read nor encoded again.
@@ -253,9 +254,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
     return Data(task, dict(splits), rows, counts)
 
 
-def _runs(
-    config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report
-) -> dict[Trial, trainer.Run]:
+def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report) -> dict[Trial, Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows = data.rows["train"]
     distilled = distillation.distilled_task(config, start.model, data.task, start.tokenizer)
@@ -294,7 +293,7 @@ def _runs(
     }
     params = {seed: reinitialized.with_random_top(initial, config, start.model, objective, seed) for seed in seeds}
     return {
-        trial: trainer.Run(
+        trial: Run(
             config=settings,
             model=start.model,
             objective=objective,
@@ -327,6 +326,6 @@ def _padded_lengths(
     most = config.padded_lengths or padded_lengths.SHAPES
     if config.padded_lengths or not steps:
         return padded_lengths.best_lengths(rows.lengths, max_length, most)
-    price = padded_lengths.price(model, trainer.runtime_of(config), jax.default_backend())
+    price = padded_lengths.price(model, runtime_of(config), jax.default_backend())
     passes = steps * config.batch_size / rows.count
     return padded_lengths.best_lengths(rows.lengths, max_length, most, passes=passes, price=price)

@@ -10,23 +10,24 @@ from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import to_json
-from bert_jax.train import distributed, trainer
+from bert_jax.train import distributed, loop
+from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import read_config, write_config
 
 
 def train(
-    task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, trainer.Run]
+    task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, Run]
 ) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
     """Trains or resumes all runs, and measures them; rows holds those of each split.
 
     Returns the final metrics, the step of the parameters that are kept, and whether SIGTERM arrived at the end: start
-    nothing more then. Raises what trainer.fit raises, and Stopped if SIGTERM arrives before the last run.
+    nothing more then. Raises what loop.fit raises, and Stopped if SIGTERM arrives before the last run.
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
     stop = False
     for trial, run in runs.items():
-        result = trainer.fit(run)
+        result = loop.fit(run)
         if (stop := result.stop_requested) and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
@@ -34,7 +35,7 @@ def train(
     return metrics, steps, stop
 
 
-def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result: trainer.Result) -> dict[str, float]:
+def _measured(task: Task, rows: Mapping[str, TaskRows], run: Run, result: Result) -> dict[str, float]:
     """The metrics of dev, from training, and of the other splits except train, measured here."""
     metrics = dict(result.evaluation)
     calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})

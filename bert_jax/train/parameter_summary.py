@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.model import paths
 from bert_jax.train import optim, partitioning
-from bert_jax.train.steps import Plan
+from bert_jax.train.step import Plan
 
 VERBOSE = "print a line for each parameter when a run begins: shape, sharding, weight decay, whether it learns"
 

@@ -15,7 +15,7 @@ from bert_jax.storage.location import Location
 from bert_jax.train import distributed, mesh_placement
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
-from bert_jax.train.steps import Plan
+from bert_jax.train.step import Plan
 from bert_jax.train.token_length import TokenLength
 from bert_jax.vocabulary import Vocabulary
 

@@ -5,7 +5,7 @@
     checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
                             keeps one), meta
 
-A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/trainer.py), and holder.json
+A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/loop.py), and holder.json
 as long as it trains (train/held_workdir.py).
 
 Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
