@@ -43,13 +43,14 @@ from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
 from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.hooks import Hook
-from bert_jax.train.objectives import pretraining_objective
+from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.run import RESULT_FILE, Result, Run
 from bert_jax.train.step import Plan
 from bert_jax.train.token_length import TokenLength
+from bert_jax.vocabulary import Vocabulary
 
 DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
@@ -122,6 +123,16 @@ def pretrain(
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
+    run, train = make_run(config, location(workdir))
+    with held_workdir(run.workdir), contextlib.closing(train):
+        return _write_result(run.workdir, loop.fit(dataclasses.replace(run, verbose=verbose), hooks))
+
+
+def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoader]:
+    """Returns the run of a configuration, and its loader, to be closed: the one place where the one becomes the other.
+
+    Opens the shards and the initial checkpoint; writes nothing.
+    """
     phases = open_phases(config.data)
     held_out = open_held_out(config, phases)
     datasets = [phase.mixture.dataset for phase in phases]  # of each phase the first, whose layout its sources share
@@ -129,14 +140,7 @@ def pretrain(
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
     measured = [source.dataset for sources in held_out for source in sources]
     _check_lengths(model, datasets, measured)
-    traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
-    traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
-    objective = pretraining_objective(config, model, traits)
-    if (objective.heads.mlm or objective.heads.generator) and not vocabulary.has_mask:
-        raise UserError(
-            f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
-            "--tokenizer, or train a causal model: --config.model.causal=true"
-        )
+    objective = _objective(config, model, vocabulary, datasets, measured)
     distilled = distilled_pretraining(config, model, objective, vocabulary, datasets)
     objective = objective if distilled is None else distilled.objective
     batches = batch_schedule(config.batch_schedule, config.batch_size)
@@ -156,14 +160,13 @@ def pretrain(
         model=model,
         objective=objective,
         source=ObjectiveSource(train, objective),
-        workdir=location(workdir),
+        workdir=workdir,
         tokenizer=vocabulary,
         kind="pretraining",
         description=_description(config.model.preset),
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=_measured(objective.evaluated.metric_names, held_out),
         branch_from=config.branch_from,
-        verbose=verbose,
         tokens_before=train.tokens_before,
         length=length,
         held_out={
@@ -179,8 +182,26 @@ def pretrain(
         constants={} if distilled is None else distilled.constants,
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
-    with held_workdir(run.workdir), contextlib.closing(train):
-        return _write_result(run.workdir, loop.fit(run, hooks))
+    return run, train
+
+
+def _objective(
+    config: PretrainConfig,
+    model: ModelConfig,
+    vocabulary: Vocabulary,
+    datasets: Sequence[Dataset],
+    measured: Sequence[Dataset],
+) -> Objective:
+    """Returns what the run trains for, checked against all shards that it reads and measures."""
+    traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
+    traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
+    objective = pretraining_objective(config, model, traits)
+    if (objective.heads.mlm or objective.heads.generator) and not vocabulary.has_mask:
+        raise UserError(
+            f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
+            "--tokenizer, or train a causal model: --config.model.causal=true"
+        )
+    return objective
 
 
 def main(arguments: Sequence[str]) -> None:

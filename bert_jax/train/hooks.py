@@ -38,7 +38,7 @@ PROFILE = "profile"  # the folder in a workdir
 
 @dataclass
 class Point:
-    """A run between two steps. Hooks earlier in the list fill in the last three fields for those after them."""
+    """A run between two steps. The standard hooks fill in its last fields for those that come after them."""
 
     step: int  # the number of steps done
     state: TrainState  # valid until the next step, which takes its memory
@@ -60,7 +60,7 @@ class Hook:
     every = 0
 
     def due(self, point: Point) -> bool:
-        """Whether to call it here: at multiples of `every`, and where the run ends by its length."""
+        """Whether to call it here: at multiples of `every`, and where the run ends."""
         return point.done or (self.every > 0 and point.step % self.every == 0)
 
     def __call__(self, point: Point) -> None:
@@ -118,7 +118,8 @@ class Recorder:
     def point(self, step: int, state: TrainState, waited_seconds: float = 0.0) -> Point:
         """Returns the point after so many steps. Call it once for each, in order, since it reads the clock."""
         fraction = self.clock.read(step)
-        return Point(step, state, fraction, self.ended or fraction >= 1.0, waited_seconds)
+        done = self.ended or self.stops_early or fraction >= 1.0
+        return Point(step, state, fraction, done, waited_seconds)
 
     def correct_fraction(self) -> None:
         """Writes the fraction of the step from which the run resumes into the log, which repeats the run.
@@ -328,17 +329,18 @@ class Evaluate(Hook):
 
 
 class StopEarly(Hook):
-    """Counts evaluations without a better one; the loop ends when there are too many (train/early_stop.py)."""
+    """Counts evaluations without a better one, and ends the run when there are too many (train/early_stop.py)."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._early_stop = recorder.early_stop
+        self._recorder = recorder
 
     def due(self, point: Point) -> bool:
         return point.evaluated
 
     def __call__(self, point: Point) -> None:
-        if self._early_stop:
-            self._early_stop.note(point.step, point.evaluation)
+        if self._recorder.early_stop:
+            self._recorder.early_stop.note(point.step, point.evaluation)
+            point.done |= self._recorder.stops_early
 
 
 class Log(Hook):

@@ -60,7 +60,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
             if step == first:
                 recorder.correct_fraction()
             stop = interruption.at_step_end()  # asked in every step, since all processes agree on the answer
-            if point.done or recorder.stops_early:
+            if point.done:
                 break
             if stop:  # also before the first step, because its compilation cannot be interrupted
                 recorder.save(point)
