@@ -47,7 +47,7 @@ engines: $(ENGINES)/installed
 
 # The compilers of TPUs and NVIDIA GPUs, which need no device, in an environment of their own: several gigabytes.
 compilers: $(COMPILERS)/installed
-	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_planning.py tests/test_compiled_steps.py tests/test_attention_tokamax.py
+	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_planning.py tests/test_compiled_steps.py
 
 # Object stores, on emulators: workdirs, text and shards in Google Cloud Storage and in S3.
 stores: $(STORES)/installed
@@ -123,5 +123,5 @@ $(TENSORFLOW)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 $(COMPILERS)/installed: requirements.txt setup.cfg setup.py pyproject.toml
 	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
 	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tpu,gpu12,tokamax]'
+	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tpu,gpu12]'
 	touch $@

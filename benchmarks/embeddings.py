@@ -47,7 +47,7 @@ from bert_jax.tasks.embedder import Embedder, settings_of
 from bert_jax.tasks.metric_functions import REGRESSION_METRICS
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.trainer import runtime_of
+from bert_jax.train.run import runtime_of
 
 CHUNK = 512  # texts of a step of the part embed
 DTYPES = ("float32", "int8")  # of the ONNX programs

@@ -45,9 +45,11 @@ from bert_jax.tasks import registry
 from bert_jax.tasks.padded_lengths import best_lengths
 from bert_jax.tasks.task_source import TaskSource
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import optim, partitioning, steps, trainer
+from bert_jax.train import optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.run import runtime_of
 
 SCORES = {
     "mrpc": ("accuracy", "f1"),
@@ -84,9 +86,9 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
     params = paths.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})
     optimizer = optim.build(config.optimizer, params)
-    plan = steps.Plan(loaded.model, trainer.runtime_of(config), objective, config.optimizer, optimizer)
-    state = jax.jit(lambda params: steps.initial_state(plan, params))(params)
-    train_step = steps.jitted(plan, mesh, state)
+    plan = step_lib.Plan(loaded.model, runtime_of(config), objective, config.optimizer, optimizer)
+    state = jax.jit(lambda params: step_lib.initial_state(plan, params))(params)
+    train_step = step_lib.jitted(plan, mesh, state)
     done = 0
 
     def step(batch: Any) -> float:
@@ -200,7 +202,7 @@ def measure_whole(flags: Any, config: FinetuneConfig) -> None:
 
 
 def peer_name(config: FinetuneConfig) -> str:
-    return f"transformers, torch, {trainer.runtime_of(config).compute_dtype}"
+    return f"transformers, torch, {runtime_of(config).compute_dtype}"
 
 
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> list[str]:
@@ -220,7 +222,7 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str, folder: Path) -> l
         "rows": file,
         "seeds": seeds,
         "labels": max(len(task.labels), 1),
-        "compute_dtype": trainer.runtime_of(config).compute_dtype,
+        "compute_dtype": runtime_of(config).compute_dtype,
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,

@@ -21,8 +21,10 @@ import jax
 import numpy as np
 
 from bert_jax import command, pretraining
-from bert_jax.train import trainer
+from bert_jax.train import loop
+from bert_jax.train.hooks import Hook
 from bert_jax.train.metrics import read_metrics
+from bert_jax.train.run import Result, Run, Source
 from bert_jax.train.workdir import latest_step
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -31,7 +33,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 class Recorded:
     """A source that records its batches: one line per batch, with the step, the row numbers and their hashes."""
 
-    def __init__(self, source: trainer.Source, folder: Path) -> None:
+    def __init__(self, source: Source, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._source = source
         self._file = (folder / f"{os.getpid()}-{uuid.uuid4().hex}.jsonl").open("a", buffering=1, encoding="utf-8")
@@ -58,9 +60,9 @@ def _hash(batch: Any, index: int) -> str:
     return digest.hexdigest()
 
 
-def recorded(fit: Callable[[trainer.Run], trainer.Result], folder: Path, run: trainer.Run) -> trainer.Result:
+def recorded(fit: Callable[..., Result], folder: Path, run: Run, hooks: Sequence[Hook]) -> Result:
     """`fit` of a run whose batches are recorded."""
-    return fit(dataclasses.replace(run, source=Recorded(run.source, folder)))
+    return fit(dataclasses.replace(run, source=Recorded(run.source, folder)), hooks)
 
 
 def timed(arguments: Sequence[str]) -> dict[str, float]:
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] == "--timed":
         print(json.dumps(timed(arguments[1:])), flush=True)
         return
-    trainer.fit = functools.partial(recorded, trainer.fit, Path(arguments[0]))
+    loop.fit = functools.partial(recorded, loop.fit, Path(arguments[0]))
     pretraining.main(arguments[1:])
 
 

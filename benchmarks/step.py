@@ -42,7 +42,8 @@ from bert_jax.data.example import Batch, max_predictions
 from bert_jax.model import attention, sizes
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import metrics, optim, steps
+from bert_jax.train import metrics, optim
+from bert_jax.train import step as step_lib
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -89,11 +90,11 @@ def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
     """The train step as the trainer compiles it; each step donates its state to the next."""
     objective, optimizer_config = MaskedLMObjective(), OptimizerConfig()
     optimizer = optim.build(optimizer_config, abstract_params(config, objective.heads))
-    plan = steps.Plan(config, runtime, objective, optimizer_config, optimizer)
+    plan = step_lib.Plan(config, runtime, objective, optimizer_config, optimizer)
     key, fraction = jax.random.key(0), jnp.float32(0)
     params = jax.jit(functools.partial(init_params, config, objective.heads))(key)
-    state = jax.jit(functools.partial(steps.initial_state, plan))(params)
-    train_step = jax.jit(functools.partial(steps.train_step, plan), donate_argnums=0)
+    state = jax.jit(functools.partial(step_lib.initial_state, plan))(params)
+    train_step = jax.jit(functools.partial(step_lib.train_step, plan), donate_argnums=0)
 
     def run(count: int) -> list[float]:
         nonlocal state

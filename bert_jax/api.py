@@ -11,7 +11,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -47,6 +47,7 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.texts import checked_texts
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.train.hooks import Hook
 from data_prep.keywords import BuildKeywords, TokenizerKeywords
 
 
@@ -293,12 +294,14 @@ def pretrain(
     *,
     data: str | Path = "",
     overrides: Mapping[str, Any] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> dict[str, Any]:
     """Pretrains a model and returns the content of result.json; `load(workdir)` opens it.
 
     config      a recipe by its name, such as "bert_tiny" or "modernbert:base", its file, or a configuration
     data        the shards (data.train); build_examples makes them
     overrides   configuration keys and their values, such as {"budget_minutes": 5}, as for finetune; for a recipe
+    hooks       what else happens between steps: bert_jax.train.hooks.Hook, see docs/extending.md
 
     The same call resumes a run that was stopped. Raises UserError as `bert_jax.pretraining.pretrain` does.
     """
@@ -308,7 +311,7 @@ def pretrain(
         config = config_lib.read_values(str(config), keys, overrides or {})
     elif keys or overrides:
         raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
-    return run_pretraining(config, workdir)
+    return run_pretraining(config, workdir, hooks=hooks)
 
 
 @naming_arguments()

@@ -130,8 +130,8 @@ def explain_device_memory(error: RuntimeError) -> str | None:
         return None
     return (
         f"the device has too little memory: {message.splitlines()[0].strip(' :.')}. Use smaller batches; in training "
-        "also more --config.microbatches or --config.model.remat=layer, and with several seeds "
-        "--config.run_together=no. If another program uses the device, end that one"
+        "also more --config.microbatches or --config.model.remat=layer. If another program uses the device, end that "
+        "one"
     )
 
 

@@ -27,10 +27,11 @@ from bert_jax.tasks import (
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, trainer
+from bert_jax.train import distributed
 from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.parameter_summary import VERBOSE
+from bert_jax.train.run import RESULT_FILE
 
 WIDTH = 160  # columns of the tables where no terminal limits them
 
@@ -60,7 +61,6 @@ Common configuration keys (see also docs/finetuning.md):
   --config.sweep='optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'
                               a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING; values with
                               commas are in quotes or parentheses, such as 'init_layers=(0,2,4),(1,3,5)'
-  --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
   --config.early_stop=2       stop after this many evaluations without improvement, and keep the best step
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
@@ -153,7 +153,7 @@ def _finetune(
     start, data, runs = prepared_runs.prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
-        by_trial, steps, stop = training.train(config, data.task, data.rows, runs)
+        by_trial, steps, stop = training.train(data.task, data.rows, runs)
         chosen_by, origin = sweep.chosen_by(config, data.task), {"start": start.summary()}
         result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
         best = results.best(by_trial, chosen_by)
@@ -163,8 +163,8 @@ def _finetune(
         if distributed.is_primary():
             for trial, metrics in by_trial.items():
                 own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
-                write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
-            write_json(workdir / trainer.RESULT_FILE, result)
+                write_json(workdir / trial.folder / RESULT_FILE, own | origin)
+            write_json(workdir / RESULT_FILE, result)
     return _Tuned(result, chosen_by, stop, data.splits)
 
 

@@ -29,16 +29,19 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.teacher import distilled_pretraining
 from bert_jax.model import sizes
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.train import distributed, partitioning, trainer
+from bert_jax.train import distributed, loop, partitioning
 from bert_jax.train.checkpoint import held_workdir
 from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
-from bert_jax.train.objectives import pretraining_objective
+from bert_jax.train.hooks import Hook
+from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.parameter_summary import VERBOSE
-from bert_jax.train.steps import Plan
+from bert_jax.train.run import RESULT_FILE, Result, Run
+from bert_jax.train.step import Plan
 from bert_jax.train.token_length import TokenLength
+from bert_jax.vocabulary import Vocabulary
 
 DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
@@ -94,7 +97,11 @@ CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
 def pretrain(
-    config: PretrainConfig | ml_collections.ConfigDict, workdir: str | PurePath, *, verbose: bool = False
+    config: PretrainConfig | ml_collections.ConfigDict,
+    workdir: str | PurePath,
+    *,
+    verbose: bool = False,
+    hooks: Sequence[Hook] = (),
 ) -> dict[str, Any]:
     """Trains a model into a workdir and returns the contents of result.json.
 
@@ -102,11 +109,21 @@ def pretrain(
     eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
     those of further terms, such as eval_sbo_loss and eval_lm_loss, of the parameter average, such as
     eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. A `verbose` run prints its parameters.
-    Raises UserError for errors
-    in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
+    `hooks` are called between its steps (train/hooks.py). Raises UserError for errors in the
+    configuration, the shards or the checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
+    run, train = make_run(config, location(workdir))
+    with held_workdir(run.workdir), contextlib.closing(train):
+        return _write_result(run.workdir, loop.fit(dataclasses.replace(run, verbose=verbose), hooks))
+
+
+def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoader]:
+    """Returns the run of a configuration, and its loader, to be closed: the one place where the one becomes the other.
+
+    Opens the shards and the initial checkpoint; writes nothing.
+    """
     phases = open_phases(config.data)
     held_out = open_held_out(config, phases)
     datasets = [phase.mixture.dataset for phase in phases]  # of each phase the first, whose layout its sources share
@@ -114,14 +131,7 @@ def pretrain(
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
     measured = [source.dataset for sources in held_out for source in sources]
     _check_lengths(model, datasets, measured)
-    traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
-    traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
-    objective = pretraining_objective(config, model, traits)
-    if (objective.heads.mlm or objective.heads.generator) and not vocabulary.has_mask:
-        raise UserError(
-            f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
-            "--tokenizer, or train a causal model: --config.model.causal=true"
-        )
+    objective = _objective(config, model, vocabulary, datasets, measured)
     distilled = distilled_pretraining(config, model, objective, vocabulary, datasets)
     objective = objective if distilled is None else distilled.objective
     batches = batch_schedule(config.batch_schedule, config.batch_size)
@@ -136,19 +146,18 @@ def pretrain(
         }
         for sources in held_out
     ]
-    run = trainer.Run(
+    run = Run(
         config=config,
         model=model,
         objective=objective,
         source=ObjectiveSource(train, objective),
-        workdir=location(workdir),
+        workdir=workdir,
         tokenizer=vocabulary,
         kind="pretraining",
         description=_description(config.model.preset),
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=_measured(objective.evaluated.metric_names, held_out),
         branch_from=config.branch_from,
-        verbose=verbose,
         tokens_before=train.tokens_before,
         length=length,
         held_out={
@@ -164,8 +173,26 @@ def pretrain(
         constants={} if distilled is None else distilled.constants,
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
-    with held_workdir(run.workdir), contextlib.closing(train):
-        return _write_result(run.workdir, trainer.fit(run))
+    return run, train
+
+
+def _objective(
+    config: PretrainConfig,
+    model: ModelConfig,
+    vocabulary: Vocabulary,
+    datasets: Sequence[Dataset],
+    measured: Sequence[Dataset],
+) -> Objective:
+    """Returns what the run trains for, checked against all shards that it reads and measures."""
+    traits = [ShardTraits.of(dataset, vocabulary) for dataset in datasets]
+    traits += [ShardTraits.of(dataset, vocabulary, held_out=True) for dataset in measured]
+    objective = pretraining_objective(config, model, traits)
+    if (objective.heads.mlm or objective.heads.generator) and not vocabulary.has_mask:
+        raise UserError(
+            f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
+            "--tokenizer, or train a causal model: --config.model.causal=true"
+        )
+    return objective
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -250,7 +277,7 @@ def _evaluator(
     return make
 
 
-def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
+def _write_result(workdir: Location, result: Result) -> dict[str, Any]:
     # The metrics of the original BERT are always present, and null where they are undefined. The next-sentence loss is
     # left out because result.json has never contained it.
     always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
@@ -262,5 +289,5 @@ def _write_result(workdir: Location, result: trainer.Result) -> dict[str, Any]:
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
     if distributed.is_primary():
-        write_json(workdir / trainer.RESULT_FILE, values)
+        write_json(workdir / RESULT_FILE, values)
     return values

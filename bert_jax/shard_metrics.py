@@ -24,7 +24,7 @@ from bert_jax.train.evaluate import Rows, make_evaluator
 from bert_jax.train.objectives import OBJECTIVES, Likelihood, MaskedLMObjective, Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.run import runtime_of
-from bert_jax.train.steps import Forward
+from bert_jax.train.step import Plan
 
 MOST_NATS = 700.0  # per token or word; the exponential of more may exceed the largest float
 
@@ -104,7 +104,7 @@ def _measure(
     """The objective's metrics over batches(rows of a global batch, those that this process loads)."""
     mesh = partitioning.make_mesh(config.mesh)
     size = partitioning.whole_rows(config.batch_size, mesh)
-    plan = Forward(loaded.model, runtime_of(config), objective)
+    plan = Plan(loaded.model, runtime_of(config), objective)
     with jax.set_mesh(mesh):
         evaluator = make_evaluator(plan, mesh, lambda _, rows: batches(size, rows), size)
         wanted = paths.flatten(abstract_params(loaded.model, objective.heads))

@@ -19,7 +19,8 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, steps
+from bert_jax.train import optim
+from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 
@@ -43,9 +44,9 @@ def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         params, key, counts = random_params(config, objective.heads), jax.random.key(1), objective.counts(batch)
     runtime = Runtime(platform="cpu" if device.platform == "cpu" else "")
-    plan = steps.Plan(config, runtime, objective, settings, optim.build(settings, params))
+    plan = step_lib.Plan(config, runtime, objective, settings, optim.build(settings, params))
     given = jax.device_put((params, batch, counts, key), device)
-    found, terms = jax.jit(functools.partial(steps.accumulate, plan))(*given)
+    found, terms = jax.jit(functools.partial(step_lib.accumulate, plan))(*given)
     losses = {f"loss of {name}": term.loss for name, term in terms.items()}
     return {name: np.asarray(value) for name, value in (paths.flatten(found) | losses).items()}
 

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from extensions.parameter_norms import ParameterNorms
 from hub_server import HubHandler, serving
 from huggingface_hub.errors import OfflineModeIsEnabled
 from random_checkpoints import odd_config, random_checkpoint
@@ -492,7 +493,11 @@ def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
         masking="dynamic", workers=1,
     )  # fmt: skip
     settings = {"steps": 2, "batch_size": 8, "model.layers": 1, "model.width": 16, "model.heads": 2}
-    result = bert_jax.pretrain("bert_tiny", tmp_path / "run", data=tmp_path / "shards", overrides=settings)
+    watch = ParameterNorms()
+    result = bert_jax.pretrain(
+        "bert_tiny", tmp_path / "run", data=tmp_path / "shards", overrides=settings, hooks=[watch]
+    )
+    assert list(watch.norms) == [2] and watch.norms[2] > 0
     model = bert_jax.load(tmp_path / "run")
     assert result["step"] == 2 and manifest["counts"]["rows"] > 0
     assert model.config.vocab_size == tokenizer.vocab_size and model.config.layers == 1
@@ -595,7 +600,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
         assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
         assert (found.optimizer.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
     started: list[Any] = []
-    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})
     [tiny] = started
     assert (tiny.model.preset, tiny.model.dropout, tiny.data.train) == ("tiny", 0.0, "shards")
@@ -627,7 +632,7 @@ def test_mappings_have_the_signs_of_their_keys(configured, tmp_path, monkeypatch
     assert len(key_sweep.settings_of(with_commas)) == 6
     assert found.optimizer.decays == "layers/0/=0.1;head=0"
     started: list[Any] = []
-    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     mixture = {"wiki": "shards/wiki:0.7", "books": "shards/books:0.3"}
     bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": mixture, "batch_schedule": {0: 256, 100: 512}})
     [mixed] = started

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import logging
 from types import SimpleNamespace
 
@@ -13,12 +12,12 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
 from bert_jax.model.attention import kernels
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.ops import attention_kernels, attention_tokamax
+from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention, softmax_narrow
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime, platform_of
-from bert_jax.model.token_positions import key_ranges, sequence_lengths, token_positions, visible_keys
+from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import make_mesh
 
@@ -56,21 +55,6 @@ def test_windows_and_causality_are_those_of_a_loop_over_pairs():
             same = SEQUENCES[row, query] == SEQUENCES[row, key]
             near = not window or abs(query - key) <= window
             assert visible[row, 0, query, key] == (same and near and (not causal or key <= query))
-
-
-def test_the_range_of_keys_of_a_query_is_what_it_sees():
-    """For packed rows of random lengths, with and without padding, by comparison with all pairs."""
-    rng = np.random.default_rng(0)
-    rows = [np.repeat(np.arange(1, 7), rng.integers(0, 8, 6))[:30] for _ in range(40)]
-    ids = jnp.asarray([np.pad(row, (0, 30 - len(row))) for row in rows], jnp.int32)
-    keys = token_positions(ids, ids)
-    some = keys.at(jnp.asarray(rng.integers(0, 30, (40, 5)), jnp.int32))
-    for window, causal in itertools.product((0, 1, 4, 40), (False, True)):
-        for queries in (keys, some):
-            start, end = key_ranges(queries, keys, window=window, causal=causal)
-            between = (keys.in_row[:, None] >= start[..., None]) & (keys.in_row[:, None] < end[..., None])
-            visible = visible_keys(queries, keys, window=window, causal=causal)[:, 0]
-            np.testing.assert_array_equal(between, visible)
 
 
 def test_a_bias_is_added_to_the_scores_before_the_softmax():
@@ -218,7 +202,6 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
         ("cudnn", {"dropout_rate": 0.1}, "attention_dropout=0"),
         ("cudnn", {"head_width": 12}, "multiple of 8"),
         ("cudnn", {"needs_scores": True}, "relative positions"),
-        ("tokamax", {"platform": "rocm"}, "needs an NVIDIA GPU"),
         ("triton", {"platform": "tpu"}, "triton needs an NVIDIA GPU, and this runs on tpu"),
         ("triton", {"head_width": 24}, "triton needs a head width of 16, 32, 64 or 128, got 24"),
         ("triton", {"shardable": False}, r"jax\.set_mesh"),
@@ -229,20 +212,10 @@ def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, rea
         choose(kernel, **GPU | change)
 
 
-def test_tokamax_is_opt_in_and_needs_its_package(monkeypatch):
-    monkeypatch.setattr(attention_tokamax, "is_installed", lambda: True)
-    assert choose("tokamax", **GPU) == choose("tokamax", **GPU | {"some_queries": True}) == "tokamax"
+def test_cudnn_is_the_default_without_dropout_from_ampere_on():
     assert choose("auto", **GPU) == "cudnn" and choose("auto", **GPU | {"head_width": 256}) == "einsum"
-    for capability in ("9.0", "10.3"):
-        assert choose("tokamax", **GPU | {"capability": capability}) == "tokamax"
     assert choose("auto", **GPU | {"capability": "8.0"}) == "cudnn"
     assert choose("auto", **GPU | {"capability": "7.5"}) == "einsum"  # Turing
-    for capability in ("8.0", "12.0"):
-        with pytest.raises(UserError, match=rf"Hopper or Blackwell GPU \(.* 9 or 10\), and this one has {capability}"):
-            choose("tokamax", **GPU | {"capability": capability})
-    monkeypatch.setattr(attention_tokamax, "is_installed", lambda: False)
-    with pytest.raises(UserError, match=r"pip install --editable '.*\[tokamax\]'"):
-        choose("tokamax", **GPU)
 
 
 def test_triton_has_dropout_and_is_the_default_where_it_was_timed():
@@ -282,7 +255,7 @@ def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(
         UserError,
         match=r"unknown config\.model\.attention 'ring'; "
-        r"choose from auto, splash, banded, cudnn, tokamax, flash, triton, einsum",
+        r"choose from auto, splash, banded, cudnn, flash, triton, einsum",
     ):
         choose("ring", **GPU)
 

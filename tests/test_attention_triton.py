@@ -1,14 +1,11 @@
 """The Triton kernels for GPUs, interpreted: values, gradients and dropped probabilities are those of einsum."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 
-from bert_jax.config import MeshConfig
 from bert_jax.model.dropout import keep_mask, row_seeds
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_triton import padded_length
@@ -16,8 +13,6 @@ from bert_jax.model.ops.attention_triton_kernels import triton_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.token_positions import token_positions, visible_keys
 from bert_jax.planning import program as programs
-from bert_jax.train.mesh_placement import OnMesh
-from bert_jax.train.partitioning import make_mesh
 
 OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}
 
@@ -47,31 +42,6 @@ def test_values_and_gradients_are_those_of_einsum_with_the_same_seeds(slots, win
         return triton_attention(query, key, value, sequence_ids, **options)
 
     assert_equals_einsum(kernel, *rows(slots, width), window, causal, rate, seeds)
-
-
-@pytest.mark.parametrize("slots", [16, pytest.param(160, marks=pytest.mark.slow)])
-def test_several_models_in_one_program_have_the_gradients_of_each(slots):
-    """Fine-tuning with several seeds maps the step over the models and their batches (train/stacked_states.py)."""
-    heads, sequence_ids = rows(slots, 16)
-    of_models = (
-        [jnp.stack([part, part[::-1], 2 * part]) for part in heads],
-        jnp.stack([sequence_ids, sequence_ids[::-1], jnp.ones_like(sequence_ids)]),
-        jnp.stack([row_seeds(jax.random.key(seed), (), 2) for seed in range(3)]),
-    )
-    options = {"window": 0, "causal": False, "dropout_rate": 0.3, "precision": HIGHEST, "interpret": True}
-
-    def gradients(placement, heads, sequence_ids, seeds):
-        def loss(heads):
-            return jnp.sin(triton_attention(*heads, sequence_ids, seeds=seeds, placement=placement, **options)).sum()
-
-        return jax.grad(loss)(heads)
-
-    with jax.set_mesh(make_mesh(MeshConfig(data=1), jax.devices()[:1])):
-        together = jax.jit(jax.vmap(functools.partial(gradients, OnMesh())))(*of_models)
-    for number in range(3):
-        alone = gradients(Placement(), *jax.tree.map(lambda leaf, number=number: leaf[number], of_models))
-        for ours, theirs in zip(together, alone, strict=True):
-            np.testing.assert_allclose(ours[number], theirs, atol=1e-6)
 
 
 @pytest.mark.accelerator

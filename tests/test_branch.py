@@ -14,7 +14,7 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import metrics, trainer
+from bert_jax.train import loop, metrics
 from bert_jax.train.branch import RECORD, open_branch
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.orbax_io import read_meta
@@ -203,7 +203,7 @@ def test_a_branch_from_a_trunk_with_a_budget_is_repeated_from_its_log(shards_dir
     decay = (*decay, f"--config.branch_from={tmp_path / 'trunk'}/checkpoints/{step}")
     if stopped:
         with monkeypatch.context() as patched, pytest.raises(Stopped):
-            patched.setattr(trainer, "later_batch_shapes", lambda *_: signal.raise_signal(signal.SIGTERM) or {})
+            patched.setattr(loop, "later_batch_shapes", lambda *_: signal.raise_signal(signal.SIGTERM) or {})
             train(shards_dir, tmp_path / "branch", *decay)
         assert saved_steps(tmp_path / "branch") == [step]
     train(shards_dir, tmp_path / "branch", *decay)
@@ -215,7 +215,7 @@ def test_a_branch_from_a_trunk_with_a_budget_is_repeated_from_its_log(shards_dir
 
 
 @pytest.mark.slow
-def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, tmp_path, monkeypatch):
+def test_a_branch_that_has_nothing_left_to_train_is_refused(shards_dir, trunk, tmp_path):
     def refused(*flags: str) -> str:
         with pytest.raises(UserError) as caught:
             train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints/4", *flags)

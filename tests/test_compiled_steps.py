@@ -12,7 +12,6 @@ import re
 import pytest
 
 from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig
-from bert_jax.model.ops import attention_tokamax
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import AbstractStep, RowSpec, bytes_per_device, compile_step
 from bert_jax.planning.program import Program, collectives
@@ -22,7 +21,6 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 needs_cuda = pytest.mark.skipif(
     not any(importlib.util.find_spec(plugin) for plugin in PLUGINS), reason="needs the extra gpu12 or gpu"
 )
-needs_tokamax = pytest.mark.skipif(not attention_tokamax.is_installed(), reason="needs the extra tokamax")
 TPU = pytest.param("v5e:2x2", marks=needs_libtpu, id="v5e")
 GPU = pytest.param("h100:4", marks=needs_cuda, id="h100")
 pytestmark = pytest.mark.slow
@@ -116,14 +114,6 @@ def test_attention_with_dropout_stores_no_scores_on_hopper_by_default():
 def test_cudnn_reads_lengths_instead_of_a_mask_where_rows_hold_one_sequence():
     found = [has_square(compiled("h100:4", attention="cudnn", attention_dropout=0.0, pack=pack)[1]) for pack in (3, 1)]
     assert found == [True, False]
-
-
-@needs_cuda
-@needs_tokamax
-@pytest.mark.filterwarnings("ignore:The out_shape and scratch_shapes arguments:DeprecationWarning")  # of tokamax
-def test_tokamax_reads_ranges_of_keys_instead_of_a_mask_where_rows_are_packed():
-    steps = [compiled("h100:4", attention=kernel, attention_dropout=0.0, pack=3) for kernel in ("cudnn", "tokamax")]
-    assert [has_square(program) for _, program in steps] == [True, False]
 
 
 @pytest.mark.parametrize("topology", [TPU, GPU])

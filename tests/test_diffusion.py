@@ -27,7 +27,8 @@ from bert_jax.model.dropout import uniform
 from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import is_unpacked
-from bert_jax.train import optim, steps
+from bert_jax.train import optim
+from bert_jax.train import step as step_lib
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import DiffusionObjective, diffusion, means
 from bert_jax.train.objectives.causal_lm import unmasked
@@ -203,9 +204,9 @@ def test_microbatches_change_nothing():
 
     def step(microbatches):
         chain = optim.build(OptimizerConfig(), bert.abstract_params(config, OBJECTIVE.heads))
-        plan = steps.Plan(config, Runtime(), OBJECTIVE, OptimizerConfig(), chain, microbatches)
-        state = steps.initial_state(plan, params)
-        return jax.jit(steps.train_step, static_argnums=0)(plan, state, batch, jnp.float32(0), jax.random.key(3))[1]
+        plan = step_lib.Plan(config, Runtime(), OBJECTIVE, OptimizerConfig(), chain, microbatches)
+        state = step_lib.initial_state(plan, params)
+        return jax.jit(step_lib.train_step, static_argnums=0)(plan, state, batch, jnp.float32(0), jax.random.key(3))[1]
 
     one, four = step(1), step(4)
     for name in ("loss", "mdm_accuracy", "gradient_norm"):

@@ -22,7 +22,8 @@ from bert_jax.tasks.distillation import DistilledTask
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceObjective
 from bert_jax.tasks.kinds.multilabel import MultiLabelObjective
 from bert_jax.tasks.kinds.question import QuestionObjective
-from bert_jax.train import mesh_placement, optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.freezing import Trained
 from bert_jax.train.objectives import DistilledMaskedLM, MaskedLMObjective, means
 from bert_jax.train.objectives.distilled import Teacher
@@ -148,12 +149,12 @@ def test_held_out_rows_are_measured_without_the_teacher():
     assert jax.tree.map(np.shape, objective.evaluated_params(own)) == jax.tree.map(np.shape, abstract)
 
 
-def plan_of(objective: Any, model: ModelConfig = STUDENT, **changes: Any) -> steps.Plan:
+def plan_of(objective: Any, model: ModelConfig = STUDENT, **changes: Any) -> step_lib.Plan:
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
     abstract = bert.abstract_params(model, objective.heads)
     trained = Trained.everything(abstract)
     chain = optim.build(config, abstract, trained)
-    return steps.Plan(model, Runtime(), objective, config, chain, trained=trained, **changes)
+    return step_lib.Plan(model, Runtime(), objective, config, chain, trained=trained, **changes)
 
 
 @pytest.mark.slow
@@ -161,9 +162,9 @@ def test_a_step_trains_the_student_and_its_projection_and_keeps_nothing_of_the_t
     objective = objective_of(layers="uniform")
     own, constants = params_of(objective)
     plan = plan_of(objective)
-    before = steps.initial_state(plan, jax.tree.map(jnp.asarray, own))
+    before = step_lib.initial_state(plan, jax.tree.map(jnp.asarray, own))
     batch = jax.tree.map(jnp.asarray, packed_rows())
-    step = jax.jit(steps.train_step, static_argnums=0)
+    step = jax.jit(step_lib.train_step, static_argnums=0)
     after, metrics = step(plan, before, batch, jnp.float32(0), KEY, None, constants)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     paths_in_state = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(after)]
@@ -182,7 +183,7 @@ def test_the_gradient_is_the_derivative_of_the_loss_in_any_direction():
     own, constants = params_of(objective)
     batch = jax.tree.map(jnp.asarray, packed_rows())
     plan, counts = plan_of(objective, student), objective.counts(batch)
-    gradient, _ = jax.jit(steps.accumulate, static_argnums=0)(plan, own, batch, counts, KEY, constants)
+    gradient, _ = jax.jit(step_lib.accumulate, static_argnums=0)(plan, own, batch, counts, KEY, constants)
     draw = np.random.default_rng(5)
     direction = jax.tree.map(lambda leaf: draw.normal(0, 1, leaf.shape).astype(np.float32), own)
 
@@ -205,7 +206,7 @@ def test_eight_devices_give_the_gradients_of_one(shape, microbatches):
     own, constants = params_of(objective)
     runtime = Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
     plan = dataclasses.replace(plan_of(objective), runtime=runtime, microbatches=microbatches)
-    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     counts = objective.counts(jax.tree.map(jnp.asarray, packed_rows()))
     mesh = partitioning.make_mesh(MeshConfig(*shape))
     found = {}

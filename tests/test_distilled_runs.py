@@ -199,9 +199,6 @@ def test_teachers_that_cannot_teach_a_task_are_refused(reviews, vocab_dir, teach
     refused(with_teacher(str(tmp_path / "foreign")), tmp_path, "has another tokenizer than the student")
     alone = dataclasses.replace(config_of(start, reviews), distill=DistillConfig(temperature=4.0))
     refused(alone, tmp_path, "distill.temperature is 4.0, but distill.teacher is not set")
-    together = dataclasses.replace(with_teacher(teacher, **hidden), seeds=(2,), run_together="yes")
-    with pytest.raises(UserError, match="cannot be trained together: runs with a teacher"):
-        finetune(together, tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extensions import alibi, first_token, lion, word_dropout
+from extensions import alibi, first_token, lion, parameter_norms, word_dropout
 from extensions.two_encoders import ReplacedTokenObjective
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
@@ -22,7 +22,8 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, rules, steps
+from bert_jax.train import optim, rules
+from bert_jax.train import step as step_lib
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import extended_batch
 from bert_jax.train.objectives.causal_lm import unmasked
@@ -43,7 +44,7 @@ class Forgetful(first_token.FirstTokenObjective):
         return batch
 
 
-LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "word_dropout": 60}
+LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "parameter_norms": 15, "word_dropout": 60}
 
 
 def run(shards: Path, workdir: Path, *overrides: str, steps: int = 4) -> None:
@@ -71,7 +72,7 @@ def test_an_extension_is_short_and_uses_public_names_only(name: str, lines: int)
     text = (Path(__file__).parent / "extensions" / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= lines
     assert not re.search(r"\b_[a-z]|\._[a-z]|import _", text)
-    assert first_token and alibi and lion and word_dropout  # imported, which is what adds them
+    assert first_token and alibi and lion and parameter_norms and word_dropout  # imported, which is what adds them
 
 
 @pytest.mark.slow
@@ -153,11 +154,11 @@ def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_c
     params, chain = objective.init(config, jax.random.key(0)), OptimizerConfig(warmup_steps=1)
     found = []
     for parts in (1, 2):
-        plan = steps.Plan(config, Runtime(), objective, chain, optim.build(chain, params), parts)
-        step = jax.jit(functools.partial(steps.train_step, plan))
-        found.append(step(steps.initial_state(plan, params), batch, jnp.float32(0), jax.random.key(3))[1])
+        plan = step_lib.Plan(config, Runtime(), objective, chain, optim.build(chain, params), parts)
+        step = jax.jit(functools.partial(step_lib.train_step, plan))
+        found.append(step(step_lib.initial_state(plan, params), batch, jnp.float32(0), jax.random.key(3))[1])
     assert found[0]["lm_loss"] == pytest.approx(float(found[1]["lm_loss"]), rel=1e-5)
-    evaluate_step = jax.jit(functools.partial(steps.evaluation_step, plan))
+    evaluate_step = jax.jit(functools.partial(step_lib.evaluation_step, plan))
     terms, counts = evaluate_step(params, batch)
     clean = float(terms["lm"].loss / counts["lm"])
     assert abs(clean - float(found[0]["lm_loss"])) > 1e-3  # the step has trained on other inputs
@@ -177,11 +178,11 @@ def test_an_optimizer_is_a_name_of_the_configuration(shards_dir: Path, tmp_path:
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 2
 
 
-def two_encoder_plan(config, **options) -> tuple[steps.Plan, dict]:
+def two_encoder_plan(config, **options) -> tuple[step_lib.Plan, dict]:
     objective = ReplacedTokenObjective()
     params = objective.init(config, jax.random.key(0))
     optimizer_config = OptimizerConfig(name="lamb", warmup_steps=1, **options)
-    plan = steps.Plan(config, Runtime(), objective, optimizer_config, optim.build(optimizer_config, params))
+    plan = step_lib.Plan(config, Runtime(), objective, optimizer_config, optim.build(optimizer_config, params))
     return plan, params
 
 
@@ -191,8 +192,8 @@ def test_two_encoders_train_under_lamb_with_the_trust_ratio_of_each_layer(tiny_c
     plan, params = two_encoder_plan(config, learning_rate=1.0, weight_decay=0.0, clip_norm=0.0)
     rows = [[random_sequence(length, config.vocab_size, length)] for length in (8, 13, 20, 11)]
     batch = jax.tree.map(jnp.asarray, lay(rows, 20, 4))
-    step = jax.jit(lambda state: steps.train_step(plan, state, batch, jnp.float32(0), jax.random.key(1)))
-    after, metrics = step(steps.initial_state(plan, params))
+    step = jax.jit(lambda state: step_lib.train_step(plan, state, batch, jnp.float32(0), jax.random.key(1)))
+    after, metrics = step(step_lib.initial_state(plan, params))
     assert metrics["rtd_loss"] > 0 and metrics["mlm_loss"] > 0
     before, after = paths.flatten(params), paths.flatten(after.params)
     stacks = {"generator/encoder/layers/": 1, "discriminator/encoder/layers/": config.layers}

@@ -15,7 +15,8 @@ from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.lora import LoraConfig
 from bert_jax.model import bert, lora, paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import freezing, mesh_placement, optim, partitioning, rules, steps
+from bert_jax.train import mesh_placement, optim, partitioning, rules
+from bert_jax.train import step as step_lib
 from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.orbax_io import named_leaves
 
@@ -32,14 +33,14 @@ def deep_params(model: ModelConfig = DEEP) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: jnp.asarray(draw.normal(0, 0.2, leaf.shape), jnp.float32), abstract)
 
 
-def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> steps.Plan:
+def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> step_lib.Plan:
     abstract = bert.abstract_params(model, OBJECTIVE.heads)
     adapters = frozenset(filter(lora.is_adapter, paths.flatten(abstract)))
     factors = optim.rate_factors(config, abstract, rules.trainable(words, abstract, adapters))
     trained = Trained.by_factors(factors)
     optimizer = optim.build(config, abstract, trained)
     changes = {"runtime": Runtime(), **changes}
-    return steps.Plan(
+    return step_lib.Plan(
         model,
         objective=OBJECTIVE,
         optimizer_config=config,
@@ -54,9 +55,9 @@ def batch() -> Any:
     return jax.tree.map(jnp.asarray, batch_of("classification"))
 
 
-def train(plan: steps.Plan, number: int = 2) -> steps.TrainState:
-    step = jax.jit(functools.partial(steps.train_step, plan))
-    state = steps.initial_state(plan, deep_params(plan.model))
+def train(plan: step_lib.Plan, number: int = 2) -> step_lib.TrainState:
+    step = jax.jit(functools.partial(step_lib.train_step, plan))
+    state = step_lib.initial_state(plan, deep_params(plan.model))
     for _ in range(number):
         state, _ = step(state, batch(), FRACTION, KEY)
     return state
@@ -75,7 +76,7 @@ def train_masked(factors: dict[str, Any], config: OptimizerConfig = CONFIG, numb
 
     @jax.jit
     def step(params: dict[str, Any], state: Any) -> tuple[dict[str, Any], Any]:
-        gradients, _ = steps.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)
+        gradients, _ = step_lib.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)
         masked = jax.tree.map(lambda gradient, factor: gradient * (factor != 0), gradients, spread)
         directions, state = adam.update(masked, state)
         moved = jax.tree.map(
@@ -149,14 +150,14 @@ def test_the_optimizer_state_holds_only_what_trains():
     assert trained == layer + heads
 
 
-def shapes(plan: steps.Plan) -> dict[str, tuple[int, ...]]:
-    state = jax.eval_shape(functools.partial(steps.initial_state, plan), deep_params())
+def shapes(plan: step_lib.Plan) -> dict[str, tuple[int, ...]]:
+    state = jax.eval_shape(functools.partial(step_lib.initial_state, plan), deep_params())
     return {name: leaf.shape for name, leaf in named_leaves(state.optimizer_state).items()}
 
 
-def flops(plan: steps.Plan) -> float:
-    state = jax.eval_shape(functools.partial(steps.initial_state, plan), deep_params(plan.model))
-    program = jax.jit(functools.partial(steps.train_step, plan)).lower(state, wide_batch(), FRACTION, KEY)
+def flops(plan: step_lib.Plan) -> float:
+    state = jax.eval_shape(functools.partial(step_lib.initial_state, plan), deep_params(plan.model))
+    program = jax.jit(functools.partial(step_lib.train_step, plan)).lower(state, wide_batch(), FRACTION, KEY)
     return program.compile().cost_analysis()["flops"]
 
 
@@ -182,7 +183,7 @@ def test_a_scan_over_layers_is_not_differentiated_where_they_are_frozen():
     def backward_scans(words: str) -> int:
         plan = plan_of(words, runtime=Runtime(layer_loop="scan"))
         counts = OBJECTIVE.counts(batch())
-        program = jax.make_jaxpr(functools.partial(steps.accumulate, plan))(deep_params(), batch(), counts, KEY)
+        program = jax.make_jaxpr(functools.partial(step_lib.accumulate, plan))(deep_params(), batch(), counts, KEY)
         return str(program).count("reverse=True")
 
     assert [backward_scans(words) for words in ("all", "last:2", "last:1", "head")] == [1, 1, 0, 0]
@@ -228,45 +229,39 @@ def test_eight_devices_train_a_part_as_one_does(axes, words, microbatches, adapt
     runtime = Runtime(placement=mesh_placement.OnMesh(), layer_loop="scan")
     plan = plan_of(words, model=model, runtime=runtime, microbatches=microbatches)
     rows = jax.tree.map(lambda leaf: np.tile(leaf, (16, *[1] * (leaf.ndim - 1)))[:16], batch_of("classification"))
-    params, step = deep_params(model), functools.partial(steps.train_step, plan)
-    alone, _ = jax.jit(step)(steps.initial_state(plan, params), jax.tree.map(jnp.asarray, rows), FRACTION, KEY)
+    params, step = deep_params(model), functools.partial(step_lib.train_step, plan)
+    alone, _ = jax.jit(step)(step_lib.initial_state(plan, params), jax.tree.map(jnp.asarray, rows), FRACTION, KEY)
     mesh = partitioning.make_mesh(MeshConfig(*axes))
     with jax.set_mesh(mesh):
         spread = partitioning.put(jax.tree.map(np.asarray, params), mesh)
-        state = steps.initial_state(plan, spread)
+        state = step_lib.initial_state(plan, spread)
         together, _ = jax.jit(step)(state, partitioning.place(rows, 16, mesh), FRACTION, KEY)
     assert_close(jax.device_get(together.params), alone.params, 1e-5)
 
 
-def unfreezing_plan(every: int = 2, rates: str = "") -> steps.Plan:
-    config = dataclasses.replace(CONFIG, rates=rates)
-    plan = plan_of("all", config)
-    return steps.at_step(
-        dataclasses.replace(plan, unfreezing=Unfreezing.by_stages(rules.stages(deep_params()), plan.factors, every)), 0
-    )
+def unfreezing_plan(every: int = 2, config: OptimizerConfig = CONFIG) -> step_lib.Plan:
+    plan, stages = plan_of("all", config), rules.stages(deep_params())
+    return dataclasses.replace(plan, unfreezing=Unfreezing.by_stages(plan.part(stages), every))
 
 
 @pytest.mark.slow
-def test_gradual_unfreezing_begins_each_stage_with_an_optimizer_state_of_its_own():
+def test_gradual_unfreezing_updates_a_parameter_as_if_the_run_had_begun_with_it():
     """Each parameter moves as in a run whose Adam began when it began to train, clipped by the norm of all that train.
 
-    Checked against Optax's own Adam for each group of parameters.
+    Checked against Optax's own Adam for each group of parameters; in the last two steps everything trains.
     """
-    plan, mesh = unfreezing_plan(), partitioning.make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    state = steps.initial_state(plan, deep_params())
+    plan = unfreezing_plan(every=1)
+    state = step_lib.initial_state(plan, deep_params())
     params, adam = deep_params(), optax.scale_by_adam(CONFIG.beta1, CONFIG.beta2, CONFIG.epsilon)
-    stages, own = rules.stages(deep_params()), [adam.init(deep_params()) for _ in plan.unfreezing.groups]
+    stages, own = rules.stages(deep_params()), [adam.init(deep_params()) for _ in range(6)]
     rate, decays = optim.learning_rate(CONFIG, jnp.int32(0), FRACTION), optim.decays(CONFIG, params)
     gradient = jax.jit(
-        lambda params: steps.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)[0]
+        lambda params: step_lib.accumulate(plan_of("all"), params, batch(), OBJECTIVE.counts(batch()), KEY)[0]
     )
-    step = jax.jit(functools.partial(steps.train_step, plan))
-    for number in range(6):
-        if number and steps.begins_stage(plan, number):
-            plan, state = steps.open_stage(plan, number, state, mesh)
-            step = jax.jit(functools.partial(steps.train_step, plan))
+    step = jax.jit(functools.partial(step_lib.train_step, plan))
+    for number in range(7):
         state, _ = step(state, batch(), FRACTION, KEY)
-        stage = number // 2
+        stage = min(number, 5)
         opened = jax.tree.map(lambda begins, leaf, s=stage: jnp.broadcast_to(begins <= s, leaf.shape), stages, params)
         masked = jax.tree.map(lambda leaf, learns: leaf * learns, gradient(params), opened)
         clipped, _ = optax.clip_by_global_norm(CONFIG.clip_norm).update(masked, optax.EmptyState())
@@ -280,19 +275,47 @@ def test_gradual_unfreezing_begins_each_stage_with_an_optimizer_state_of_its_own
                 stages,
             )
         assert_close(state.params, params)
-        assert len(state.optimizer_state) == stage + 1
-    moments = named_leaves(state.optimizer_state)
-    assert moments["2/1/mu/encoder/layers/feed_forward/input/kernel"].shape == (1, 16, 24)
-    assert moments["0/1/count"] == 6 and moments["2/1/count"] == 2
+    assert shapes(plan) == shapes(plan_of("all"))  # the state of a run that trains everything from the first step
 
 
-def test_the_stages_hold_each_parameter_once_and_leave_out_a_rate_of_zero():
-    groups = unfreezing_plan(rates="layers/1/=0").unfreezing.groups
-    kernel = "encoder/layers/feed_forward/input/kernel"
-    assert [group.layers.get(kernel, ()) for group in groups] == [(), (3,), (2,), (), (0,), ()]
-    whole = freezing.union(groups)
-    assert whole.layers[kernel] == (0, 2, 3) and set(whole.layers) == set(paths.flatten(deep_params()))
-    assert groups[2].within(whole).layers[kernel] == (1,)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
+def test_a_parameter_stays_as_it_is_until_its_stage(name):
+    """Weight decay and non-finite gradients included; the state of the optimizer and the average stay zero, too."""
+    config = dataclasses.replace(CONFIG, name=name, weight_decay=0.5, ema_decay=0.9)
+    plan = unfreezing_plan(every=1, config=config)
+    state = step_lib.initial_state(plan, deep_params())
+    step = jax.jit(functools.partial(step_lib.train_step, plan))
+    stages = {path: np.ravel(stage) for path, stage in paths.flatten(rules.stages(deep_params())).items()}
+    for number in range(3):
+        state, metrics = step(state, batch(), FRACTION, KEY)
+        assert metrics["finite"]
+        due = {
+            f"{path}:{layer}" if rules.stack_of(path) else path
+            for path, stage in stages.items()
+            for layer, begins in enumerate(np.broadcast_to(stage, len(deep_leaf(path))))
+            if begins <= number
+        }
+        moved = changed(state.params, deep_params())
+        assert moved <= due and changed(state.average, deep_params()) == moved
+        assert {name for name in due if "kernel" in name} <= moved
+    moments = {name: leaf for name, leaf in named_leaves(state.optimizer_state).items() if "embeddings/" in name}
+    assert moments and not any(np.any(leaf) for leaf in moments.values())
+
+
+def test_a_gradient_that_is_not_finite_counts_only_where_a_parameter_trains():
+    plan = unfreezing_plan()
+    infinite = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.inf), deep_params())
+    opened = paths.flatten(plan.unfreezing.mask(infinite, jnp.int32(3)))
+    kernel = opened["encoder/layers/feed_forward/input/kernel"]
+    assert np.isinf(kernel[3:]).all() and not kernel[:3].any() and not opened["embeddings/norm/scale"].any()
+
+
+def test_a_rate_of_zero_freezes_in_gradual_unfreezing_too():
+    plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates="layers/1/=0"))
+    begins = paths.flatten(plan.unfreezing.begins)
+    assert begins["encoder/layers/feed_forward/input/kernel"].ravel().tolist() == [8, 4, 2]
+    assert begins["embeddings/norm/scale"] == 10 and begins["classifier/dense/kernel"] == 0
 
 
 def test_parts_are_put_back_where_they_were_taken():

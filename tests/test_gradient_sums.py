@@ -16,13 +16,14 @@ from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import collectives, parse
-from bert_jax.train import mesh_placement, partitioning, steps
+from bert_jax.train import mesh_placement, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective
 
 ROWS = 32
 OBJECTIVE = MaskedLMObjective()
-accumulate = jax.jit(steps.accumulate, static_argnums=0)
+accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def batch_of(vocab_size: int) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *(random_batch(vocab_size, seed) for seed in (0, 1)))
 
 
-def plan_on_mesh(model: Any, microbatches: int, reduction: Reduction = DEFAULT, **runtime: Any) -> steps.Plan:
+def plan_on_mesh(model: Any, microbatches: int, reduction: Reduction = DEFAULT, **runtime: Any) -> step_lib.Plan:
     runtime = Runtime(**{"layer_loop": "scan"} | runtime, placement=mesh_placement.OnMesh())
     return make_plan(model, microbatches=microbatches, runtime=runtime, reduction=reduction)
 

@@ -16,11 +16,11 @@ from bert_jax.train import partitioning
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.evaluate import make_evaluator, make_source_evaluator
 from bert_jax.train.held_out import lower_is_better
+from bert_jax.train.hooks import Evaluate
 from bert_jax.train.objectives import Objective
 from bert_jax.train.objectives.objective import Term
-from bert_jax.train.recorder import HeldOutEvaluation
 from bert_jax.train.run import Run
-from bert_jax.train.steps import Forward
+from bert_jax.train.step import Plan
 
 CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
 
@@ -74,7 +74,7 @@ def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_i
     monkeypatch.setattr(partitioning, "place", noted("place", place))
     mesh = partitioning.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        evaluator = make_evaluator(Forward(CONFIG, Runtime(), Mean()), mesh, batches, 8)
+        evaluator = make_evaluator(Plan(CONFIG, Runtime(), Mean()), mesh, batches, 8)
         metrics = evaluator({"scale": jnp.float32(3)}, 7)
     first, middle, last = ["make", "place", "compute"], ["make", "place", "fetch", "compute"], ["fetch"]
     assert events == ([*first, *middle * (count - 1), *last] if count else [])
@@ -96,7 +96,7 @@ def test_each_source_has_metrics_of_its_own_and_all_rows_together_count_once():
         return {name: (Weighted(*(field[rows] for field in one)) for one in part) for name, part in parts.items()}
 
     with jax.set_mesh(mesh):
-        evaluator = make_source_evaluator(Forward(CONFIG, Runtime(), Mean()), mesh, sources, 8)
+        evaluator = make_source_evaluator(Plan(CONFIG, Runtime(), Mean()), mesh, sources, 8)
         metrics = evaluator({"scale": jnp.float32(3)}, 7)
     rows = {name: parts[name] for name in ("wiki", "books")} | {"": [*parts["wiki"], *parts["books"]]}
     wanted = {}
@@ -115,6 +115,6 @@ def test_the_name_of_a_source_does_not_decide_whether_a_metric_falls():
 def test_a_metric_that_is_not_finite_is_no_improvement_and_no_mistake_of_the_configuration(tmp_path):
     run = Mock(spec=Run, config=TrainConfig(), measured=("loss", "mean_loss"), early_stop=0)
     with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
-        held_out = HeldOutEvaluation(run, [lambda params, step: {"mean_loss": 1.0}], checkpoints, {})
-        held_out.measure(3, {}, None)
-        assert held_out.at(3) == {"mean_loss": 1.0} and not held_out.found_best(3)
+        recorder = Mock(run=run, opened=Mock(checkpoints=checkpoints))
+        found = Evaluate(recorder, [lambda params, step: {"mean_loss": 1.0}]).measure(3, {}, None)
+        assert found == {"mean_loss": 1.0} and not checkpoints.best.beaten_by(found)

@@ -12,7 +12,6 @@ import pytest
 from families import FAMILIES
 from tiny_batches import lay, random_sequence
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import Heads, abstract_params, bind
 from bert_jax.model.layer_groups import LayerGroups, repeating_groups
@@ -25,8 +24,6 @@ def test_the_groups_of_published_stacks():
     base = ["first", *(("local", "global")[layer % 3 == 0] for layer in range(1, 22))]
     assert repeating_groups(base) == LayerGroups(1, 3, 7, 0)
     assert repeating_groups(["same"] * 24) == LayerGroups(0, 1, 24, 0)
-    assert repeating_groups(["same"] * 24, 4) == LayerGroups(0, 4, 6, 0)
-    assert repeating_groups(["same"] * 24, 5) == LayerGroups(0, 5, 4, 4)
     assert repeating_groups([]) == LayerGroups(0, 0, 0, 0)
     assert repeating_groups(["a", "b"]) == LayerGroups(2, 0, 0, 0)
 
@@ -35,12 +32,11 @@ def test_groups_give_the_stack_back_and_no_division_traces_fewer_layers():
     draw = random.Random(0)
     for _ in range(300):
         types = [draw.choice("ab") for _ in range(draw.randint(0, 11))]
-        multiple = draw.randint(1, 3)
-        found = repeating_groups(types, multiple)
+        found = repeating_groups(types)
         group = types[found.before :][: found.period]
         assert types[: found.before] + group * found.repeats + types[len(types) - found.after :] == types
         possible = [len(types)]
-        for before, period, repeats in itertools.product(range(12), range(multiple, 12, multiple), range(2, 12)):
+        for before, period, repeats in itertools.product(range(12), range(1, 12), range(2, 12)):
             group = types[before : before + period]
             if types[before : before + period * repeats] == group * repeats and len(group) == period:
                 possible.append(len(types) - period * (repeats - 1))
@@ -65,13 +61,12 @@ def loss(params: Any, runtime: Runtime, key: Any = None, config: ModelConfig = M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [1, 2])
-def test_a_scan_over_groups_equals_unrolled_layers_with_the_same_dropout(group):
+def test_a_scan_over_groups_equals_unrolled_layers_with_the_same_dropout():
     config = dataclasses.replace(MODERN, dropout=0.1, attention_dropout=0.1)
     params, key = random_params(config), jax.random.key(3)
     found = [
         jax.jit(jax.value_and_grad(lambda p, r=runtime: loss(p, r, key, config), has_aux=True))(params)
-        for runtime in (Runtime(layer_loop="unrolled"), Runtime(layer_loop="scan", scan_group=group))
+        for runtime in (Runtime(layer_loop="unrolled"), Runtime(layer_loop="scan"))
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
@@ -87,8 +82,3 @@ def test_layers_that_differ_are_scanned_without_branches_and_keep_no_more_than_u
         residuals = jax.eval_shape(lambda p, r=runtime: jax.vjp(lambda p: loss(p, r)[0], p)[1], params)
         kept[loop] = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(residuals))
     assert kept["scan"] <= 1.05 * kept["unrolled"]
-
-
-def test_a_group_of_no_layers_is_refused():
-    with pytest.raises(UserError, match=r"config\.model\.scan_group is 0"):
-        Runtime(scan_group=0)

@@ -16,7 +16,8 @@ from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.lineage import BidirectionalLMObjective
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import mesh_placement, optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import (
     CausalLMObjective,
@@ -77,7 +78,7 @@ def packed_rows():
 
 def plan_of(
     family: str, *, loop: str = "scan", microbatches: int = 1, reduction: Reduction = DEFAULT, **optimizer: Any
-) -> steps.Plan:
+) -> step_lib.Plan:
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
@@ -98,10 +99,10 @@ def plan_of(
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
-    return steps.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
+    return step_lib.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
 
 
-def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, Any], Any]:
+def step_on(shape: tuple[int, ...], plan: step_lib.Plan) -> tuple[Any, dict[str, Any], Any]:
     """The state and the metrics after a step on a number of devices, and the program."""
     mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
     partitioning.check_model(plan.model, mesh)
@@ -111,20 +112,20 @@ def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, An
         state = jax.tree.map(jax.device_put, first, shardings)
         batch = partitioning.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
         arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
-        program = steps.jitted(plan, mesh, state).lower(state, *arguments).compile()
+        program = step_lib.jitted(plan, mesh, state).lower(state, *arguments).compile()
         state, metrics = program(state, *arguments)
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
     return state, jax.device_get(metrics), program
 
 
-def first_state(plan: steps.Plan) -> Any:
+def first_state(plan: step_lib.Plan) -> Any:
     """The initial state, sampled by numpy because programs that sample take long to compile."""
     generator = np.random.default_rng(1)
     params = {}
     for path, leaf in paths.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():
         drawn = generator.normal(float(path.endswith("scale")), 0.02, leaf.shape)
         params[path] = drawn.astype(leaf.dtype)
-    return jax.device_get(steps.initial_state(plan, paths.unflatten(params)))
+    return jax.device_get(step_lib.initial_state(plan, paths.unflatten(params)))
 
 
 @functools.cache

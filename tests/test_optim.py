@@ -132,7 +132,7 @@ def test_invalid_value_is_rejected_by_its_key(key, value):
 
 @pytest.mark.parametrize(
     ("key", "value", "of"),
-    [("momentum", 0.9, "name=muon"), ("muon_dtype", "bfloat16", "name=muon"), ("decay_share", 0.2, "schedule=wsd")],
+    [("momentum", 0.9, "name=muon"), ("decay_share", 0.2, "schedule=wsd")],
 )
 def test_a_key_without_effect_is_refused(key, value, of, monkeypatch):
     config = dataclasses.replace(CONFIG, **{key: value})

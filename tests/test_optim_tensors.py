@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import paths
 from bert_jax.train import optim, partitioning
@@ -212,21 +211,6 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
     values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
     assert values.min() > 0.68 and values.max() < 1.16
     np.testing.assert_array_equal(muon.orthogonalize(jnp.zeros((3, 4))), 0)
-
-
-@pytest.mark.slow
-def test_muon_in_bfloat16_points_the_same_way():
-    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(3, 12, 30)), jnp.float32)
-    whole, half = muon.orthogonalize(matrices), muon.orthogonalize(matrices.astype(jnp.bfloat16))
-    assert half.dtype == jnp.bfloat16
-    difference = np.linalg.norm(half.astype(jnp.float32) - whole, axis=(1, 2)) / np.linalg.norm(whole, axis=(1, 2))
-    assert (difference > 0).all() and (difference < 0.1).all()
-    config = OptimizerConfig(name="muon", muon_dtype="bfloat16")
-    params = draw(np.random.default_rng(0))
-    direction, _ = optim.build(config, params).update(params, optim.build(config, params).init(params), params)
-    assert {leaf.dtype for leaf in jax.tree.leaves(direction)} == {jnp.dtype("float32")}
-    with pytest.raises(UserError, match="muon_dtype is float16; use float32 or bfloat16"):
-        optim.build(OptimizerConfig(muon_dtype="float16"), {})
 
 
 def test_devices_divide_the_matrices_of_muon():

@@ -13,9 +13,10 @@ from test_steps import ROWS, random_batch
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, partitioning, steps
+from bert_jax.train import optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.state import TrainState
+from bert_jax.train.step import TrainState
 
 OBJECTIVE = MaskedLMObjective()
 OPTIMIZERS = {
@@ -33,11 +34,11 @@ class Made(NamedTuple):
     spread: Callable  # scanned, for a mesh
 
 
-def make_plan(model: ModelConfig, config: OptimizerConfig, layer_loop: str) -> steps.Plan:
+def make_plan(model: ModelConfig, config: OptimizerConfig, layer_loop: str) -> step_lib.Plan:
     abstract = bert.abstract_params(model, OBJECTIVE.heads)
     factors = optim.rate_factors(config, abstract)
     runtime = Runtime(layer_loop=layer_loop)
-    return steps.Plan(model, runtime, OBJECTIVE, config, optim.build(config, abstract), factors=factors)
+    return step_lib.Plan(model, runtime, OBJECTIVE, config, optim.build(config, abstract), factors=factors)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def made(tiny_config):
         @jax.jit
         def run(params, batch):
             counts = OBJECTIVE.counts(batch)
-            found, terms = steps.accumulate(plan, params, batch, counts, jax.random.key(0))
+            found, terms = step_lib.accumulate(plan, params, batch, counts, jax.random.key(0))
             return found, terms["mlm"].loss / counts["mlm"]
 
         return run
@@ -60,9 +61,9 @@ def made(tiny_config):
     return Made(model, params, gradients("unrolled"), gradients("scan"))
 
 
-def descend(plan: steps.Plan) -> Callable[[TrainState, dict], TrainState]:
+def descend(plan: step_lib.Plan) -> Callable[[TrainState, dict], TrainState]:
     rate = jnp.float32(plan.optimizer_config.learning_rate)
-    return jax.jit(lambda state, gradients: steps.descend(plan, state, gradients, rate))
+    return jax.jit(lambda state, gradients: step_lib.descend(plan, state, gradients, rate))
 
 
 def assert_near(got: dict, wanted: dict, tolerance: float) -> None:
@@ -77,7 +78,7 @@ def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(n
     # A large epsilon makes Adam's step smooth; with a small one, gradients of rounding noise would count by their sign.
     config = dataclasses.replace(OPTIMIZERS[name], name=name, epsilon=1e-3, ema_decay=0.9)
     plan, batch = make_plan(made.model, config, "unrolled"), random_batch(made.model.vocab_size)
-    step, state, losses = descend(plan), steps.initial_state(plan, made.params), []
+    step, state, losses = descend(plan), step_lib.initial_state(plan, made.params), []
     for number in range(25):
         gradients, loss = made.alone(state.params, batch)
         state = step(state, gradients)
@@ -89,7 +90,7 @@ def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(n
 
     mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
-        state = steps.initial_state(plan, made.params)
+        state = step_lib.initial_state(plan, made.params)
         state = jax.device_put(state, partitioning.shardings(mesh, state))
         gradients, _ = made.spread(state.params, partitioning.place(batch, ROWS, mesh))
         spread = step(state, gradients)

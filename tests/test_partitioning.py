@@ -13,7 +13,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.train import parameter_summary, partitioning
-from bert_jax.train.state import TrainState
+from bert_jax.train.step import TrainState
 
 
 @pytest.fixture

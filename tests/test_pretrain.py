@@ -17,7 +17,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import metrics, setup, trainer
+from bert_jax.train import loop, metrics, prepare
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.workdir import read_config, read_params
@@ -111,11 +111,11 @@ def test_a_held_out_batch_has_the_rows_of_one_microbatch(shards_dir, tmp_path, m
         found.append(size)
         return lambda params, steps_done: {}
 
-    def fit(run):
-        setup.check(run)
+    def fit(run, hooks):
+        prepare.check(run)
         raise UserError("no training here")
 
-    monkeypatch.setattr(trainer, "fit", fit)
+    monkeypatch.setattr(loop, "fit", fit)
     monkeypatch.setattr(pretraining, "make_source_evaluator", evaluator)
     flags = arguments(shards_dir, tmp_path / "run", *(f"--config.{override}" for override in overrides))
     with pytest.raises(UserError, match="no training here"):

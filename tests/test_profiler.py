@@ -1,41 +1,47 @@
+"""config.profile: which steps are traced, and what is said where they are not."""
+
 import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.train.profiler import Profiler, parse_steps
+from bert_jax.train.hooks import Point, Profile
+from bert_jax.train.prepare import traced_steps
 
 
-def test_steps_are_two_numbers():
-    assert parse_steps("100:105") == (100, 105)
+def test_steps_are_two_numbers(tmp_path):
+    assert traced_steps("100:105", tmp_path) == (100, 105)
 
 
 @pytest.mark.parametrize("text", ["100", "5:5", "7:3", "a:b", "1:2:3", "-1:4"])
 def test_other_steps_are_refused_with_an_example(text, tmp_path):
     with pytest.raises(UserError, match=f"profile is '{text}'.*such as 100:105"):
-        Profiler(text, tmp_path)
+        traced_steps(text, tmp_path)
+
+
+def one_step(steps: str, workdir: Path) -> list[str]:
+    """What is reported in a run of one step."""
+    reported: list[str] = []
+    run = SimpleNamespace(config=TrainConfig(profile=steps), workdir=workdir)
+    accumulator = SimpleNamespace(paused=contextlib.nullcontext)
+    recorder: Any = SimpleNamespace(run=run, accumulator=accumulator, report=reported.append)
+    profile, state = Profile(recorder), Any
+    with profile.during(0):
+        pass
+    assert not profile.due(Point(1, state, 1.0, done=True))
+    profile.close()
+    return reported
 
 
 def test_without_steps_nothing_is_traced(tmp_path):
-    profiler = Profiler("", tmp_path)
-    with profiler.step(0):
-        pass
-    reported: list[str] = []
-    profiler.end_step(1, contextlib.nullcontext, reported.append)
-    profiler.close(reported.append)
-    assert not list(tmp_path.iterdir()) and not reported
+    assert not one_step("", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_steps_that_never_ran_are_reported_at_the_end(tmp_path):
-    profiler, reported = Profiler("3:5", tmp_path), list[str]()
-    with profiler.step(0):
-        pass
-    profiler.end_step(1, contextlib.nullcontext, reported.append)
-    profiler.close(reported.append)
+    reported = one_step("3:5", tmp_path)
     assert reported == ["config.profile=3:5: none of these steps ran, so nothing was traced"]
-
-
-def test_an_unknown_generator_is_refused():
-    with pytest.raises(UserError, match=r"unknown config\.prng 'mt19937'; choose from threefry2x32, rbg"):
-        TrainConfig(prng="mt19937")

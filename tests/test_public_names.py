@@ -73,9 +73,9 @@ def test_tests_use_no_private_name_of_the_packages():
     [
         "steps._example_only(plan)",
         "make()._example_only.value",
-        "from bert_jax.train.steps import _example_only",
+        "from bert_jax.train.step import _example_only",
         "monkeypatch.setattr(steps, '_example_only', None)",
-        "monkeypatch.setattr('bert_jax.train.steps._example_only', None)",
+        "monkeypatch.setattr('bert_jax.train.step._example_only', None)",
         "program = 'print(steps._example_only)'",
         "program = f'print({module}, steps._example_only)'",
     ],

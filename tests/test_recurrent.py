@@ -45,7 +45,7 @@ OPTIONS = ("causal=true", "positions=none", "segment_types=0", "embedding_norm=f
 def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_them() -> None:
     code = """
 import sys
-import bert_jax.train.trainer
+import bert_jax.train.loop
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 sizes = dict(vocab_size=61, layers=1, width=8, heads=1, feed_forward=1, causal=True, positions="none")

@@ -15,7 +15,8 @@ from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning import program as programs
-from bert_jax.train import mesh_placement, optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
@@ -44,17 +45,17 @@ def random_batch(vocab_size: int, seed: int = 0) -> Batch:
 
 
 @functools.cache  # equal plans are one, so that tests share what is traced and compiled for it
-def plan_of(model: ModelConfig) -> steps.Plan:
+def plan_of(model: ModelConfig) -> step_lib.Plan:
     objective = MaskedLMObjective()
     abstract = bert.abstract_params(model, objective.heads)
-    return steps.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract))
+    return step_lib.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract))
 
 
-def make_plan(model: ModelConfig, **changes: object) -> steps.Plan:
+def make_plan(model: ModelConfig, **changes: object) -> step_lib.Plan:
     return dataclasses.replace(plan_of(model), **changes) if changes else plan_of(model)
 
 
-train_step = jax.jit(steps.train_step, static_argnums=0)
+train_step = jax.jit(step_lib.train_step, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def params(model):
 
 
 def step_once(plan, params, batch):
-    state = steps.initial_state(plan, params)
+    state = step_lib.initial_state(plan, params)
     return train_step(plan, state, jax.tree.map(jnp.asarray, batch), jnp.float32(0.0), jax.random.key(0))
 
 
@@ -82,7 +83,7 @@ def test_microbatches_give_the_gradient_of_the_whole_batch(model, params):
     batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
     counts = MaskedLMObjective().counts(batch)
     key = jax.random.key(0)
-    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     whole, whole_terms = accumulate(make_plan(model), params, batch, counts, key)
     for parts in (2, 8):
         cut, terms = accumulate(make_plan(model, microbatches=parts), params, batch, counts, key)
@@ -124,7 +125,7 @@ def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_conf
     plan = dataclasses.replace(
         make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
     )
-    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     alone, alone_terms = accumulate(plan, params, batch, counts, key)
     mesh = partitioning.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
@@ -174,7 +175,7 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
     again, _ = step_once(plan, params, batch)
     for path, leaf in paths.flatten(first.params).items():
         np.testing.assert_array_equal(leaf, paths.flatten(again.params)[path], err_msg=path)
-    later = steps.initial_state(plan, params)._replace(step=jnp.int32(5))
+    later = step_lib.initial_state(plan, params)._replace(step=jnp.int32(5))
     batch = jax.tree.map(jnp.asarray, batch)
     _, other = train_step(plan, later, batch, jnp.float32(0.0), jax.random.key(0))
     assert other["loss"] != metrics["loss"]
@@ -190,7 +191,7 @@ def test_the_padding_of_the_vocabulary_stays_zero(tiny_config, params):
 
 def test_training_lowers_the_loss_of_a_batch(model, params):
     plan = make_plan(model)
-    state, losses = steps.initial_state(plan, params), []
+    state, losses = step_lib.initial_state(plan, params), []
     batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
     for _ in range(20):
         state, metrics = train_step(plan, state, batch, jnp.float32(0.0), jax.random.key(0))
@@ -203,12 +204,12 @@ def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(model, params
     """NaN in one weight of one row: parameters, moments and average keep every bit, and the next step updates them."""
     config = dataclasses.replace(CONFIG, ema_decay=0.9)
     objective = MaskedLMObjective()
-    plan = steps.Plan(model, Runtime(), objective, config, optim.build(config, params))
-    step = jax.jit(functools.partial(steps.train_step, plan))
+    plan = step_lib.Plan(model, Runtime(), objective, config, optim.build(config, params))
+    step = jax.jit(functools.partial(step_lib.train_step, plan))
     batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
     spoilt = batch._replace(masked_weights=batch.masked_weights.at[0, 0].set(jnp.nan))
     key, fraction = jax.random.key(0), jnp.float32(0)
-    first, metrics = step(steps.initial_state(plan, params), batch, fraction, key)
+    first, metrics = step(step_lib.initial_state(plan, params), batch, fraction, key)
     assert metrics["finite"] and metrics["skipped"] == 0
     second, metrics = step(first, spoilt, fraction, key)
     assert not metrics["finite"] and metrics["skipped"] == second.skipped == 1 and second.step == 2

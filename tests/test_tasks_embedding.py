@@ -37,8 +37,9 @@ from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.side_by_side import SideBySideBatch
 from bert_jax.tasks.task_json import from_json
-from bert_jax.train import mesh_placement, partitioning, steps
+from bert_jax.train import mesh_placement, partitioning
 from bert_jax.train import optim as optim_lib
+from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 
 PAIRS = [
@@ -221,7 +222,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
     params = jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)
     placement = mesh_placement.OnMesh() if mesh else ALONE
     config = OptimizerConfig(learning_rate=1e-3)
-    plan = steps.Plan(
+    plan = step_lib.Plan(
         model=MODEL,
         runtime=Runtime(layer_loop="scan", placement=placement),
         objective=objective,
@@ -229,7 +230,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
         optimizer=optim_lib.build(config, params),
         reduction=reduction,
     )
-    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     counts = objective.counts(jax.tree.map(jnp.asarray, batch))
     if mesh is None:
         return jax.device_get(accumulate(plan, params, jax.tree.map(jnp.asarray, batch), counts, jax.random.key(0)))

@@ -23,7 +23,8 @@ from bert_jax.tasks import key_sweep, measurement, prepared_runs, registry, resu
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.task import Task
-from bert_jax.train import trainer
+from bert_jax.train import loop
+from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import read_params
 
 start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
@@ -129,7 +130,6 @@ def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(t
         ("init_from={start},missing", "no checkpoint at missing"),
         ("train_layers=all,lst:2", "train_layers is 'lst:2'"),
         ("optimizer.name=adamw,adamx", "adamx"),
-        ("run_together=yes;train_layers=all,gradual", "cannot be trained together: with gradual unfreezing"),
         ("checkpoint.keep=2,-1", "checkpoint.keep is -1"),
         ("data.prefetch=4,-1", "data.prefetch is -1"),
     ],
@@ -179,7 +179,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
         opened.append(config.init_from)
         return open_initial(dataclasses.replace(config, init_average=""))
 
-    def train(config: FinetuneConfig, task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
+    def train(task: Task, rows: dict, runs: dict) -> tuple[dict, dict, bool]:
         return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), False
 
     monkeypatch.setattr(registry, "read", read_alone)
@@ -242,16 +242,16 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     given = "optimizer.learning_rate=1e-6,5e-3;task.pooling=mean"
     best = CheckpointConfig(best="eval_task_loss")  # of a few steps, the loss distinguishes the rates
     config = test_finetune.config_of(start, task, sweep=given, checkpoint=best)
-    fits, original = [], trainer.fit
+    fits, original = [], loop.fit
 
-    def fit(run: trainer.Run) -> trainer.Result:
+    def fit(run: Run) -> Result:
         fits.append(run.workdir.name)
         if len(fits) == 2:
             raise KeyboardInterrupt
         return original(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.trainer, "fit", fit)
+        patch.setattr(training.loop, "fit", fit)
         with pytest.raises(KeyboardInterrupt):
             finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep" / "result.json").exists()

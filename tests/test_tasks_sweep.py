@@ -1,23 +1,22 @@
-"""The runs of a fine-tuning (seeds and rates), their results, and that one program equals runs in turn."""
+"""The runs of a fine-tuning (seeds and rates), their results, and that killed ones resume bit for bit."""
 
 import dataclasses
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import test_finetune
 
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
+from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.finetuning import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
-from bert_jax.tasks.prepared_runs import prepare
 from bert_jax.tasks.sweep import Trial
-from bert_jax.train import metrics, multi_seed, stacked_states
+from bert_jax.tasks.task_source import TaskSource
+from bert_jax.train import metrics
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, selected_step
 from bert_jax.train.held_out import Best
@@ -111,15 +110,6 @@ def test_a_run_stops_after_several_evaluations_without_a_better_one():
     assert (error.step, error.value, error.stopped) == (20, 4.0, True)
 
 
-def test_runs_that_cannot_share_a_program_are_refused_and_auto_trains_them_in_turn():
-    config = FinetuneConfig()
-    assert multi_seed.refusal(config) == ""
-    assert "mesh.fsdp" in multi_seed.refusal(dataclasses.replace(config, mesh=MeshConfig(fsdp=2)))
-    assert "prng=rbg" in multi_seed.refusal(dataclasses.replace(config, prng="rbg"))
-    assert not sweep.run_together(config, trials=5, parameters=10)  # on a CPU
-    assert sweep.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
-
-
 def test_early_stopping_needs_a_dev_file_and_follows_its_first_metric():
     config, task = FinetuneConfig(early_stop=2), registry.TASKS["cola"].task
     with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
@@ -149,10 +139,10 @@ def log(workdir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
 
 
-def assert_close(one: Path, other: Path, tolerance: float) -> None:
+def assert_equal(one: Path, other: Path) -> None:
     first, second = read_params(one), read_params(other)
     for path, value in first.items():
-        np.testing.assert_allclose(value, second[path], rtol=0, atol=tolerance, err_msg=path)
+        np.testing.assert_array_equal(value, second[path], err_msg=path)
 
 
 @pytest.fixture
@@ -167,54 +157,22 @@ def config(start, reviews):
         model=ModelOptions(dropout=0.1, attention_dropout=0.1),
         eval=EvalConfig(every_steps=3),
         checkpoint=CheckpointConfig(every_steps=4, keep=1),
-        run_together="yes",
         length_pool=32,
     )
 
 
-@pytest.fixture
-def two_devices(monkeypatch) -> None:
-    """Each batch is split over two devices instead of eight, which compile faster."""
-    devices = jax.devices()[:2]
-    monkeypatch.setattr(jax, "devices", lambda *_: devices)
-
-
-def test_seeds_in_turn_are_padded_for_themselves_and_those_of_one_program_for_all(config, tmp_path):
-    lines = [f"{'good ' * (1 + row * 7 % 25)}\tpair\t{'yes' if row % 2 else 'no'}" for row in range(40)]
-    (tmp_path / "train.tsv").write_text("\n".join(["review\tpair\tstars", *lines]) + "\n")
-    task = dataclasses.replace(config.task, train=str(tmp_path / "train.tsv"), max_length=64)
-    config = dataclasses.replace(config, task=task, seeds=(4,), length_pool=1, batch_size=2, padded_lengths=6)
-    lengths = {}
-    for together in ("yes", "no"):
-        *_, runs = prepare(dataclasses.replace(config, run_together=together), tmp_path / together)
-        lengths[together] = np.array(
-            [[run.source.batch(step).input_ids.shape[1] for run in runs.values()] for step in range(11)]
-        )
-    assert (lengths["yes"] == lengths["no"].max(axis=1, keepdims=True)).all()
-    assert (lengths["no"] < lengths["yes"]).any()
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("two_devices")
-def test_seeds_in_one_program_equal_seeds_in_turn_and_killed_ones_resume_bit_for_bit(
-    config, tmp_path, monkeypatch, capsys
-):
-    """Parameters are equal to 1e-5 after steps at a rate of 5e-3, and metrics to 1e-5."""
-    whole, killed, turns = tmp_path / "whole", tmp_path / "killed", tmp_path / "turns"
+@pytest.mark.usefixtures("one_device")
+def test_seeds_that_are_killed_resume_bit_for_bit(config, tmp_path, monkeypatch):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     result = finetune(config, whole)
-    in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
     assert result["seeds"] == [0, 1] and result["steps"] == [11, 11]
-    for name, found in result["metrics"].items():
-        assert found["values"] == pytest.approx(in_turn["metrics"][name]["values"], abs=1e-5), name
     losses = [[line["loss"] for line in log(whole / f"seed-{seed}")] for seed in range(2)]
     assert losses[0] != losses[1]
-    for seed in range(2):
-        assert_close(whole / f"seed-{seed}", turns / f"seed-{seed}", 1e-5)
-        assert losses[seed] == pytest.approx([line["loss"] for line in log(turns / f"seed-{seed}")], abs=1e-5)
-    assert_close(whole, whole / result["best"]["run"], 0)
+    assert_equal(whole, whole / result["best"]["run"])
     assert finetune(config, whole) == result
 
-    batch, save = stacked_states.StackedSource.batch, Checkpoints.save
+    batch, save = TaskSource.batch, Checkpoints.save
 
     def killed_before_step_7(self, step, rows=None):
         if step == 7:
@@ -226,29 +184,28 @@ def test_seeds_in_one_program_equal_seeds_in_turn_and_killed_ones_resume_bit_for
             raise Killed
         return save(self, step, *rest)
 
-    for target, patched in ((stacked_states.StackedSource, killed_before_step_7), (Checkpoints, None)):
+    for target, name, patched in (
+        (TaskSource, "batch", killed_before_step_7),
+        (Checkpoints, "save", killed_while_the_second_saves_step_8),
+    ):
         with monkeypatch.context() as patch:
-            if patched:
-                patch.setattr(target, "batch", patched)
-            else:
-                patch.setattr(target, "save", killed_while_the_second_saves_step_8)
+            patch.setattr(target, name, patched)
             with pytest.raises(Killed):
                 finetune(config, killed)
-    assert [max(saved_steps(killed / f"seed-{seed}")) for seed in range(2)] == [8, 4]
+    assert [max(saved_steps(killed / f"seed-{seed}")) for seed in range(2)] == [11, 4]
     assert finetune(config, killed) == result
-    assert f"{killed / 'seed-0'} goes back from step 8 to step 4" in capsys.readouterr().err.replace("\n", " ")
     for seed in range(2):
-        assert_close(whole / f"seed-{seed}", killed / f"seed-{seed}", 0)
+        assert_equal(whole / f"seed-{seed}", killed / f"seed-{seed}")
         assert log(whole / f"seed-{seed}") == log(killed / f"seed-{seed}")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_early_stopping_keeps_the_best_step_while_other_members_continue(config, reviews, tmp_path):
+def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_path):
     config = dataclasses.replace(
         config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), learning_rates="1e-3,2e-2"
     )
-    both, turns = tmp_path / "together", tmp_path / "turns"
+    both = tmp_path / "both"
     result = finetune(config, both)
     assert finetune(config, both) == result
     stopped = set()
@@ -262,8 +219,5 @@ def test_early_stopping_keeps_the_best_step_while_other_members_continue(config,
         stopped.add(steps[-1])
         found = measurement.evaluate(open_checkpoint(folder), reviews["dev"]).metrics
         assert found["accuracy"] == pytest.approx(measured[best])
-    assert len(stopped) > 1  # members of one program ended at different steps
-    in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
-    assert [each["steps"] for each in in_turn["learning_rates"]] == [each["steps"] for each in result["learning_rates"]]
-    assert in_turn["best"] == pytest.approx(result["best"])
+    assert len(stopped) > 1
     assert open_checkpoint(both).step == selected_step(both / result["best"]["run"])

@@ -13,7 +13,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.train import partitioning
 from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.run import Source
-from bert_jax.train.state import TrainState
+from bert_jax.train.step import TrainState
 
 MESH = partitioning.make_mesh(MeshConfig())
 

@@ -1,5 +1,6 @@
 """Law 4: stopping costs nothing."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -18,15 +19,17 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.storage import holder
-from bert_jax.train import metrics, multi_seed, setup, trainer
+from bert_jax.train import loop, metrics, prepare
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.clock import make_clock
 from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.hooks import Hook, Log, Point, Recorder, Save, stopped
+from bert_jax.train.interruption import Interruption
 from bert_jax.train.metric_segments import FOLDER, read_segments
+from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.orbax_io import AVERAGE, PARAMS, read_meta
-from bert_jax.train.recorder import RunRecorder, stopped
-from bert_jax.train.setup import OpenWorkdir
+from bert_jax.train.orbax_io import AVERAGE, PARAMS
+from bert_jax.train.prepare import OpenWorkdir
+from bert_jax.train.run import RESULT_FILE, Run
 from bert_jax.train.workdir import latest_step, read_params
 
 CONFIG = TrainConfig(
@@ -71,9 +74,9 @@ def run(dataset, tiny_config, tmp_path):
     tokenizer = dataset.vocabulary()
     held_out = PretrainingLoader(open_dataset(dataset.directory, "eval"), tokenizer, batch_size=8, seed=0)
 
-    def make(name: str, config: TrainConfig = CONFIG, **changes: object) -> trainer.Run:
+    def make(name: str, config: TrainConfig = CONFIG, **changes: object) -> Run:
         loader = PretrainingLoader(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed)
-        made = trainer.Run(
+        made = Run(
             config=config,
             model=dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size),
             objective=MaskedLMObjective(),
@@ -110,13 +113,13 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def test_a_killed_run_resumes_exactly(run):
-    whole = trainer.fit(run("whole", AVERAGED))
+    whole = loop.fit(run("whole", AVERAGED))
     assert whole.evaluation["ema_loss"] != whole.evaluation["loss"]
     killed = run("killed", AVERAGED)
     with pytest.raises(Killed):
-        trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
+        loop.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
     assert latest_step(killed.workdir) in (2, 4)
-    again = trainer.fit(killed)
+    again = loop.fit(killed)
     assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
     assert_same_run(run("whole").workdir, killed.workdir)
     assert_same_item(run("whole").workdir, killed.workdir, AVERAGE)
@@ -125,28 +128,28 @@ def test_a_killed_run_resumes_exactly(run):
 @pytest.mark.slow
 def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
     config = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, name="muon"))
-    trainer.fit(run("whole", config))
+    loop.fit(run("whole", config))
     killed = run("killed", config)
     with pytest.raises(Killed):
-        trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
+        loop.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
     averaged = dataclasses.replace(config.optimizer, ema_decay=0.9)
     again = dataclasses.replace(config, optimizer=averaged, allow_changes="optimizer.ema_decay")
-    evaluation = trainer.fit(run("killed", again)).evaluation
+    evaluation = loop.fit(run("killed", again)).evaluation
     assert_same_item(run("whole").workdir, killed.workdir, PARAMS)
     assert evaluation["ema_loss"] != evaluation["loss"]
 
 
 @pytest.mark.slow
 def test_sigterm_saves_and_the_run_resumes(run):
-    trainer.fit(run("whole"))
+    loop.fit(run("whole"))
     stopped = run("stopped")
     stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="run the same command to resume"):
-        trainer.fit(dataclasses.replace(stopped, source=stop))
+        loop.fit(dataclasses.replace(stopped, source=stop))
     assert signal.getsignal(signal.SIGTERM) is before
     assert latest_step(stopped.workdir) is not None
-    trainer.fit(stopped)
+    loop.fit(stopped)
     assert_same_run(run("whole").workdir, stopped.workdir)
 
 
@@ -154,7 +157,7 @@ def test_sigterm_saves_and_the_run_resumes(run):
 def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
     config = dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=2))
     whole, stopped = run("whole", config), run("stopped", config)
-    trainer.fit(whole)
+    loop.fit(whole)
     [make] = stopped.evaluators
 
     def endless(plan, mesh):
@@ -170,24 +173,24 @@ def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
 
     began = time.monotonic()
     with pytest.raises(Stopped, match="saved step 4"):
-        trainer.fit(dataclasses.replace(stopped, evaluators=[endless]))
+        loop.fit(dataclasses.replace(stopped, evaluators=[endless]))
     assert time.monotonic() - began < 60
     with pytest.raises(Stopped, match="saved step 4"):
-        trainer.fit(dataclasses.replace(stopped, evaluators=[endless]))  # and again where it begins
-    trainer.fit(stopped)
+        loop.fit(dataclasses.replace(stopped, evaluators=[endless]))  # and again where it begins
+    loop.fit(stopped)
     assert_same_run(whole.workdir, stopped.workdir)
 
 
 @pytest.mark.slow
 def test_a_run_with_a_budget_is_repeated_from_its_log(run):
     clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1 / 60, checkpoint=CheckpointConfig(keep=1))
-    result = trainer.fit(run("clocked", clocked))
+    result = loop.fit(run("clocked", clocked))
     log = run("clocked").workdir / metrics.METRICS_FILE
     lines = metrics.read_metrics(log.parent)
     assert lines[-1]["budget_fraction"] == 1.0
     assert all("loss" in line for line in lines)
     replayed = dataclasses.replace(clocked, budget_minutes=99.0, budget_replay=str(log))
-    assert trainer.fit(run("replayed", replayed)).step == result.step
+    assert loop.fit(run("replayed", replayed)).step == result.step
     first, second = read_params(log.parent), read_params(run("replayed").workdir)
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
@@ -199,83 +202,79 @@ def test_a_run_at_the_end_of_its_budget_compiles_and_loads_nothing(run, monkeypa
         raise AssertionError("a finished run has no later batches")
 
     clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1e-4)
-    result = trainer.fit(run("done", clocked))
+    result = loop.fit(run("done", clocked))
     again, read = run("done", clocked), []
     batch = again.source.batch
-    monkeypatch.setattr(trainer, "later_batch_shapes", unexpected)
+    monkeypatch.setattr(loop, "later_batch_shapes", unexpected)
     monkeypatch.setattr(again.source, "batch", lambda step, rows=None: read.append(rows) or batch(step, rows))
-    assert trainer.fit(again).step == result.step
+    assert loop.fit(again).step == result.step
     assert set(map(str, read)) <= {str(slice(0, 1))}  # the row that tells the length of batches
 
 
 @pytest.mark.slow
 def test_a_run_whose_budget_was_extended_is_repeated_from_its_log(run):
     short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig(keep=1))
-    ended = trainer.fit(run("clocked", short))
+    ended = loop.fit(run("clocked", short))
     workdir, longer = run("clocked").workdir, dataclasses.replace(short, budget_minutes=99.0)
-    result = trainer.fit(run("clocked", longer))
+    result = loop.fit(run("clocked", longer))
     assert ended.step < result.step == CONFIG.steps
     fractions = {line["step"]: line["budget_fraction"] for line in metrics.read_metrics(workdir)}
     assert fractions[ended.step] == pytest.approx(ended.step / result.step) and fractions[result.step] == 1.0
     replay = dataclasses.replace(longer, budget_replay=str(workdir / metrics.METRICS_FILE))
-    assert trainer.fit(run("replayed", replay)).step == result.step
+    assert loop.fit(run("replayed", replay)).step == result.step
     assert_same_item(workdir, run("replayed").workdir, PARAMS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [False, True])
-def test_the_first_command_ends_the_log_of_a_run_whose_extension_was_killed(run, together):
+def test_the_first_command_ends_the_log_of_a_run_whose_extension_was_killed(run):
     short = dataclasses.replace(CONFIG, budget_minutes=1e-4, checkpoint=CheckpointConfig())
-    names = ("first", "second") if together else ("first",)
 
     def train(config: TrainConfig, step: int = -1) -> None:
-        runs = [run(name, config) for name in names]
-        runs = [dataclasses.replace(each, source=Interrupted(each.source, step, kill)) for each in runs]
-        multi_seed.fit(runs) if together else trainer.fit(runs[0])
+        found = run("first", config)
+        loop.fit(dataclasses.replace(found, source=Interrupted(found.source, step, kill)))
 
-    def fractions() -> list[dict[int, float]]:
-        logs = [metrics.read_metrics(run(name).workdir) for name in names]
-        return [{line["step"]: line["budget_fraction"] for line in log} for log in logs]
+    def fractions() -> dict[int, float]:
+        return {line["step"]: line["budget_fraction"] for line in metrics.read_metrics(run("first").workdir)}
 
     train(short)
     ended, last = fractions(), latest_step(run("first").workdir)
-    assert all(found[last] == 1.0 for found in ended)
+    assert ended[last] == 1.0
     with pytest.raises(Killed):
         train(dataclasses.replace(short, budget_minutes=99.0), last + 1)
-    assert all(found[last] < 1.0 for found in fractions())
+    assert fractions()[last] < 1.0
     train(short)
     assert fractions() == ended
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(run):
-    first = trainer.fit(run("done"))
-    again = trainer.fit(run("done"))
+    first = loop.fit(run("done"))
+    again = loop.fit(run("done"))
     assert (again.step, again.evaluation) == (first.step, first.evaluation)
 
 
 @pytest.mark.slow
 def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
-    trainer.fit(run("taken"))
+    loop.fit(run("taken"))
     before = (run("taken").workdir / "config.json").read_bytes()
     other = dataclasses.replace(CONFIG, batch_size=16, seed=1, steps=7)
     with pytest.raises(
         UserError, match=r"step 6 of .*taken belongs to another run: batch_size: 8 -> 16; seed: 0 -> 1\. "
     ) as no:
-        trainer.fit(run("taken", other))
+        loop.fit(run("taken", other))
     assert "--config.allow_changes=batch_size,seed" in str(no.value)
     given = {"embeddings/norm/bias": np.ones(32, np.float32)}
     with pytest.raises(UserError, match="init_from: none -> fingerprint "):
-        trainer.fit(run("taken", initial_params=given))
+        loop.fit(run("taken", initial_params=given))
     deeper = dataclasses.replace(run("taken").model, layers=3)
     with pytest.raises(UserError, match=r"another run: model\.layers: 2 -> 3"):
-        trainer.fit(run("taken", model=deeper))
+        loop.fit(run("taken", model=deeper))
     assert (run("taken").workdir / "config.json").read_bytes() == before
     (run("taken").workdir / "config.json").unlink()  # the checkpoint itself says whose it is
     with pytest.raises(UserError, match="belongs to another run: batch_size: 8 -> 16"):
-        trainer.fit(run("taken", other))
+        loop.fit(run("taken", other))
     capsys.readouterr()
-    assert trainer.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
+    assert loop.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
     said = " ".join(capsys.readouterr().err.split())
     assert "resuming from step 6" in said
     for line in ("batch_size: 8 -> 16", "seed: 0 -> 1", "steps: 6 -> 7"):
@@ -297,20 +296,20 @@ def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(ru
     if left == "a part of one":
         for file in (begun.workdir / "tokenizer").iterdir():
             file.write_bytes(b"")
-    trainer.fit(begun)
+    loop.fit(begun)
     assert tokenizer.load(begun.workdir / "tokenizer").content_hash == begun.tokenizer.content_hash
 
 
 @pytest.mark.slow
 def test_a_resumed_run_is_no_longer_finished(run):
-    trainer.fit(run("done"))
-    result = run("done").workdir / trainer.RESULT_FILE
+    loop.fit(run("done"))
+    result = run("done").workdir / RESULT_FILE
     result.write_text("{}")
-    trainer.fit(run("done"))
+    loop.fit(run("done"))
     assert result.exists()
     longer = run("done", dataclasses.replace(CONFIG, steps=20))
     with pytest.raises(Killed):
-        trainer.fit(dataclasses.replace(longer, source=Interrupted(longer.source, 12, kill)))
+        loop.fit(dataclasses.replace(longer, source=Interrupted(longer.source, 12, kill)))
     assert not result.exists()
 
 
@@ -325,9 +324,9 @@ def test_a_failed_evaluation_loses_nothing(run):
     config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=0, every_minutes=0.0))
     failing = run("failing", config, evaluators=[broken])
     with pytest.raises(OSError, match="gone"):
-        trainer.fit(failing)
+        loop.fit(failing)
     assert latest_step(failing.workdir) == CONFIG.steps
-    mended = trainer.fit(dataclasses.replace(failing, evaluators=run("failing").evaluators))
+    mended = loop.fit(dataclasses.replace(failing, evaluators=run("failing").evaluators))
     assert metrics.read_metrics(failing.workdir)[-1]["eval_loss"] == pytest.approx(mended.evaluation["loss"])
 
 
@@ -336,7 +335,7 @@ def test_parameters_that_are_not_finite_are_never_saved(run):
     optimizer = OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0)
     bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
     with pytest.raises(UserError, match="the loss is"):
-        trainer.fit(run("bad", bad))
+        loop.fit(run("bad", bad))
     assert latest_step(run("bad").workdir) is None
 
 
@@ -358,7 +357,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
     bad = run("bad")
     spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
     with pytest.raises(UserError, match=r"the loss is nan and .* at step 4; the last checkpoint is step 2 in"):
-        trainer.fit(spoilt)
+        loop.fit(spoilt)
     assert latest_step(bad.workdir) == 2
 
 
@@ -366,7 +365,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
 def test_a_step_that_is_not_finite_is_not_saved_where_an_evaluation_was_to_follow(run):
     bad = run("bad", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=3)))
     with pytest.raises(UserError, match=r"at step 3; the last checkpoint is step 2 in"):
-        trainer.fit(dataclasses.replace(bad, source=Spoilt(bad.source, 2)))
+        loop.fit(dataclasses.replace(bad, source=Spoilt(bad.source, 2)))
     assert latest_step(bad.workdir) == 2
 
 
@@ -375,13 +374,13 @@ def test_a_run_that_stopped_at_a_nonfinite_loss_can_skip_a_limited_number_of_ste
     bad = run("bad")
     spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
     with pytest.raises(UserError, match="at step 4"):
-        trainer.fit(spoilt)
+        loop.fit(spoilt)
     skip = dataclasses.replace(CONFIG, on_nonfinite="skip", skip_at_most=1)
     with pytest.raises(
         UserError, match=r"at step 5; the last checkpoint is step 4 in .* raise --config\.skip_at_most=1"
     ):
-        trainer.fit(dataclasses.replace(spoilt, config=skip))  # resumed from step 2, skipped step 4 and saved it
-    trainer.fit(dataclasses.replace(spoilt, config=dataclasses.replace(skip, skip_at_most=2)))
+        loop.fit(dataclasses.replace(spoilt, config=skip))  # resumed from step 2, skipped step 4 and saved it
+    loop.fit(dataclasses.replace(spoilt, config=dataclasses.replace(skip, skip_at_most=2)))
     assert [line["skipped"] for line in metrics.read_metrics(bad.workdir)] == [0, 1, 2]
     assert all(np.isfinite(line["loss"]) for line in metrics.read_metrics(bad.workdir))
 
@@ -390,21 +389,21 @@ def test_a_run_that_stopped_at_a_nonfinite_loss_can_skip_a_limited_number_of_ste
 def test_a_run_that_skips_steps_is_equal_when_it_is_killed_between_them(run):
     skip = dataclasses.replace(CONFIG, on_nonfinite="skip", checkpoint=CheckpointConfig(every_steps=1, keep=0))
     whole, killed = run("whole", skip), run("killed", skip)
-    trainer.fit(dataclasses.replace(whole, source=Spoilt(whole.source, 2, 4)))
+    loop.fit(dataclasses.replace(whole, source=Spoilt(whole.source, 2, 4)))
     with pytest.raises(Killed):
-        trainer.fit(dataclasses.replace(killed, source=Interrupted(Spoilt(killed.source, 2, 4), 5, kill)))
-    trainer.fit(dataclasses.replace(killed, source=Spoilt(killed.source, 2, 4)))
+        loop.fit(dataclasses.replace(killed, source=Interrupted(Spoilt(killed.source, 2, 4), 5, kill)))
+    loop.fit(dataclasses.replace(killed, source=Spoilt(killed.source, 2, 4)))
     assert_same_run(whole.workdir, killed.workdir)
     assert metrics.read_metrics(killed.workdir)[-1]["skipped"] == 2
 
 
 @pytest.mark.slow
 def test_training_starts_from_given_parameters(run, capsys):
-    first = trainer.fit(run("first"))
+    first = loop.fit(run("first"))
     assert "warmup" not in capsys.readouterr().err
     given = {path: np.asarray(value) for path, value in paths.flatten(first.params).items()}
     short = dataclasses.replace(CONFIG, steps=1, optimizer=OptimizerConfig(learning_rate=0.0))
-    second = trainer.fit(run("second", short, initial_params=given))
+    second = loop.fit(run("second", short, initial_params=given))
     assert "optimizer.warmup_steps is 10000, but the run has 1 steps" in " ".join(capsys.readouterr().err.split())
     for path, value in paths.flatten(second.params).items():
         np.testing.assert_array_equal(value, given[path], err_msg=path)
@@ -413,7 +412,7 @@ def test_training_starts_from_given_parameters(run, capsys):
 @pytest.mark.slow
 def test_a_trace_contains_the_requested_steps(run):
     traced = run("traced", dataclasses.replace(CONFIG, profile="2:4"))
-    trainer.fit(traced)
+    loop.fit(traced)
     (trace,) = (traced.workdir / "profile").glob("plugins/profile/*/*.trace.json.gz")
     (xplane,) = trace.parent.glob("*.xplane.pb")
     assert xplane.stat().st_size > 0
@@ -424,29 +423,29 @@ def test_a_trace_contains_the_requested_steps(run):
 
 def test_a_run_warns_of_a_weight_decay_without_effect(run):
     config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays=".*=0.2")
-    (told,) = setup.describe_optimizer(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
+    (told,) = prepare.describe_optimizer(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
     assert "optimizer.weight_decay=0.1 has no effect" in told
 
 
 def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
     short = run("short", dataclasses.replace(CONFIG, optimizer=OptimizerConfig(warmup_steps=7)))
-    (told,) = setup.describe_optimizer(short, {})
+    (told,) = prepare.describe_optimizer(short, {})
     assert "optimizer.warmup_steps is 7, but the run has 6 steps" in told
-    assert setup.describe_optimizer(short, {"step": 5}) == [told]
-    assert setup.describe_optimizer(short, {"step": 6}) == setup.describe_optimizer(run("usual"), {}) == []
+    assert prepare.describe_optimizer(short, {"step": 5}) == [told]
+    assert prepare.describe_optimizer(short, {"step": 6}) == prepare.describe_optimizer(run("usual"), {}) == []
 
 
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
     wrong = run("wrong", dataclasses.replace(CONFIG, batch_size=12))
     with pytest.raises(UserError, match="batch_size=16"):
-        trainer.fit(wrong)
+        loop.fit(wrong)
     assert not wrong.workdir.exists()
 
 
 def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):
     wrong = run("wrong", dataclasses.replace(CONFIG, model=ModelOptions(attention="splash")))
     with pytest.raises(UserError, match="attention=splash cannot run"):
-        trainer.fit(wrong)
+        loop.fit(wrong)
     assert not wrong.workdir.exists()
 
 
@@ -460,12 +459,12 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
 @pytest.mark.slow
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_the_same(run, capsys):
     torn = run("torn")
-    whole = trainer.fit(torn)
+    whole = loop.fit(torn)
     before = read_params(torn.workdir)
     for path in (torn.workdir / "checkpoints" / "6" / "optimizer").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-3])
-    again = trainer.fit(torn)
+    again = loop.fit(torn)
     said = capsys.readouterr().err
     assert "checkpoint 6 is damaged" in said and "resuming from step 4" in said
     assert again.evaluation == whole.evaluation
@@ -492,7 +491,7 @@ def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, 
     config = dataclasses.replace(CONFIG, checkpoint=best, eval=evaluation, optimizer=averaged)
     wrong = run("wrong", config, **{key: value for key, value in changes.items() if key != "eval"})
     with pytest.raises(UserError, match=message):
-        trainer.fit(wrong)
+        loop.fit(wrong)
     assert not wrong.workdir.exists()
 
 
@@ -500,7 +499,7 @@ def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeyp
     monkeypatch.setattr(holder, "TIMES", holder.Times(ending=0.0))
     other = holder.Hold(run("taken").workdir, print)
     with pytest.raises(holder.Held, match=rf"taken is held by another run: process {os.getpid()} on .*, since .* UTC"):
-        trainer.fit(run("taken"))
+        loop.fit(run("taken"))
     assert os.listdir(run("taken").workdir) == [holder.HOLDER_FILE]
     other.release()
 
@@ -523,7 +522,7 @@ def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
         return measure
 
     with pytest.raises(holder.NoLongerHeld, match="replaced was taken over by process"):
-        trainer.fit(dataclasses.replace(replaced, evaluators=[replacing]))
+        loop.fit(dataclasses.replace(replaced, evaluators=[replacing]))
     assert metrics.read_metrics(replaced.workdir) == lines and [line["step"] for line in lines] == [2]
     assert latest_step(replaced.workdir) in (None, 2)
     assert (replaced.workdir / holder.HOLDER_FILE).exists()
@@ -534,7 +533,7 @@ def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
 def test_a_run_that_stopped_by_another_metric_continues(run):
     """Nothing improves without a learning rate, so each metric stops the run at its first evaluation or the next."""
 
-    def by(metric: str) -> trainer.Run:
+    def by(metric: str) -> Run:
         config = dataclasses.replace(
             CONFIG,
             optimizer=dataclasses.replace(CONFIG.optimizer, learning_rate=0.0),
@@ -543,11 +542,9 @@ def test_a_run_that_stopped_by_another_metric_continues(run):
         )
         return run("stopped", config, early_stop=1)
 
-    assert trainer.fit(by("eval_loss")).step == 4
-    meta = read_meta(by("eval_loss").workdir / "checkpoints" / "4")["meta"]
-    assert [multi_seed.has_ended(by(metric), meta) for metric in ("eval_loss", "eval_mlm_accuracy")] == [True, False]
-    assert trainer.fit(by("eval_loss")).step == 4
-    assert trainer.fit(by("eval_mlm_accuracy")).step == 6
+    assert loop.fit(by("eval_loss")).step == 4
+    assert loop.fit(by("eval_loss")).step == 4
+    assert loop.fit(by("eval_mlm_accuracy")).step == 6
 
 
 @pytest.mark.parametrize(("error", "written"), [(holder.NoLongerHeld, []), (UserError, [1])])
@@ -563,10 +560,10 @@ def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(r
 
     with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
         opened = OpenWorkdir(checkpoints, {}, [], check_held)
-        recorder = RunRecorder(stored, opened, {}, [], make_clock(CONFIG, {}), print)
+        recorder = Recorder(stored, opened, {}, Interruption(), ProgressLine("stored"))
         with pytest.raises(error), recorder:
-            recorder.logger.log(1, False, 0.0)
-            recorder.logger.log(2, False, 0.0)
+            Log(recorder)(Point(1, None, 0.0, done=False))
+            Log(recorder)(Point(2, None, 0.0, done=False))
     assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written
 
 
@@ -575,11 +572,43 @@ def test_steps_to_keep_are_saved_whatever_else_is(run, tmp_path):
     (tmp_path / "new").mkdir()
     with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
         opened = OpenWorkdir(checkpoints, {}, [], lambda: None)
-        with RunRecorder(run("new", config), opened, {}, [], make_clock(config, {}), print) as recorder:
-            assert [step for step in range(1, 13) if recorder.saver.due(step, True)] == [4, 8, 10, 12]
+        with Recorder(run("new", config), opened, {}, Interruption(), ProgressLine("new")) as recorder:
+            points = [Point(step, None, 0.0, done=False, line={}) for step in range(1, 13)]
+            assert [point.step for point in points if Save(recorder).due(point)] == [4, 8, 10, 12]
 
 
-def test_a_signal_names_the_workdirs_that_were_saved_where_there_are_any(tmp_path):
-    assert str(stopped(3, [tmp_path])) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"
-    ended = "SIGTERM: every run had saved its last step; run the same command to resume"
-    assert str(stopped(3, [])) == ended  # several seeds, all of which were evaluated again after their end
+@pytest.mark.usefixtures("one_device")
+def test_a_hook_is_called_at_its_period_and_at_the_end_and_sees_what_was_measured(run):
+    class Watch(Hook):
+        every = 2
+
+        def __init__(self):
+            self.seen, self.during_steps, self.closed = [], [], 0
+
+        def __call__(self, point):
+            saved = latest_step(run("watched").workdir)
+            self.seen.append((point.step, point.done, int(point.state.step), sorted(point.evaluation), saved))
+            assert point.line is not None and point.line["loss"] > 0
+
+        @contextlib.contextmanager
+        def during(self, step):
+            self.during_steps.append(step)
+            yield
+
+        def close(self):
+            self.closed += 1
+
+    watch = Watch()
+    config = dataclasses.replace(CONFIG, steps=5, log_every=1, checkpoint=CheckpointConfig(every_steps=2))
+    loop.fit(run("watched", config), [watch])
+    expected = [(2, False, 2), (4, False, 4), (5, True, 5)]
+    assert [(step, done, of_state) for step, done, of_state, _, _ in watch.seen] == expected
+    assert watch.seen[0][3] == [] and "loss" in watch.seen[2][3]
+    assert watch.during_steps == [0, 1, 2, 3, 4] and watch.closed == 1
+    again = Watch()
+    loop.fit(run("watched", config), [again])  # which has ended: nothing happens between its steps
+    assert not again.seen and again.closed == 1
+
+
+def test_a_signal_names_the_workdir_that_was_saved(tmp_path):
+    assert str(stopped(3, tmp_path)) == f"SIGTERM: saved step 3 in {tmp_path}; run the same command to resume"

@@ -221,11 +221,10 @@ class ModelOptions:
 
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled to 12 layers, accelerators 24
-    scan_group: int = 1  # layers in a step of the scan: more compile slower and run faster
-    # The kernel: einsum, banded (layers with a window), cudnn, tokamax and triton (NVIDIA), splash and flash (TPU).
-    # cudnn, tokamax and splash need attention_dropout=0. auto never takes tokamax or flash, which have not run on
-    # devices yet, and triton only on Hopper GPUs, for attention dropout with heads of 64, in rows of a multiple of 64
-    # from 128 on, in layers without a window or a causal mask (docs/plan.md).
+    # The kernel: einsum, banded (layers with a window), cudnn and triton (NVIDIA), splash and flash (TPU). cudnn and
+    # splash need attention_dropout=0. auto never takes flash, which has not run on a TPU yet, and triton only on Hopper
+    # GPUs, for attention dropout with heads of 64, in rows of a multiple of 64 from 128 on, in layers without a window
+    # or a causal mask (docs/plan.md).
     attention: str = "auto"
     # What the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all but
     # the weight matmuls of a layer), layer (all but its input).
@@ -242,7 +241,6 @@ class ModelOptions:
             *,
             preset: str = "",
             layer_loop: str = "",
-            scan_group: int = 1,
             attention: str = "",
             remat: str = "",
             logits_at_once: int = 0,

@@ -1,7 +1,9 @@
 """The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from bert_jax.command import UserError
 from bert_jax.config.distill import DistillConfig
@@ -9,15 +11,47 @@ from bert_jax.config.lora import LoraConfig
 from bert_jax.config.model import ModelOptions
 
 ON_NONFINITE = ("stop", "skip")
-PRNGS = ("threefry2x32", "rbg")
 SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
+
+# What a change of a key means for a run that resumes (train/workdir.py). A key without a mark must have the value of
+# the checkpoint, unless allow_changes names it. A mark of a group is one of all its keys.
+#   free      no number of the run depends on it: it may change
+#   end       it decides when the run ends: it may change, which is reported, since the learning rate depends on it
+#   file      it names files: the fingerprint of what was read is compared instead
+#   measured  it changes held-out metrics only: it may change unless checkpoint.best compares them
+#   held_out  it names held-out data
+#   batches   it decides the batch of a step (law 1): when it changes, the log says from which step on
+Mark = Literal["free", "end", "file", "measured", "held_out", "batches"]
+
+
+def marks(*given: Mark) -> dict[str, Any]:
+    """Returns the metadata of a dataclass field that has these marks."""
+    return {"marks": given}
+
+
+def key(default: Any, *given: Mark) -> Any:
+    """Returns a dataclass field with this default and these marks."""
+    return field(default=default, metadata=marks(*given))
+
+
+def marked(config: Any, mark: Mark) -> tuple[str, ...]:
+    """Returns the keys and groups of a configuration that have a mark, such as mesh.data."""
+    found: list[str] = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if mark in item.metadata.get("marks", ()):
+            found.append(item.name)
+        elif dataclasses.is_dataclass(value):
+            found += [f"{item.name}.{name}" for name in marked(value, mark)]
+    return tuple(found)
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    train: str = ""  # the output of bert-jax build-examples, or its train/
-    eval: str = ""  # the output of bert-jax build-examples, or its eval/; empty: the same output as train
-    prefetch: int = 4  # batches prepared ahead in a thread
+    train: str = key("", "file")  # the output of bert-jax build-examples, or its train/
+    # The output of bert-jax build-examples, or its eval/; empty: the same output as train.
+    eval: str = key("", "file", "held_out")
+    prefetch: int = key(4, "free")  # batches prepared ahead in a thread
 
     def __post_init__(self) -> None:
         _check_numbers("data", least=1, prefetch=self.prefetch)
@@ -32,12 +66,12 @@ class PretrainDataConfig(DataConfig):
 
     # Instead of train: several shards, with their shares of the rows (wiki=DIR:0.7,books=DIR:0.3), or with shares by
     # their numbers of tokens to a power (de=DIR,th=DIR:alpha=0.3).
-    mixture: str = ""
+    mixture: str = key("", "file")
     # STEP:DIR,...: shards to use from these steps on, possibly of another length, such as 900000:shards_512. A phase
     # may be a mixture, too: 900000:wiki=DIR:0.5,books=DIR:0.5
-    phases: str = ""
+    phases: str = key("", "file")
     # A local folder for copies of all shards, if they are in object stores (gs://, s3://) or on slow disks.
-    cache_dir: str = ""
+    cache_dir: str = key("", "free")
     # Memory in bytes, such as 8e9, for reading rows in windows from where they are, if they do not fit a local disk
     # (docs/scaling.md); of all processes together. It decides the order of rows. 0: a full permutation of local shards.
     cache_bytes: float = 0.0
@@ -72,7 +106,6 @@ class OptimizerConfig:
     epsilon: float = 1e-6  # added to the root of that mean
     bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
     momentum: float = 0.95  # of muon: the decay of the mean of gradients
-    muon_dtype: str = "float32"  # in which muon orthogonalizes matrices: float32; bfloat16 is faster on accelerators
     weight_decay: float = 0.01  # multiplied by the learning rate; of all but biases, norms and what decays matches
     decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
     layer_decay: float = 1.0  # learning rate of each layer relative to the layer above it
@@ -85,11 +118,10 @@ class OptimizerConfig:
 class MeshConfig:
     """The number of devices on each mesh axis; one may be -1: the rest. train/partitioning.py says what is sharded."""
 
-    data: int = -1  # shards the rows of a batch; each device has all parameters
-    fsdp: int = 1  # shards the rows, the parameters and the optimizer state
-    tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
-    overlap: bool = True  # XLA options with which gradient all-reduces overlap computation (train/compiler.py)
-    shard_optimizer: bool = False  # shards the optimizer state and the update over data, too
+    data: int = key(-1, "free")  # shards the rows of a batch; each device has all parameters
+    fsdp: int = key(1, "free")  # shards the rows, the parameters and the optimizer state
+    tensor: int = key(1, "free")  # shards the attention heads, the feed-forward width and the vocabulary
+    shard_optimizer: bool = key(False, "free")  # shards the optimizer state and the update over data, too
     # float32 or bfloat16, of gradients while devices sum them; bfloat16 halves the bytes and rounds each sum to 8 bits.
     # auto: float32, or with one microbatch on a mesh of data alone the compute dtype.
     reduce_dtype: str = "auto"
@@ -110,9 +142,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    every_steps: int = 0  # steps between held-out evaluations; 0: at the end, in fine-tuning each epoch; -1: at the end
-    batch_size: int = 0  # rows of a held-out batch; 0: those of one microbatch of training's smallest batch
-    max_rows: int = 0  # the first held-out rows to evaluate; 0: all
+    # Steps between held-out evaluations; 0: at the end, in fine-tuning each epoch; -1: at the end.
+    every_steps: int = key(0, "free")
+    # Rows of a held-out batch; 0: those of one microbatch of training's smallest batch.
+    batch_size: int = key(0, "free")
+    max_rows: int = key(0, "measured")  # the first held-out rows to evaluate; 0: all
 
     def __post_init__(self) -> None:
         _check_numbers("eval", least=-1, every_steps=self.every_steps)
@@ -130,29 +164,30 @@ class TrainConfig:
     """The keys that pretraining and fine-tuning share. They are a contract (README, configs/)."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=DataConfig, metadata=marks("batches"))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=marks("free"))
     eval: EvalConfig = field(default_factory=EvalConfig)
-    batch_size: int = 256  # global, in rows
+    batch_size: int = key(256, "batches")  # global, in rows
     microbatches: int = 1  # gradient accumulation: each step processes the batch in this many parts
-    steps: int = 0  # the length of the run; 0: by budget_minutes, tokens or epochs
-    budget_minutes: float = 0.0  # wall-clock limit; if steps is set too, whichever ends first
-    budget_replay: str = ""  # a workdir or metrics.jsonl whose logged budget fractions replace the clock
-    seed: int = 0  # of initial parameters, the order of rows, masks and dropout
+    steps: int = key(0, "end")  # the length of the run; 0: by budget_minutes, tokens or epochs
+    budget_minutes: float = key(0.0, "end")  # wall-clock limit; if steps is set too, whichever ends first
+    budget_replay: str = key("", "end")  # a workdir or metrics.jsonl whose logged budget fractions replace the clock
+    seed: int = key(0, "batches")  # of initial parameters, the order of rows, masks and dropout
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: float32 on CPU, else bfloat16
-    prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh
-    on_nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the update of that step
-    skip_at_most: int = 10  # updates that a run may skip before it stops
-    log_every: int = 50  # steps between lines of metrics.jsonl and of the log; 0: a line for each step
-    profile: str = ""  # steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)
-    init_from: str = ""  # any checkpoint; empty: train from scratch
+    on_nonfinite: str = key("stop", "free")  # on a non-finite loss or gradient: stop, or skip the update of that step
+    skip_at_most: int = key(10, "free")  # updates that a run may skip before it stops
+    log_every: int = key(50, "free")  # steps between lines of metrics.jsonl and of the log; 0: a line for each step
+    # Steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto).
+    profile: str = key("", "free")
+    init_from: str = key("", "file")  # any checkpoint; empty: train from scratch
     init_layers: tuple[int, ...] = ()  # the layers of init_from to begin with, from 0, such as (0,2,4); empty: all
-    init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: no average
+    # Of a workdir: ema, last:K (the mean of its last K checkpoints); empty: no average.
+    init_average: str = key("", "file")
     distill: DistillConfig = field(default_factory=DistillConfig)  # a teacher to learn from (docs/adapting.md)
     # Keys that may differ from those of the checkpoint that is resumed: optimizer.learning_rate,seed; or all.
-    allow_changes: str = ""
+    allow_changes: str = key("", "free")
 
     def __post_init__(self) -> None:
         if self.init_average and not self.init_from:
@@ -161,8 +196,6 @@ class TrainConfig:
             )
         if not 0 <= self.seed < SEEDS:
             raise UserError(f"config.seed is {self.seed}. Use a whole number from 0 to {SEEDS - 1}")
-        if self.prng not in PRNGS:
-            raise UserError(f"unknown config.prng {self.prng!r}; choose from {', '.join(PRNGS)}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
         for name in ("steps", "budget_minutes", "log_every"):
@@ -181,14 +214,14 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class PretrainConfig(TrainConfig):
-    data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
-    batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
-    steps: int = 1_000_000  # the length of the run; 0: by budget_minutes or tokens
+    data: PretrainDataConfig = field(default_factory=PretrainDataConfig, metadata=marks("batches"))
+    batch_schedule: str = key("", "batches")  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
+    steps: int = key(1_000_000, "end")  # the length of the run; 0: by budget_minutes or tokens
     # The length of the run in tokens, such as 5e8, with steps=0. Steps count as many as their rows have on average,
     # before infilling.
-    tokens: float = 0.0
+    tokens: float = key(0.0, "end")
     # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
-    branch_from: str = ""
+    branch_from: str = key("", "file")
     # mlm, with next sentences where the shards have labels; causal; bidirectional_lm (ELMo); replaced_tokens (ELECTRA);
     # diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can. STEP:NAME,... for phases of causal and
     # mlm, such as 0:causal,5000:mlm
@@ -223,10 +256,11 @@ class TaskConfig:
     """A named task (bert_jax/tasks/named), or the user's own files and columns."""
 
     name: str = ""  # a task that bert_jax knows, such as sst2 (bert-jax finetune --help); empty: files of yours
-    data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
-    train: str = ""  # the file to train on; `bert-jax recipes own` describes the formats
-    dev: str = ""  # the file that chooses seeds and rates, and with early_stop steps; empty: none
-    test: str = ""  # a file that is never trained on, for task.submission; empty: none
+    data_dir: str = key("", "file")  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
+    train: str = key("", "file")  # the file to train on; `bert-jax recipes own` describes the formats
+    # The file that chooses seeds and rates, and with early_stop steps; empty: none.
+    dev: str = key("", "file", "held_out")
+    test: str = key("", "file")  # a file that is never trained on, for task.submission; empty: none
     text: str = ""  # a column, by its header name or its number from 0
     text_pair: str = ""  # the column of the second text of a pair; empty: single texts
     label: str = ""  # the column of the label; for tags a column or a field of the words
@@ -278,36 +312,38 @@ class TaskConfig:
     # embedding: vectors are cut to their first dimensions after training; the model's width: whole vectors; 0: those of
     # init_from, or else whole.
     truncate_dim: int = 0
-    submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
+    submission: str = key("", "file")  # a folder for the leaderboard submission of a named task; empty: none
     max_query_length: int = 64  # question: questions are truncated to this many pieces
     doc_stride: int = 128  # question: pieces between the starts of successive windows of a long context
     n_best: int = 20  # question: answers kept for each question
     max_answer_length: int = 30  # question: in pieces
     # For questions that may have no answer: predict none above this probability of none; unset: the best on dev.
-    null_threshold: float | None = None
+    null_threshold: float | None = key(None, "measured")
 
 
 @dataclass(frozen=True)
 class FinetuneConfig(TrainConfig):
     # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the run.
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
-    task: TaskConfig = field(default_factory=TaskConfig)
-    seeds: tuple[int, ...] = (0,)  # one number: how many seeds, starting at `seed`; several: the seeds themselves
+    task: TaskConfig = field(default_factory=TaskConfig, metadata=marks("batches"))
+    # One number: how many seeds, starting at `seed`; several: the seeds themselves.
+    seeds: tuple[int, ...] = key((0,), "free")
     # A sweep over any keys, each setting with all seeds: optimizer.learning_rate=1e-5,3e-5;batch_size=16,32. Values
     # with commas are in parentheses or double quotes: init_layers=(0,2,4),(1,3,5).
     sweep: str = ""
-    learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
-    run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory
-    early_stop: int = 0  # stop after this many evaluations without a better first dev metric; 0: off
-    epochs: float = 3.0  # the length of the run, if steps and budget_minutes are 0
+    # A sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate.
+    learning_rates: str = key("", "free")
+    early_stop: int = key(0, "end")  # stop after this many evaluations without a better first dev metric; 0: off
+    epochs: float = key(3.0, "end")  # the length of the run, if steps and budget_minutes are 0
     # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.
     train_layers: str = "all"
     lora: LoraConfig = field(default_factory=LoraConfig)  # trains adapters and the head alone (docs/adapting.md)
     reinit_layers: int = 0  # the last layers, and the pooler, that begin with random parameters instead of init_from's
-    batch_size: int = 32  # global, in rows
-    length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
+    batch_size: int = key(32, "batches")  # global, in rows
+    # Groups rows by length within this many steps, which reduces padding; 1: no grouping.
+    length_pool: int = key(32, "batches")
     # Batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time on the whole.
-    padded_lengths: int = 0
+    padded_lengths: int = key(0, "batches")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -161,7 +161,7 @@ class Encoder(nnx.Module):
             if self.runtime.unrolled(self.config.layers):
                 groups = unrolled_groups(len(types[layers]))
             else:
-                groups = repeating_groups(types[layers], self.runtime.scan_group)
+                groups = repeating_groups(types[layers])
             return apply_layers([of_type[each] for each in types[layers]], hidden, stacked, groups)
 
         hidden, outputs = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)

@@ -37,8 +37,8 @@ def unrolled_groups(depth: int) -> LayerGroups:
     return LayerGroups(depth, 0, 0, 0)
 
 
-def repeating_groups(types: Sequence[Hashable], multiple: int = 1) -> LayerGroups:
-    """Returns the groups of fewest traced layers, of a multiple of so many layers each.
+def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
+    """Returns the groups of fewest traced layers.
 
     ModernBERT's 22 layers, of which every third is global and the first has no norm, are one layer and seven groups of
     three. Of equal divisions, the one with fewest layers before the groups is returned; without a group that repeats,
@@ -47,7 +47,7 @@ def repeating_groups(types: Sequence[Hashable], multiple: int = 1) -> LayerGroup
     depth = len(types)
     best = unrolled_groups(depth)
     for before in range(depth):
-        for period in range(multiple, (depth - before) // 2 + 1, multiple):
+        for period in range(1, (depth - before) // 2 + 1):
             alike = before + period
             while alike < depth and types[alike] == types[alike - period]:
                 alike += 1

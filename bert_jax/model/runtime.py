@@ -46,8 +46,6 @@ class Runtime:
     layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on TPUs and NVIDIA GPUs 24). attention: see
     attention_kernels.py.
 
-    scan_group: the layers of a step of the scan; where layers differ, the least multiple of it after which they repeat.
-
     remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved to
     the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer but its
     products with weights); layer (everything but its input). The last two also recompute the vocabulary's logits.
@@ -72,7 +70,6 @@ class Runtime:
     attention: str = "auto"
     remat: str = "none"
     logits_at_once: int = 0
-    scan_group: int = 1
     platform: str = ""
     capability: str = ""
     frozen_layers: int = 0
@@ -90,8 +87,6 @@ class Runtime:
             raise UserError(
                 f"config.model.logits_at_once is {self.logits_at_once}; use a number of tokens, or 0 for all"
             )
-        if self.scan_group < 1:
-            raise UserError(f"config.model.scan_group is {self.scan_group}; a step of the scan has at least 1 layer")
 
     @property
     def dtype(self) -> DTypeLike:

@@ -66,27 +66,3 @@ def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
     """
     assert rows.unpacked
     return jnp.maximum((rows.sequence_ids > 0).sum(axis=1, dtype=jnp.int32), 1)
-
-
-def key_ranges(
-    queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
-) -> tuple[Int[Array, "B Q"], Int[Array, "B Q"]]:
-    """Returns the first key that each query sees, and the position after the last one.
-
-    Where each sequence is a run of neighboring positions, as in every batch, this says what visible_keys says for all
-    real queries. A query of padding sees the run of padding that it is in.
-    """
-    ids = keys.sequence_ids
-    changes = ids[:, 1:] != ids[:, :-1]
-    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
-    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
-    start = jax.lax.cummax(jnp.where(begins, keys.in_row, 0), axis=1)
-    end = jax.lax.cummin(jnp.where(ends, keys.in_row + 1, ids.shape[1]), axis=1, reverse=True)
-    if queries is not keys:
-        start, end = (jnp.take_along_axis(part, queries.in_row, axis=1) for part in (start, end))
-    if window:
-        start = jnp.maximum(start, queries.in_row - window)
-        end = jnp.minimum(end, queries.in_row + window + 1)
-    if causal:
-        end = jnp.minimum(end, queries.in_row + 1)
-    return start, end

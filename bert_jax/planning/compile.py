@@ -33,7 +33,7 @@ from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
 from bert_jax.train.run import runtime_of
-from bert_jax.train.steps import Plan, initial_state, jitted
+from bert_jax.train.step import Plan, initial_state, jitted
 
 BERT_VOCABULARY = 30522  # bert-base-uncased
 MASK_RATE = 0.15  # Devlin et al. 2019, section 3.1

@@ -16,12 +16,13 @@ from bert_jax import config as config_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.storage.location import Location, write_json
-from bert_jax.tasks import results, sweep, training
+from bert_jax.tasks import results, sweep
 from bert_jax.tasks.prepared_runs import Kept, prepare
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed
 from bert_jax.train.held_out import lower_is_better
+from bert_jax.train.prepare import check as check_run
 from bert_jax.train.run import RESULT_FILE
 
 # Keys whose values make results that do not compare, or that a fine-tuning crosses itself.
@@ -114,7 +115,7 @@ def check(
 def _check(setting: Setting, workdir: Location, tokenizer: Tokenizer | None, kept: Kept) -> bool:
     """Prepares and checks one setting, and returns whether it has a dev file."""
     _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
-    training.check(setting.config, runs)
+    check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
     return "dev" in data.rows
 
 

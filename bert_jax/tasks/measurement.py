@@ -26,9 +26,10 @@ from bert_jax.tasks.loaded_tokenizer import tokenizer_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
-from bert_jax.train import partitioning, trainer
+from bert_jax.train import partitioning
 from bert_jax.train.evaluate import Evaluator
-from bert_jax.train.steps import Plan
+from bert_jax.train.run import runtime_of
+from bert_jax.train.step import Plan
 from bert_jax.vocabulary import Vocabulary
 
 
@@ -70,7 +71,7 @@ def remarks(rows: TaskRows, task: Task) -> list[str]:
 
 
 def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Plan, Mesh], Evaluator]:
-    """An element of trainer.Run.evaluators that measures the task on labelled rows."""
+    """An element of Run.evaluators that measures the task on labelled rows."""
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         predictor = Predictor(task, plan.model, _compiling_fast(plan.runtime), mesh)
@@ -85,7 +86,7 @@ def measure(
     """The task's metrics, and task_loss, of labelled rows with trained parameters. config says how to run the model."""
     mesh = partitioning.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        predictor = Predictor(task, model, _compiling_fast(trainer.runtime_of(config)), mesh)
+        predictor = Predictor(task, model, _compiling_fast(runtime_of(config)), mesh)
         return predictor.measure(params, rows, config.evaluation_rows(config.batch_size))
 
 

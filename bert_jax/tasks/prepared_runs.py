@@ -27,14 +27,14 @@ from bert_jax.tasks import (
     submission,
     sweep,
     task_json,
-    training,
 )
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import distributed, rules, trainer
+from bert_jax.train import distributed, rules
+from bert_jax.train.run import Run, runtime_of
 
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
@@ -136,7 +136,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     report: Report = distributed.note,
     kept: Kept | None = None,
-) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
+) -> tuple[Start, Data, dict[Trial, Run]]:
     """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing; warnings are reported.
 
     What `kept` has of the configuration before, and this one shares, is neither read nor encoded again.
@@ -254,9 +254,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
     return Data(task, dict(splits), rows, counts)
 
 
-def _runs(
-    config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report
-) -> dict[Trial, trainer.Run]:
+def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report) -> dict[Trial, Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows = data.rows["train"]
     distilled = distillation.distilled_task(config, start.model, data.task, start.tokenizer)
@@ -281,8 +279,6 @@ def _runs(
         if line := sweep.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
-    # Runs of one program have batches of one length at each step; others are padded for their own seed alone.
-    together = training.in_one_program(config, len(every), start.model, objective.heads)
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {
         seed: TaskSource(
@@ -292,13 +288,12 @@ def _runs(
             lengths=lengths,
             pool=config.length_pool,
             steps=steps,
-            seeds=seeds if together else (),
         )
         for seed in seeds
     }
     params = {seed: reinitialized.with_random_top(initial, config, start.model, objective, seed) for seed in seeds}
     return {
-        trial: trainer.Run(
+        trial: Run(
             config=settings,
             model=start.model,
             objective=objective,
@@ -331,6 +326,6 @@ def _padded_lengths(
     most = config.padded_lengths or padded_lengths.SHAPES
     if config.padded_lengths or not steps:
         return padded_lengths.best_lengths(rows.lengths, max_length, most)
-    price = padded_lengths.price(model, trainer.runtime_of(config), jax.default_backend())
+    price = padded_lengths.price(model, runtime_of(config), jax.default_backend())
     passes = steps * config.batch_size / rows.count
     return padded_lengths.best_lengths(rows.lengths, max_length, most, passes=passes, price=price)

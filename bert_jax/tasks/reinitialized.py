@@ -11,6 +11,7 @@ from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.model import paths
 from bert_jax.train import rules
 from bert_jax.train.objectives import Objective
+from bert_jax.train.run import root_key
 
 STACK = "encoder/layers/"
 POOLER = "pooler/"
@@ -54,7 +55,7 @@ def with_random_top(
         every = paths.flatten(objective.init(model, key))
         return {path: every[path][-config.reinit_layers :] for path in params if rules.stack_of(path) == STACK}
 
-    random = jax.device_get(jax.jit(top_layers)(jax.random.key(seed, impl=config.prng)))
+    random = jax.device_get(jax.jit(top_layers)(root_key(seed)))
     for path, top in random.items():
         found[path] = np.concatenate([params[path][: -config.reinit_layers], np.asarray(top, params[path].dtype)])
     return {path: value for path, value in found.items() if not path.startswith(POOLER)}

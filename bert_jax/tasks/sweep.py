@@ -6,24 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.training import SEEDS
 from bert_jax.storage.location import Location
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.task import Task
-from bert_jax.train import multi_seed, rules
+from bert_jax.train import rules
 from bert_jax.train.held_out import PREFIX
 
 # Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
 WARMUP_SHARE = 0.1
 MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
-TOGETHER = ("auto", "yes", "no")
-# Each run holds its parameters, their gradients and two moments. The rest of the memory is left for activations.
-_COPIES = 4
-_SHARE_OF_MEMORY = 0.7
 CRF_PATH = "^crf/"
 _WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json", "sweep-*")
 
@@ -83,8 +77,6 @@ def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
 def check(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
     found = [] if config.sweep else trials_of(config)
-    if config.run_together not in TOGETHER:
-        raise UserError(f"unknown run_together {config.run_together!r}; choose from {', '.join(TOGETHER)}")
     if config.early_stop < 0:
         raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
     kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates", "a sweep")
@@ -178,16 +170,3 @@ def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -
     epochs = fitting * config.batch_size / rows
     unit = 10.0 ** (math.floor(math.log10(epochs)) - 1)  # two digits, rounded down
     return f"{line}; --config.train_layers=gradual:{math.floor(epochs / unit) * unit:.2g} trains all"
-
-
-def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
-    """Whether this many trials of a model with this many parameters run as one program (config.run_together).
-
-    auto: on an accelerator, if the configuration allows it and their state fits in the memory of a device. On a CPU,
-    one run already uses all cores.
-    """
-    if trials == 1 or config.run_together != "auto":
-        return trials > 1 and config.run_together == "yes"
-    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-    fits = trials * parameters * 4 * (_COPIES + (config.optimizer.ema_decay > 0)) < _SHARE_OF_MEMORY * memory
-    return jax.default_backend() != "cpu" and not multi_seed.refusal(config) and fits

@@ -17,11 +17,9 @@ class TaskSource:
 
     Steps are grouped into pools of `pool` steps. A pool takes the rows that follow those of the pool before it in the
     endless concatenation of permuted epochs; no rows are dropped at an epoch's end. Within a pool, rows of similar
-    length share a batch. The order of the batches is the same for every seed, so that runs of several seeds have
-    batches of similar length at each step. A pool of 1 takes rows in their order. `steps`, if known, ends the last
-    pool, so that no row of the last epoch is left out. A batch is padded to the smallest of `best_lengths` that holds
-    its longest row, and the longest row of the same step with any other of `seeds`, for runs with these seeds in one
-    program.
+    length share a batch. The order of the batches is the same for every seed. A pool of 1 takes rows in their order.
+    `steps`, if known, ends the last pool, so that no row of the last epoch is left out. A batch is padded to the
+    smallest of `best_lengths` that holds its longest row.
     """
 
     def __init__(
@@ -33,17 +31,15 @@ class TaskSource:
         lengths: Sequence[int],
         pool: int = 1,
         steps: int = 0,
-        seeds: Sequence[int] = (),
     ) -> None:
         self._rows = rows
         self._batch_size = batch_size
         self._seed = seed
-        self._seeds = {seed, *seeds}
         self._lengths = tuple(lengths)
         self._pool = pool
         self._steps = steps
         # The batches of a pool are requested one after another.
-        self._sorted = functools.lru_cache(maxsize=2 * len(self._seeds))(self._sort)
+        self._sorted = functools.lru_cache(maxsize=2)(self._sort)
         self.fingerprints = {"task": fingerprint(rows)}
         self.changes = (0,)
 
@@ -53,7 +49,10 @@ class TaskSource:
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """The rows of a step's global batch."""
-        return self._indices(step, self._seed)
+        first, count = self._bounds(step)
+        order = permute(np.arange(count, dtype=np.int64), count, first)
+        place = int(order[step - first]) * self._batch_size
+        return self._sorted(first, count)[place : place + self._batch_size]
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
         """The global batch of a step, or only these rows of it, padded as the whole batch is."""
@@ -71,14 +70,8 @@ class TaskSource:
         return tuple(found.values())
 
     def _padded(self, step: int) -> int:
-        longest = max(self._rows.lengths[self._indices(step, seed)].max() for seed in self._seeds)
+        longest = self._rows.lengths[self.indices(step)].max()
         return next(length for length in self._lengths if length >= longest)
-
-    def _indices(self, step: int, seed: int) -> Int64[np.ndarray, "B"]:
-        first, count = self._bounds(step)
-        order = permute(np.arange(count, dtype=np.int64), count, first)
-        place = int(order[step - first]) * self._batch_size
-        return self._sorted(first, count, seed)[place : place + self._batch_size]
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """The first step of a step's pool, and how many steps it has."""
@@ -86,11 +79,11 @@ class TaskSource:
         left = self._steps - first if step < self._steps else self._pool
         return first, min(self._pool, left)
 
-    def _sort(self, first: int, count: int, seed: int) -> Int64[np.ndarray, "N"]:
+    def _sort(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
         """The rows of `count` steps from `first`, sorted by length; rows of equal length keep their permuted order."""
         size = self._rows.count
         places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
-        permuted = permute(places % size, size, hashing.combine(seed, places // size))
+        permuted = permute(places % size, size, hashing.combine(self._seed, places // size))
         if count == 1:
             return permuted
         return permuted[np.argsort(self._rows.lengths[permuted], kind="stable")]

@@ -1,50 +1,33 @@
-"""Trains the runs of a fine-tuning, in one program or one after another, and measures each."""
+"""Trains the runs of a fine-tuning, one after another, and measures each."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from bert_jax.command import Stopped
-from bert_jax.config import FinetuneConfig, ModelConfig
-from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
 from bert_jax.storage.location import Location
-from bert_jax.tasks import measurement, registry, sweep
+from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import to_json
-from bert_jax.train import distributed, multi_seed, setup, trainer
+from bert_jax.train import distributed, loop
+from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import read_config, write_config
 
 
-def check(config: FinetuneConfig, runs: Mapping[Trial, trainer.Run]) -> None:
-    """Raises UserError for what `train` refuses before it opens a workdir."""
-    run = next(iter(runs.values()))
-    if in_one_program(config, len(runs), run.model, run.objective.heads):
-        multi_seed.stacked_source(list(runs.values()))
-    setup.check(run)
-
-
 def train(
-    config: FinetuneConfig, task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, trainer.Run]
+    task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, Run]
 ) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
     """Trains or resumes all runs, and measures them; rows holds those of each split.
 
     Returns the final metrics, the step of the parameters that are kept, and whether SIGTERM arrived at the end: start
-    nothing more then. Raises what trainer.fit raises, and Stopped if SIGTERM arrives before the last run.
+    nothing more then. Raises what loop.fit raises, and Stopped if SIGTERM arrives before the last run.
     """
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
     stop = False
-    run = next(iter(runs.values()))
-    if in_one_program(config, len(runs), run.model, run.objective.heads):
-        for trial, result in zip(runs, multi_seed.fit(list(runs.values())), strict=True):
-            metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
-            stop = result.stop_requested
-        return metrics, steps, stop
     for trial, run in runs.items():
-        result = trainer.fit(run)
+        result = loop.fit(run)
         if (stop := result.stop_requested) and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
@@ -52,13 +35,7 @@ def train(
     return metrics, steps, stop
 
 
-def in_one_program(config: FinetuneConfig, runs: int, model: ModelConfig, heads: Heads) -> bool:
-    """Whether so many runs are one program (sweep.run_together)."""
-    parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(model, heads)).values())
-    return sweep.run_together(config, runs, parameters)
-
-
-def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result: trainer.Result) -> dict[str, float]:
+def _measured(task: Task, rows: Mapping[str, TaskRows], run: Run, result: Result) -> dict[str, float]:
     """The metrics of dev, from training, and of the other splits except train, measured here."""
     metrics = dict(result.evaluation)
     calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})

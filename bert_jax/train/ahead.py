@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.train import partitioning
+from bert_jax.train.prepare import describe_batch
 from bert_jax.train.run import Source
-from bert_jax.train.setup import describe_batch
-from bert_jax.train.state import TrainState
+from bert_jax.train.step import TrainState
 
 
 class CompilingAhead:

@@ -56,17 +56,16 @@ class Branch:
         return {"step": self.step, "sha256": self.sha256, "changes": changes, "tokens": self.tokens}
 
     @property
-    def tokens(self) -> float | None:
-        """How many tokens the steps before this one have read; None for a run that does not count them."""
-        return self.meta.get(TOKENS_BEFORE)
+    def tokens(self) -> float:
+        """How many tokens the steps before this one have read."""
+        return float(self.meta[TOKENS_BEFORE])
 
     def check_left(self, run: Run) -> None:
         """Raises UserError where the length of a branch is used up before its first step."""
-        tokens = self.tokens
         steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
         at, found = f"branch_from is at step {self.step}", ""
-        if run.length is not None and tokens is not None and tokens >= run.length.tokens:
-            at += f", which has read {tokens:,.0f} tokens"
+        if run.length is not None and self.tokens >= run.length.tokens:
+            at += f", which has read {self.tokens:,.0f} tokens"
             found, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
         elif 0 < steps <= self.step:
             found, key = f"steps is {steps}", "steps"

@@ -46,8 +46,8 @@ DISABLED = {
 def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
     """Returns the XLA options of a program on the mesh; None (the defaults) where no option differs.
 
-    overlap adds those with which a train step's all-reduces overlap with computation (mesh.overlap). What libtpu cannot
-    build is off in every program.
+    overlap   adds those with which the all-reduces of a train step overlap with computation
+    What libtpu cannot build is off in every program.
     """
     kind = mesh.devices.flat[0].device_kind
     found = dict.fromkeys(DISABLED.get(kind, ()), "false")

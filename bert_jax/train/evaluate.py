@@ -12,15 +12,13 @@ from jax.sharding import Mesh
 
 from bert_jax.train import compiler, partitioning
 from bert_jax.train.objectives import Counts, Terms, extended_batch, means
-from bert_jax.train.steps import Forward, evaluation_step
+from bert_jax.train.step import Plan, evaluation_step
 
 Rows = slice | np.ndarray  # the rows of a global batch that a process loads
 Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # (parameters, steps done) -> metrics by name
 
 
-def make_evaluator(
-    plan: Forward, mesh: Mesh, batches: Callable[[int, Rows], Iterator[Any]], batch_size: int
-) -> Evaluator:
+def make_evaluator(plan: Plan, mesh: Mesh, batches: Callable[[int, Rows], Iterator[Any]], batch_size: int) -> Evaluator:
     """Returns an evaluator of the plan's objective over batches(steps done, rows), `rows` of global ones of batch_size.
 
     Rows that fill up a batch have weight 0. Without batches there are no metrics. `rows` are those that the devices
@@ -31,7 +29,7 @@ def make_evaluator(
 
 
 def make_source_evaluator(
-    plan: Forward, mesh: Mesh, sources: Callable[[int, Rows], Mapping[str, Iterator[Any]]], batch_size: int
+    plan: Plan, mesh: Mesh, sources: Callable[[int, Rows], Mapping[str, Iterator[Any]]], batch_size: int
 ) -> Evaluator:
     """Returns an evaluator over the batches of several sources by name, as make_evaluator does over those of one.
 

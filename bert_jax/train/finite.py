@@ -1,6 +1,6 @@
 """Stops a run at a step whose loss or gradient is not finite, or counts the step as skipped.
 
-The train step itself has then made no update (steps.train_step), so that the host may read the flag one step late.
+The train step itself has then made no update (step_lib.train_step), so that the host may read the flag one step late.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Splits the parameters of a model into those that train and those that are frozen.
 
-Only what trains is differentiated and has optimizer state. The layers of an encoder are stored stacked, so a part may
-hold some layers of a parameter: [K, ...] of [L, ...].
+Only what trains at some step is differentiated and has optimizer state (Trained). What begins to train after the first
+step is masked until then (Unfreezing). The layers of an encoder are stored stacked, so a part may hold some layers of a
+parameter: [K, ...] of [L, ...].
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from bert_jax.command import UserError
 from bert_jax.model import paths
@@ -83,15 +84,6 @@ class Trained:
         """Returns what `put` does, as concatenations: reading a layer of the result does not copy the others."""
         return self._replaced(tree, part, _join)
 
-    def within(self, whole: "Trained") -> "Trained":
-        """Returns this part as one of the trees that `whole`, which contains it, takes."""
-
-        def places(path: str, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
-            held = whole.layers[path]
-            return layers if layers is None or held is None else tuple(held.index(layer) for layer in layers)
-
-        return Trained({path: places(path, layers) for path, layers in self.layers.items()})
-
     def frozen_layers(self, params: dict[str, Any]) -> int:
         """Returns how many of the lowest layers of the encoder need no backward pass: nothing in or below them trains.
 
@@ -115,46 +107,40 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Unfreezing:
-    """Gradual unfreezing: group s of the parameters trains from step s * every on (rules.stages).
+    """Gradual unfreezing: a mask of the parameters with a schedule (Howard and Ruder 2018, section 3.3).
 
-    Raises ValueError if `every` is below 1.
+    begins   the step from which each parameter trains, of the part that the optimizer updates, as rules.per_layer
+             gives it
+
+    Until then a parameter has a gradient of zero, which leaves its moments at zero and counts in no norm, and its
+    update, weight decay included, is left out. The optimizer state has the same tensors in all steps.
+
+    A parameter that begins at step s is updated as if the run had begun there: its moments start at zero, and Adam
+    corrects their bias by the number of its own updates, not of the run's. Corrected by the run's number, they would
+    count as long averages, and the first updates would be three to seven times as long (optim/adam.py). Steps that are
+    skipped because they are not finite count as updates here.
     """
 
-    groups: tuple[Trained, ...]
-    every: int
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"the number of steps between unfrozen layers is {self.every}; use 1 or more")
+    begins: dict[str, Any]
 
     @classmethod
-    def by_stages(cls, stages: dict[str, Any], factors: dict[str, Any] | None, every: int) -> "Unfreezing":
-        """Returns a group for each stage (rules.stages), without the parameters whose rate factor is 0."""
-        last = max(int(np.max(stage)) for stage in jax.tree.leaves(stages))
-        kept = jax.tree.map(np.ones_like, stages) if factors is None else factors
-        groups = [
-            Trained.where(jax.tree.map(lambda begins, factor, number=number: (begins == number) * factor, stages, kept))
-            for number in range(last + 1)
-        ]
-        return cls(tuple(groups), every)
+    def by_stages(cls, stages: dict[str, Any], every: int) -> "Unfreezing":
+        """Returns the schedule by which stage K (rules.stages) begins at step K * every.
 
-    def stage(self, step: int) -> int:
-        """Returns the stage to which a step belongs."""
-        return min(step // self.every, len(self.groups) - 1)
+        Raises ValueError if `every` is below 1.
+        """
+        if every < 1:
+            raise ValueError(f"the number of steps between unfrozen layers is {every}; use 1 or more")
+        return cls(jax.tree.map(lambda stage: np.asarray(stage * every, np.int32), stages))
 
-    def open_groups(self, stage: int) -> tuple[Trained, ...]:
-        """Returns the groups that train in a stage."""
-        return self.groups[: stage + 1]
+    def mask(self, tree: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
+        """Returns gradients or updates with zeros in place of those of parameters that do not train yet."""
+        # Not a product, since the gradient of a parameter that does not train may be infinite.
+        return jax.tree.map(lambda leaf, begins: jnp.where(step >= begins, leaf, 0), tree, self.begins)
 
-
-def union(groups: Sequence[Trained]) -> Trained:
-    """Returns the part that holds several disjoint ones."""
-    found: dict[str, tuple[int, ...] | None] = {}
-    for group in groups:
-        for path, layers in group.layers.items():
-            held = found.get(path)
-            found[path] = layers if layers is None or held is None else tuple(sorted((*held, *layers)))
-    return Trained(found)
+    def update_counts(self, step: Int[Array, ""]) -> dict[str, Int[Array, "..."]]:
+        """Returns the number of updates of each parameter, by path, with that of this step, and at least 1."""
+        return {path: jnp.maximum(step - begins + 1, 1) for path, begins in paths.flatten(self.begins).items()}
 
 
 class SomeLayers(jax.ShapeDtypeStruct):

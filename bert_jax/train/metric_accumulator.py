@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
@@ -31,7 +30,6 @@ class MetricAccumulator:
         model: ModelConfig,
         saved: Mapping[str, Any],
         check: FiniteCheck,
-        index: int | None = None,
         *,
         predictions: Callable[[Any], int],
         heads: Heads = NO_FURTHER_HEADS,
@@ -40,7 +38,6 @@ class MetricAccumulator:
 
         saved   empty for a run that begins
         check   decides for each step whether its metrics count in the means
-        index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
         predictions   the number of positions of each row of a batch whose logits are computed (Objective.predictions)
         heads   of the model, as training_flops counts them
         """
@@ -49,7 +46,6 @@ class MetricAccumulator:
         self._predictions, self._heads = predictions, heads
         self._peak = peak_flops()
         self._check = check
-        self._index = index
         self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._waited = 0.0
         self._in_pause = False
@@ -77,7 +73,7 @@ class MetricAccumulator:
         self._flops += training_flops(self._model, rows, length, self._predictions(batch), self._heads)
         if self._pending:
             finite = jax.device_get(self._pending[-1][1]["finite"])
-            if len(self._pending) >= MOST_PENDING or not np.all(finite):
+            if len(self._pending) >= MOST_PENDING or not finite:
                 self.settle()
         self._pending.append((step, metrics))
 
@@ -131,13 +127,12 @@ class MetricAccumulator:
     def settle(self) -> None:
         """Waits for the last step to finish, and fetches and checks the metrics of all steps that are pending."""
         pending, self._pending = self._pending, []
-        # The accumulators of several seeds fetch the same arrays; only the first waits, since an array keeps its copy.
         found = jax.device_get([metrics for _, metrics in pending])
         for (step, _), values in zip(pending, found, strict=True):
             self._count(step, values)
 
     def _count(self, step: int, found: dict[str, Any]) -> None:
-        values = {name: (value if self._index is None else value[self._index]).item() for name, value in found.items()}
+        values = {name: value.item() for name, value in found.items()}
         self.tokens += int(values["tokens"])
         counts = self._check(step, values)
         if counts:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.model import paths
 from bert_jax.train import optim, partitioning
-from bert_jax.train.steps import Plan
+from bert_jax.train.step import Plan
 
 VERBOSE = "print a line for each parameter when a run begins: shape, sharding, weight decay, whether it learns"
 
@@ -83,9 +83,10 @@ def _unfreezing(plan: Plan, path: str) -> str:
     """The step from which a parameter, or the layers of a stack, learn, where that is not the first."""
     if plan.unfreezing is None:
         return ""
-    stages = [number for number, group in enumerate(plan.unfreezing.groups) if path in group.layers]
-    steps = [plan.unfreezing.every * stage for stage in stages]
-    return f" from step {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))}" if any(steps) else ""
+    begins = paths.flatten(plan.unfreezing.begins).get(path)
+    if begins is None or not np.any(begins):
+        return ""
+    return f" from step {' to '.join(map(str, dict.fromkeys((np.min(begins), np.max(begins)))))}"
 
 
 def _range(values: Any) -> str:

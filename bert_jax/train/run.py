@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
@@ -14,7 +15,7 @@ from bert_jax.storage.location import Location
 from bert_jax.train import distributed, mesh_placement
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
-from bert_jax.train.steps import Plan
+from bert_jax.train.step import Plan
 from bert_jax.train.token_length import TokenLength
 from bert_jax.vocabulary import Vocabulary
 
@@ -111,6 +112,11 @@ class Result:
     stop_requested: bool = False  # SIGTERM arrived after the last step: start nothing more
 
 
+def root_key(seed: int) -> PRNGKeyArray:
+    """Returns the key of a run. Its generator gives the same values on any mesh, whatever jax's default is."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
 def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") -> Runtime:
     """Returns how a configuration runs its model; compute_dtype=auto is float32 on a CPU and bfloat16 elsewhere.
 
@@ -124,7 +130,6 @@ def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") ->
     return Runtime(
         compute_dtype=dtype,
         layer_loop=model.layer_loop,
-        scan_group=model.scan_group,
         attention=model.attention,
         remat=model.remat,
         logits_at_once=model.logits_at_once,

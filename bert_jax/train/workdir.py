@@ -5,7 +5,7 @@
     checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
                             keeps one), meta
 
-A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/trainer.py), and holder.json
+A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/loop.py), and holder.json
 as long as it trains (storage/holder.py).
 
 Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
@@ -30,7 +30,8 @@ import numpy as np
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, to_dict
+from bert_jax.config import ModelConfig, TrainConfig, to_dict
+from bert_jax.config.training import marked
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
@@ -38,7 +39,6 @@ from bert_jax.storage.location import absolute, is_stored, location, read_json, 
 from bert_jax.train import orbax_io
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.gradient_sums import Reduction, sum_dtype
-from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta
 from bert_jax.train.partitioning import make_mesh
 from bert_jax.train.run import Run, runtime_of
@@ -48,39 +48,9 @@ FINGERPRINT_DIGITS = 16
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
-# Keys (or their prefixes) that change no number of the run. Those of eval change only how much of it is measured, and
-# those of mesh only the order of sums; the dtype of these sums, which may depend on them, is compared by itself.
-FREE = (
-    *("log_every", "profile", "checkpoint", "eval.every_steps", "eval.batch_size", "data.prefetch", "data.cache_dir"),
-    *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.overlap", "mesh.shard_optimizer", "seeds", "learning_rates"),
-    *("run_together", "allow_changes", "on_nonfinite", "skip_at_most", "task.normalize"),
-)
 # The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is
 # reported, and one of mesh.reduce_dtype that has this effect is refused.
 SUM_DTYPE = "mesh.reduce_dtype.effective"
-# They change held-out metrics only, so they are free unless checkpoint.best, which early_stop needs, compares them.
-MEASURED_AT = ("eval.max_rows", "task.null_threshold")
-# Keys that name files; the fingerprints of what was read replace them, and the shares of the sources of mixtures.
-PATHS = (
-    "data.train",
-    "data.mixture",
-    "data.phases",
-    "data.eval",
-    "init_from",
-    "init_average",
-    "branch_from",
-    "distill.teacher",
-    "task.data_dir",
-    "task.train",
-    "task.dev",
-    "task.test",
-    "task.submission",
-)
-# Keys that decide when a run ends. They may change; the learning rate depends on it, so the change is reported.
-ENDS = ("steps", "tokens", "budget_minutes", "budget_replay", "epochs", "early_stop")
-# Keys that decide the batch of a step (law 1), except for held-out data.
-BATCHES = ("batch_size", "batch_schedule", "length_pool", "padded_lengths", "seed", "data", "task")
-HELD_OUT = ("data.eval", "task.dev", *MEASURED_AT)
 
 
 @dataclass(frozen=True)
@@ -184,7 +154,8 @@ def write_params(
 def provenance(run: Run) -> dict[str, Any]:
     """Returns what a checkpoint records of its run, as JSON values: `configuration` by key, and `versions`."""
     dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
-    kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, (*PATHS, "model"))}
+    files = (*marked(run.config, "file"), "model")  # of the model below, what the run made of the configuration
+    kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, files)}
     kept |= {
         "compute_dtype": dtype,  # not auto, whose meaning depends on the device
         SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, Reduction.of(mesh), dtype),
@@ -219,19 +190,19 @@ def check_provenance(
     """
     if there is None:
         raise UserError(
-            f"{where} does not record which run made it (it comes from convert), so training cannot "
-            "resume from it. Name another --workdir, and this one by --config.init_from"
+            f"{where} does not record which run made it (it comes from convert), so training "
+            "cannot resume from it. Name another --workdir, and this one by --config.init_from"
         )
-    now = here["configuration"]
-    before = {key: value for key, value in _defaults(run).items() if key in now} | there["configuration"]
+    now, before = here["configuration"], there["configuration"]
     keys = sorted({*before, *now})
     allowed = _allowed(run.config.allow_changes, keys)
-    free = (*FREE, *_without_effect(run, before, now), *(key for key in run.held_out if key not in before))
+    without_effect = _without_effect(run.config, before, now)
+    free = (*marked(run.config, "free"), *without_effect, *(key for key in run.held_out if key not in before))
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
-    ends = (*ENDS, "optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ENDS
-    open_keys = (*ends, SUM_DTYPE, *may_change, *allowed)
+    warmup = ("optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ()
+    open_keys = (*marked(run.config, "end"), *warmup, SUM_DTYPE, *may_change, *allowed)
     refused = [key for key in changed if not _within(key, open_keys) and ALL not in allowed]
     if refused:
         raise UserError(
@@ -240,11 +211,12 @@ def check_provenance(
         )
     lines = [f"changed from here on: {line}" for line in changes.values()]
     # The last steps that share a pool of rows of similar length are those before the end (tasks/task_source.py).
-    batches = (*BATCHES, "steps") if now.get("length_pool", 1) > 1 else BATCHES
-    if any(_within(key, batches) and not _within(key, HELD_OUT) for key in changed):
+    batches = (*marked(run.config, "batches"), *(("steps",) if now.get("length_pool", 1) > 1 else ()))
+    held_out = (*marked(run.config, "held_out"), *marked(run.config, "measured"))
+    if any(_within(key, batches) and not _within(key, held_out) for key in changed):
         lines.append("from here on, batches are those of a run that had this configuration from its first step")
     resumes = not may_change  # a branch compares the evaluations in its own workdir only
-    if resumes and now.get("checkpoint.best") and any(_within(key, HELD_OUT) for key in changed):
+    if resumes and now.get("checkpoint.best") and any(_within(key, held_out) for key in changed):
         lines.append(
             "scores until here are of other held-out rows, but checkpoint.best and early_stop compare with them; to "
             "compare new scores alone, begin another --workdir with --config.init_from"
@@ -261,16 +233,15 @@ def _fingerprints(run: Run) -> dict[str, str]:
     return {**run.source.fingerprints, **run.held_out}
 
 
-def _without_effect(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
     return (
         *(("batch_size",) if scheduled else ()),
-        *(() if chosen else MEASURED_AT),
+        *(() if chosen else marked(config, "measured")),
         *(() if generator else ("generator_size", "replaced_weight")),
-        *(("optimizer.weight_decay",) if _overridden(run, before, now) else ()),
         *(key for key in _unused_fields(before) if key in _unused_fields(now)),
         *_sums_without_effect(before, now),
     )
@@ -282,19 +253,11 @@ def _unused_fields(values: Mapping[str, Any]) -> list[str]:
     return [f"model.{name}" for name in sizes.without_effect(fields)]
 
 
-def _overridden(run: Run, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether optimizer.weight_decay differs without effect, because optimizer.decays covers every parameter."""
-    weight_decay, decays = "optimizer.weight_decay", "optimizer.decays"
-    if before.get(weight_decay) == now.get(weight_decay) or before.get(decays) != now.get(decays):
-        return False
-    return overrides_weight_decay(now[decays], run.abstract_params())
-
-
 def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """mesh.reduce_dtype where gradients are summed as before; where it differs, it stands for the effective dtype."""
     given = "mesh.reduce_dtype"
     there, here = before[SUM_DTYPE], now[SUM_DTYPE]
-    if there == here or not there or not here:  # one device sums gradients with no other
+    if there == here or not there or not here:
         return (given,)
     return (SUM_DTYPE,) if before[given] != now[given] else ()
 
@@ -308,16 +271,6 @@ def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:
             advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
             raise UserError(f"config.allow_changes: {name!r} is not a key of a checkpoint; {advice}")
     return given
-
-
-def _defaults(run: Run) -> dict[str, Any]:
-    """The values of keys that a checkpoint does not record, since it is older than they are: their defaults."""
-    values = {key: value for key, value in _flat(to_dict(type(run.config)())).items() if not _within(key, PATHS)}
-    for name, kind in (("model", ModelConfig), ("heads", Heads)):
-        for item in dataclasses.fields(kind):
-            if item.default is not dataclasses.MISSING:
-                values[f"{name}.{item.name}"] = item.default
-    return json.loads(json.dumps(values))
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ PRETRAINING = {
     "gpt": ("gpt.py:gpt2", "bpe", FAST, "model.dropout=0.1 optimizer.learning_rate=1e-3"),
     "modernbert": ("modernbert.py:base", "sentences", FAST, "model.layers=4 model.window=8 optimizer.weight_decay=0.1"),
     "span_boundary": ("spanbert.py:base", "span", FAST, "model.norm=pre"),
-    "roberta": ("roberta.py", "bpe", FAST, "prng=rbg"),
+    "roberta": ("roberta.py", "bpe", FAST, ""),
     "static": ("bert_tiny.py", "static", FAST, "on_nonfinite=skip"),
     "relative": ("relative.py:buckets", "span", FAST, "optimizer.layer_decay=0.9"),
     "lamb": ("bert_large.py:lamb", "nsp", FAST, "optimizer.learning_rate=1e-3"),

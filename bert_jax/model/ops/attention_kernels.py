@@ -5,14 +5,12 @@
              (attention_banded.py)
     cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
              rows, and otherwise a mask (attention_cudnn.py)
-    tokamax  the kernels of the package tokamax on Hopper and Blackwell, bfloat16, without attention dropout, for packed
-             rows and windows without a mask (attention_tokamax.py)
     flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash_kernels.py)
     triton   the same on NVIDIA GPUs (attention_triton_kernels.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run. It takes banded only where that saves work, triton only where it was timed
-against einsum, and never tokamax or flash, which are compiled for their devices, but which nobody has run there.
+against einsum, and never flash, which is compiled for TPUs, but which nobody has run there.
 """
 
 import functools
@@ -24,17 +22,16 @@ from typing import Any
 import jax
 from jaxtyping import Array, Bool, Float, UInt32
 
-from bert_jax.command import UserError, install_hint
-from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax, attention_triton
+from bert_jax.command import UserError
+from bert_jax.model.ops import attention_cudnn, attention_splash, attention_triton
 from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_splash import splash_attention
-from bert_jax.model.ops.attention_tokamax import tokamax_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import NVIDIA
-from bert_jax.model.token_positions import TokenPositions, key_ranges, sequence_lengths, visible_keys
+from bert_jax.model.token_positions import TokenPositions, sequence_lengths, visible_keys
 
 Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
 
@@ -274,27 +271,6 @@ def _cudnn(a: Attention) -> Context:
     return cudnn_attention(*a.heads, a.visible()), None
 
 
-def _tokamax_obstacles(s: Situation) -> Reasons:
-    multiple, generation = attention_tokamax.HEAD_MULTIPLE, s.capability.partition(".")[0]
-    known = " or ".join(attention_tokamax.GENERATIONS)
-    return [
-        *_needs_nvidia(s),
-        (
-            f"needs a Hopper or Blackwell GPU (compute capability {known}), and this one has {s.capability}",
-            generation and generation not in attention_tokamax.GENERATIONS,
-        ),
-        (f"needs the package tokamax: {install_hint('tokamax')}", not attention_tokamax.is_installed()),
-        *_fused_obstacles(s),
-        (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
-        *_needs_mesh(s),
-    ]
-
-
-def _tokamax(a: Attention) -> Context:
-    start, end = key_ranges(a.queries, a.keys, window=a.window, causal=a.causal)
-    return tokamax_attention(*a.heads, start, end, placement=a.placement), None
-
-
 def _triton_obstacles(s: Situation) -> Reasons:
     widths = attention_triton.HEAD_WIDTHS
     known = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]}"
@@ -334,7 +310,6 @@ KERNELS = {
     "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
     "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=_bands_save_work),
     "cudnn": Kernel(_cudnn, _cudnn_obstacles, separate=True),
-    "tokamax": Kernel(_tokamax, _tokamax_obstacles, automatic=lambda _: False),
     "flash": Kernel(_flash, _flash_obstacles, _whole_rows, automatic=lambda s: False),
     "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=_triton_is_faster, separate=True),
     "einsum": Kernel(_einsum, lambda _: []),

@@ -15,7 +15,7 @@ reductions over sharded axes.
 """
 
 from bert_jax.train.optim.averages import first_average, next_average
-from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build, build_groups
+from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build
 from bert_jax.train.optim.factors import decays, overrides_weight_decay, rate_factors, weight_decay_warning
 from bert_jax.train.optim.schedules import learning_rate, warmup_warning, with_token_shares
 from bert_jax.train.optim.updates import apply_updates
@@ -25,7 +25,6 @@ __all__ = [
     "add_decay",
     "apply_updates",
     "build",
-    "build_groups",
     "decays",
     "first_average",
     "learning_rate",

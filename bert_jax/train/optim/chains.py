@@ -3,8 +3,7 @@
 The chain produces an update direction that is not yet multiplied by the learning rate.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 from bert_jax.model.paths import flatten
 from bert_jax.train import rules
-from bert_jax.train.freezing import Trained, union
+from bert_jax.train.freezing import Trained
 from bert_jax.train.optim.adam import scale_by_adam
 from bert_jax.train.optim.averages import check_decay
 from bert_jax.train.optim.factors import decays
@@ -26,7 +25,6 @@ from bert_jax.train.optim.trust import scale_by_stable_adam, scale_by_trust_rati
 
 Transformations = tuple[optax.GradientTransformation, ...]
 Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
-MUON_DTYPES = ("float32", "bfloat16")
 
 
 def build(
@@ -55,36 +53,6 @@ def build(
     return optax.chain(clip, *OPTIMIZERS[config.name](config, updated))
 
 
-def build_groups(
-    config: OptimizerConfig, params: dict[str, Any], groups: Sequence[Trained]
-) -> optax.GradientTransformation:
-    """Returns `build` for several parts of the parameters, each with a state and step count of its own.
-
-    It updates the union of the parts, and clips by their common norm. The state is a tuple, so a
-    part that begins to train later appends its state, and its bias correction begins with it.
-    """
-    whole = union(groups)
-    inside = [group.within(whole) for group in groups]
-    unclipped = dataclasses.replace(config, clip_norm=0.0)
-    optimizers = [build(unclipped, params, group) for group in groups]
-    clip = clip_by_global_norm(config.clip_norm)
-
-    def init(part: Any) -> tuple[Any, ...]:
-        return tuple(one.init(group.take(part)) for one, group in zip(optimizers, inside, strict=True))
-
-    def update(gradients: Any, states: tuple[Any, ...], part: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        if config.clip_norm > 0:
-            gradients, _ = clip.update(gradients, optax.EmptyState())
-        directions, following = gradients, []
-        for one, group, state in zip(optimizers, inside, states, strict=True):
-            direction, after = one.update(group.take(gradients), state, group.take(part))
-            directions = group.put(directions, direction)
-            following.append(after)
-        return directions, tuple(following)
-
-    return optax.GradientTransformation(init, update)
-
-
 def adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
     """Builds AdamW (Loshchilov and Hutter 2019, algorithm 2; Devlin et al. 2019, appendix A.2)."""
     return scale_by_adam(config), add_decay(decays(config, params))
@@ -98,7 +66,7 @@ def lamb(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
 def muon(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
     """Builds Muon for attention and feed-forward kernels (Jordan 2024; Liu et al. 2025), AdamW for all others."""
     labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
-    parts = {"muon": scale_by_muon(config.momentum, config.muon_dtype), "adam": scale_by_adam(config)}
+    parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
     return optax.partition(parts, labels), add_decay(decays(config, params))
 
 
@@ -109,8 +77,7 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
 
 # Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
-_OF_MUON = ("momentum", "muon_dtype")
-_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read these keys, too
+_NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read momentum, too
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -145,7 +112,6 @@ def _check(config: OptimizerConfig) -> None:
         ("beta1", 0 <= config.beta1 < 1, "a number of at least 0 and below 1, such as 0.9"),
         ("beta2", 0 <= config.beta2 < 1, "a number of at least 0 and below 1, such as 0.999"),
         ("momentum", 0 <= config.momentum < 1, "a number of at least 0 and below 1, such as 0.95"),
-        ("muon_dtype", config.muon_dtype in MUON_DTYPES, " or ".join(MUON_DTYPES)),
         ("epsilon", config.epsilon > 0, "a number above 0, such as 1e-6"),
         ("weight_decay", config.weight_decay >= 0, "0 or more"),
         ("clip_norm", config.clip_norm >= 0, "0 (no clipping) or more"),
@@ -153,9 +119,8 @@ def _check(config: OptimizerConfig) -> None:
     for name, fits, wanted in ranges:
         if not fits:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
-    changed = [key for key in _OF_MUON if getattr(config, key) != getattr(OptimizerConfig, key)]
-    if changed and config.name in _NO_MUON:
+    if config.momentum != OptimizerConfig.momentum and config.name in _NO_MUON:
         raise UserError(
-            f"optimizer.{changed[0]} is {getattr(config, changed[0])}, which is for optimizer.name=muon, but the name "
-            f"is {config.name}. Omit it"
+            f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is "
+            f"{config.name}. Omit it"
         )

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from bert_jax.train import mesh_placement
@@ -27,8 +26,8 @@ class MuonState(NamedTuple):
     mu: Any
 
 
-def scale_by_muon(momentum: float, dtype: DTypeLike = jnp.float32) -> optax.GradientTransformation:
-    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices, in a dtype.
+def scale_by_muon(momentum: float) -> optax.GradientTransformation:
+    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
 
     Every array must consist of hidden matrices (tensors.hidden_matrices); otherwise the update
     raises ValueError. Each update [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al.
@@ -39,7 +38,7 @@ def scale_by_muon(momentum: float, dtype: DTypeLike = jnp.float32) -> optax.Grad
     On several devices, each orthogonalizes its share of the matrices. Matrices of one shape are
     divided together, since the layers of one parameter alone are often fewer than the devices.
 
-    In float32, the result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on
+    The result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on
     each matrix, except that torch computes in bfloat16, as Jordan 2024 does. optax.contrib.muon
     differs in its first steps because it corrects the bias of both terms of the momentum.
     """
@@ -50,7 +49,7 @@ def scale_by_muon(momentum: float, dtype: DTypeLike = jnp.float32) -> optax.Grad
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         mean = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, state.mu, gradients)
         ahead = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, mean, gradients)
-        return _orthogonal_updates(ahead, dtype), MuonState(mean)
+        return _orthogonal_updates(ahead), MuonState(mean)
 
     return optax.GradientTransformation(init, update)
 
@@ -58,21 +57,20 @@ def scale_by_muon(momentum: float, dtype: DTypeLike = jnp.float32) -> optax.Grad
 def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
     """Approximates U V^T for each matrix U S V^T: singular values become 0.68 to 1.16 (Jordan 2024).
 
-    Singular values below 1/200 of the Frobenius norm stay smaller, and a zero matrix stays zero. The norm is computed
-    in float32, the rest in the dtype of the matrices.
+    Singular values below 1/200 of the Frobenius norm stay smaller, and a zero matrix stays zero.
     """
     first, third, fifth = COEFFICIENTS
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT  # gives the smaller Gram matrix
-    norm = jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axis=(-2, -1), keepdims=True))
-    x = (x / jnp.maximum(norm, SMALLEST_NORM)).astype(matrices.dtype)
+    norm = jnp.sqrt(jnp.square(x).sum(axis=(-2, -1), keepdims=True))
+    x = x / jnp.maximum(norm, SMALLEST_NORM)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = first * x + (third * gram + fifth * (gram @ gram)) @ x
     return x if wide else x.mT
 
 
-def _orthogonal_updates(momenta: Any, dtype: DTypeLike) -> Any:
+def _orthogonal_updates(momenta: Any) -> Any:
     """The update of each array of hidden matrices, by the optimizer's tree; see scale_by_muon."""
     stacks = map_by_path(_stacked, momenta)
     leaves, structure = jax.tree.flatten(stacks)
@@ -81,10 +79,10 @@ def _orthogonal_updates(momenta: Any, dtype: DTypeLike) -> Any:
         by_shape.setdefault(stack.shape[1:], []).append(number)
     for numbers in by_shape.values():
         sizes = [len(leaves[number]) for number in numbers]
-        together = mesh_placement.divided(orthogonalize, jnp.concatenate([leaves[n].astype(dtype) for n in numbers]))
+        together = mesh_placement.divided(orthogonalize, jnp.concatenate([leaves[n] for n in numbers]))
         parts = jnp.split(together, np.cumsum(sizes)[:-1])
         for number, part in zip(numbers, parts, strict=True):
-            leaves[number] = part.astype(jnp.float32)
+            leaves[number] = part
     return map_by_path(_unstacked, momenta, jax.tree.unflatten(structure, leaves))
 
 

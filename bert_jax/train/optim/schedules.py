@@ -14,14 +14,11 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 
 
-def learning_rate(
-    config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""], peak: Float[Array, ""] | None = None
-) -> Float[Array, ""]:
+def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""]) -> Float[Array, ""]:
     """Returns the learning rate of a step: the peak times the smaller of a warmup ramp and a decaying schedule.
 
     step is the number of completed steps, and fraction the completed fraction of the run, from 0
-    to 1. The peak is config.learning_rate unless `peak` is given. The schedule ends at
-    config.final_share of the peak.
+    to 1. The peak is config.learning_rate, and the schedule ends at config.final_share of it.
 
     With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run,
     as in google-research/bert, optimization.py. Two details differ from that file, which replaces
@@ -53,7 +50,7 @@ def learning_rate(
     elif config.schedule == "wsd":
         done = jnp.clip((fraction - (1.0 - config.decay_share)) / config.decay_share, 0.0, 1.0)
     level = config.final_share + (1.0 - config.final_share) * SHAPES[config.schedule](done)
-    highest = config.learning_rate if peak is None else peak
+    highest = config.learning_rate
     return (highest * jnp.clip(jnp.minimum(ramp, level), 0.0, 1.0)).astype(jnp.float32)
 
 

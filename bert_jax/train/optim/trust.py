@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.train import rules
-from bert_jax.train.optim.adam import corrected_square, scale_by_adam
+from bert_jax.train.optim.adam import UpdateCounts, corrected_square, scale_by_adam
 from bert_jax.train.optim.tensors import map_by_path, own_axes
 
 
@@ -44,9 +44,11 @@ def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> opt
     """
     adam = scale_by_adam(config)
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        direction, following = adam.update(gradients, state, params)
-        squares = corrected_square(config, following)
+    def update(
+        gradients: Any, state: Any, params: Any = None, *, update_counts: UpdateCounts = None, **_: Any
+    ) -> tuple[Any, Any]:
+        direction, following = adam.update(gradients, state, params, update_counts=update_counts)
+        squares = corrected_square(config, following, update_counts)
 
         def stable(path: str, change: Array, gradient: Array, square: Array, param: Array, decay: Any) -> Array:
             relative = jnp.square(gradient) / jnp.maximum(square, config.epsilon**2)
@@ -55,7 +57,7 @@ def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> opt
 
         return map_by_path(stable, direction, gradients, squares, params, decays), following
 
-    return optax.GradientTransformation(adam.init, update)
+    return optax.GradientTransformationExtraArgs(adam.init, update)
 
 
 def _norm(array: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:

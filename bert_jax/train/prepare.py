@@ -1,12 +1,16 @@
-"""Prepares a run: checks it, opens its workdir, builds its plan, and describes how it starts.
+"""Everything between a Run and the first step of its loop.
 
-Its state comes from train/initial_state.py.
+In the order of the loop (train/loop.py): make_mesh and make_plan check the run and fix what a step needs, of which
+make_plan is the one place where a configuration becomes a Plan; make_evaluators; open_workdir holds the workdir and
+compares it with the run; restore_or_initialize makes the first state; write_workdir; step_arguments, prefetch_batches
+and the lines that the run prints when it starts.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +24,17 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
-from bert_jax.storage.location import replace_folder
-from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules, steps
-from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir
+from bert_jax.storage.location import Location, is_stored, replace_folder
+from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
+from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
-from bert_jax.train.parameter_summary import device_memory_summary
-from bert_jax.train.run import Run, Source, runtime_of
-from bert_jax.train.state import TrainState
-from bert_jax.train.steps import Plan
+from bert_jax.train.parameter_summary import device_memory_summary, parameter_count, parameter_table
+from bert_jax.train.run import Run, Source, root_key, runtime_of
+from bert_jax.train.step import Plan, TrainState, initial_state
 from bert_jax.train.workdir import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -59,17 +62,18 @@ class OpenWorkdir:
 
 def check(run: Run) -> None:
     """Raises UserError for what a run refuses before it opens its workdir."""
-    mesh = make_mesh(run, run.source)
+    mesh = make_mesh(run)
     with jax.set_mesh(mesh):
         make_evaluators(run, make_plan(run), mesh)
 
 
-def make_mesh(run: Run, source: Source) -> Mesh:
+def make_mesh(run: Run) -> Mesh:
     """Returns the mesh of a run, once everything has been checked that needs no compilation and no file."""
-    config = run.config
+    config, source = run.config, run.source
     check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
     early_stop.check(run.early_stop, config.checkpoint.best)
     check_workdir(run.workdir)
+    traced_steps(config.profile, run.workdir)
     if config.microbatches > 1 and run.objective.compares_rows:
         raise UserError(
             f"microbatches is {config.microbatches}, but this loss compares all rows of a batch. Use microbatches=1, "
@@ -83,8 +87,26 @@ def make_mesh(run: Run, source: Source) -> Mesh:
     return mesh
 
 
+def traced_steps(text: str, workdir: Location) -> tuple[int, int]:
+    """Returns the two numbers of FIRST:LAST, the value of config.profile; -1 twice if it is empty.
+
+    Raises UserError for anything else, and for a workdir in a store, to which the profiler cannot write.
+    """
+    if not text:
+        return -1, -1
+    if is_stored(workdir):
+        raise UserError(f"config.profile={text} cannot be written to {workdir}; use a local --workdir for it")
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise UserError(
+            f"config.profile is {text!r}; expected FIRST:LAST, the first traced step and the step after the last, "
+            "such as 100:105"
+        )
+    return int(match[1]), int(match[2])
+
+
 def make_plan(run: Run) -> Plan:
-    """Returns the plan of a run's steps; with gradual unfreezing, that of its first stage (steps.at_step)."""
+    """Returns the plan of a run's steps: the one place where a configuration becomes constants of a program."""
     config = run.config
     abstract = run.abstract_params()
     fresh = _initialized(run, abstract)
@@ -93,24 +115,23 @@ def make_plan(run: Run) -> Plan:
     trained, unfreezing = Trained.by_factors(factors), None
     if run.constants and trained is None:
         trained = Trained.everything(abstract)
-    if rules.gradual_epochs(run.train_layers) is not None:
-        unfreezing = Unfreezing.by_stages(rules.stages(abstract, fresh), factors, run.unfreeze_every)
-    elif trained is not None:
+    if trained is not None:
         trained.check(config.optimizer.rates, run.train_layers)
-    plan = Plan(
+    if rules.gradual_epochs(run.train_layers) is not None:
+        stages = rules.stages(abstract, fresh)
+        unfreezing = Unfreezing.by_stages(stages if trained is None else trained.take(stages), run.unfreeze_every)
+    return Plan(
         model=run.model,
         runtime=runtime_of(config),
         objective=run.objective,
         optimizer_config=optimizer_config,
         optimizer=optim.build(optimizer_config, abstract, trained),
         microbatches=config.microbatches,
-        overlap=config.mesh.overlap,
         reduction=Reduction.of(config.mesh),
         factors=factors,
         trained=trained,
         unfreezing=unfreezing,
     )
-    return steps.at_step(plan, 0)
 
 
 def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
@@ -158,8 +179,8 @@ def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) ->
 
 
 @contextlib.contextmanager
-def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
-    """Holds a workdir and opens its checkpoints, of which the newest `keep` stay (None: checkpoint.keep).
+def open_workdir(run: Run) -> Iterator[OpenWorkdir]:
+    """Holds a workdir and opens its checkpoints.
 
     Raises UserError, and changes nothing, when another run holds it, when the checkpoints belong to another run, or
     when processes were started with different configurations or without a shared workdir. Files of a run that left no
@@ -169,12 +190,11 @@ def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
     settings = made_by["configuration"] | runtime_choices(run) | made_by["versions"]
     distributed.check_same(settings, "start all with the same command")
     config = run.config.checkpoint
-    keep = config.keep if keep is None else keep
     with (
         held_workdir(run.workdir) as check_held,
         Checkpoints(
             run.workdir / CHECKPOINTS,
-            keep=keep,
+            keep=config.keep,
             keep_every=config.keep_every,
             best=config.best,
             check_held=check_held,
@@ -230,15 +250,68 @@ def _begin_as(made_by: dict[str, Any], trunk: Mapping[str, Any]) -> None:
             made_by["configuration"][key] = trunk["configuration"][key]
 
 
-def place_constants(run: Run, mesh: Mesh) -> dict[str, Any]:
-    """Returns the constants of a run, sharded like parameters. They are an argument of the step, and never donated."""
-    return partitioning.put(paths.unflatten(run.constants), mesh)
+def restore_or_initialize(
+    run: Run, plan: Plan, mesh: Mesh, checkpoints: Checkpoints
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
+
+    In this order of preference, a run starts from the newest undamaged checkpoint of its workdir, from the checkpoint
+    of another run (branch_from; the metadata then names it under branch.BRANCHED), from its initial parameters
+    (init_from; missing ones are initialized from the seed), or from parameters initialized from the seed.
+    """
+
+    def initialize(key: jax.Array) -> TrainState:
+        return initial_state(plan, run.objective.init(run.model, key))
+
+    # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
+    abstract = jax.eval_shape(initialize, root_key(run.config.seed))
+    abstract = partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
+    if found is None and run.branch_from:
+        origin = branch.open_branch(run.branch_from)
+        restored = restore(origin.directory, abstract.params, abstract.optimizer_state, abstract.average)
+        found = origin.step, restored._replace(meta={**origin.meta, branch.BRANCHED: str(origin.directory)})
+    if found is None:
+        return _initialize(run, initialize, abstract.params, shardings), {}
+    newest, restored = found
+    step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
+    average = restored.average
+    if average is None:  # the checkpoint was written by a run that kept no average; it begins here
+        average = _begin_average(run, restored.params, shardings.average)
+    skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
+    return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
 
 
-def training_key(run: Run, mesh: Mesh) -> jax.Array:
-    """Returns the key of a run on all devices. It is an argument of the step: all seeds share one compiled program."""
-    key = jax.random.key(run.config.seed, impl=run.config.prng)
-    return jax.device_put(key, partitioning.replicated(mesh))
+def _initialize(
+    run: Run, initialize: Callable[[jax.Array], TrainState], params: dict[str, Any], shardings: TrainState
+) -> TrainState:
+    """The first state of a new run; `params` are the abstract parameters."""
+
+    def missing(params: dict[str, Any]) -> dict[str, Any]:
+        return {path: leaf for path, leaf in paths.flatten(params).items() if path not in run.initial_params}
+
+    def initialize_missing(key: jax.Array) -> TrainState:
+        state = initialize(key)
+        return state._replace(params=missing(state.params), average=None)
+
+    # What the initial parameters replace is not computed, nor compiled.
+    of_missing = shardings._replace(params=missing(shardings.params), average=None)
+    state = jax.jit(initialize_missing, out_shardings=of_missing)(root_key(run.config.seed))
+    found = dict(state.params)
+    for path, leaf in paths.flatten(params).items():
+        if path in run.initial_params:
+            found[path] = partitioning.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
+    initial = paths.unflatten(found)
+    return state._replace(params=initial, average=_begin_average(run, initial, shardings.average))
+
+
+def _begin_average(run: Run, params: dict[str, Any], shardings: Any) -> dict[str, Any] | None:
+    """The moving average at its first step, with its shardings; None where the run keeps none."""
+    if shardings is None:
+        return None
+    begin = functools.partial(optim.first_average, run.config.optimizer.ema_decay)
+    return jax.jit(begin, out_shardings=shardings)(params)
 
 
 def write_workdir(run: Run, check_held: CheckHeld) -> None:
@@ -272,6 +345,16 @@ def _holds(folder: Path, tokenizer: vocabulary.Vocabulary) -> bool:
         return False
 
 
+def step_arguments(run: Run, mesh: Mesh) -> tuple[jax.Array, dict[str, Any]]:
+    """Returns what a step takes after state, batch and fraction: the key of the run on all devices, and its constants.
+
+    Both are arguments, and not part of the program, so that all seeds share one. Constants, such as the parameters of
+    a teacher, are sharded like parameters and never donated.
+    """
+    key = jax.device_put(root_key(run.config.seed), partitioning.replicated(mesh))
+    return key, partitioning.put(paths.unflatten(run.constants), mesh)
+
+
 def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:
     """Returns an iterator over the batches from step `first`, placed on the mesh, `depth` of them made ahead.
 
@@ -295,9 +378,32 @@ def batch_length(source: Source, step: int) -> int:
 
 
 def describe_batch(batch: Any) -> str:
-    """Returns the shape of a batch in words, and what a phase predicts; with several seeds, the rows are of each."""
+    """Returns the shape of a batch in words, and what a phase predicts."""
     predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
     return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"
+
+
+def describe(
+    run: Run,
+    plan: Plan,
+    mesh: Mesh,
+    state: TrainState,
+    meta: Mapping[str, Any],
+    differences: Sequence[str],
+    ended: bool,
+) -> list[str]:
+    """Returns the lines with which a run starts: from where, what it trains, and on what.
+
+    ended   whether it stopped early at the checkpoint from which it resumes
+    """
+    lines = describe_start(run, meta, differences, ended)
+    lines += [] if ended else describe_optimizer(run, meta)
+    if run.length is not None:
+        lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
+    lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
+    if not meta:
+        lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
+    return lines + describe_program(plan, mesh, state, batch_length(run.source, int(state.step)))
 
 
 def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str], ended: bool = False) -> list[str]:

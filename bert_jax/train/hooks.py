@@ -1,0 +1,423 @@
+"""What happens next to training, between two steps: evaluation, log, progress, checkpoints, early stopping, profiles.
+
+Read in this order: Point, what a hook sees; Hook, the interface, which your own hooks implement, too; Recorder, what
+the standard hooks share (the clock, the sums of metrics, the log, the checkpoints); the standard hooks, in the order of
+the list that `standard_hooks` makes. train/loop.py calls them.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.command import Stopped
+from bert_jax.model import paths
+from bert_jax.storage.holder import NoLongerHeld
+from bert_jax.storage.location import Location
+from bert_jax.train import branch, distributed, partitioning
+from bert_jax.train.checkpoint import EVALUATION
+from bert_jax.train.clock import make_clock
+from bert_jax.train.compilation_notes import compiling, evaluating
+from bert_jax.train.early_stop import EarlyStop, has_stopped_early
+from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.finite import FiniteCheck
+from bert_jax.train.interruption import Interrupted, Interruption
+from bert_jax.train.metric_accumulator import MetricAccumulator
+from bert_jax.train.metrics import MetricsWriter, ProgressLine
+from bert_jax.train.prepare import OpenWorkdir, traced_steps
+from bert_jax.train.run import TOKENS_BEFORE, Result, Run
+from bert_jax.train.step import TrainState
+from bert_jax.train.workdir import read_params
+
+PROFILE = "profile"  # the folder in a workdir
+
+
+@dataclass
+class Point:
+    """A run between two steps. The standard hooks fill in its last fields for those that come after them."""
+
+    step: int  # the number of steps done
+    state: TrainState  # valid until the next step, which takes its memory
+    fraction: float  # the part of the run that is done, from 0 to 1
+    done: bool  # the run ends here
+    waited_seconds: float = 0.0  # spent waiting for batches since the loop began
+    evaluated: bool = False
+    evaluation: dict[str, float] = field(default_factory=dict)  # held-out metrics of this step, if it was evaluated
+    line: dict[str, float | None] | None = None  # what was logged at this step; None: nothing
+
+
+class Hook:
+    """Something that happens between two steps of a run.
+
+    `every` is the number of steps between two calls; 0: only where the run ends. With several processes, all of them
+    call it. What it takes counts as training time, unless it is a standard hook.
+    """
+
+    every = 0
+
+    def due(self, point: Point) -> bool:
+        """Whether to call it here: at multiples of `every`, and where the run ends."""
+        return point.done or (self.every > 0 and point.step % self.every == 0)
+
+    def __call__(self, point: Point) -> None:
+        """Does what it is for."""
+
+    def during(self, step: int) -> AbstractContextManager[None]:
+        """Returns a context in which step number `step`, counted from 0, is dispatched."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Called once when the run ends, also by an error."""
+
+
+class Recorder:
+    """What the standard hooks share, as the metadata of the checkpoint left it."""
+
+    def __init__(
+        self, run: Run, opened: OpenWorkdir, meta: dict[str, Any], interruption: Interruption, progress: ProgressLine
+    ) -> None:
+        self.run, self.opened, self.interruption, self.progress = run, opened, interruption, progress
+        self.report = progress.report
+        self.clock = make_clock(run.config, meta, run.length)
+        self.ended = has_stopped_early(run.early_stop, run.config.checkpoint.best, meta)
+        self.unlogged = bool(meta.get("unlogged", False))  # the evaluation and line of the first step are still to come
+        self.budgeted = self.clock.budget > 0 or bool(run.config.budget_replay)
+        self.first, self._resumes, self._seconds = meta.get("step", 0), bool(meta), meta.get("seconds", 0.0)
+        self.accumulator = MetricAccumulator(
+            run.model,
+            meta.get("window", {}),
+            FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, self.report),
+            predictions=run.objective.predictions,
+            heads=run.objective.heads,
+        )
+        best = opened.checkpoints.best
+        self.early_stop: EarlyStop | None = None
+        if run.early_stop and best:
+            evaluations = opened.checkpoints.evaluations()
+            self.early_stop = EarlyStop(run.early_stop, best, meta.get("early_stop", {}), self.first, evaluations)
+        # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
+        self.writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else self.first - self.unlogged)
+        self._saved_step, self.saved_seconds = self.first, self.clock.agreed
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A run that has replaced this one repeats the lines that are not in the store yet.
+        self.writer.close(flush=kind is None or not issubclass(kind, NoLongerHeld))
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the run ends here because its evaluations no longer improve."""
+        return self.early_stop is not None and self.early_stop.stopped
+
+    def point(self, step: int, state: TrainState, waited_seconds: float = 0.0) -> Point:
+        """Returns the point after so many steps. Call it once for each, in order, since it reads the clock."""
+        fraction = self.clock.read(step)
+        done = self.ended or self.stops_early or fraction >= 1.0
+        return Point(step, state, fraction, done, waited_seconds)
+
+    def correct_fraction(self) -> None:
+        """Writes the fraction of the step from which the run resumes into the log, which repeats the run.
+
+        Call it once, after the line that may be pending: also for a run that trains no further, since an extension
+        that was killed before its first checkpoint has left another fraction there, and for one that is stopped here,
+        since its checkpoint has the fraction and the run that resumes does not log it.
+        """
+        if self._resumes and self.budgeted:
+            self.opened.check_held()
+            self.writer.correct(self.first, {"budget_fraction": self.clock.fraction}, append=self.clock.refreshed)
+
+    def reopen(self) -> None:
+        """Removes the result of a run that had finished and now continues. Call it before the first step."""
+        self.opened.check_held()
+        self.run.forget_result()
+
+    def save(self, point: Point, unlogged: bool = False) -> None:
+        """Starts to save a step, with everything that the run needs to resume as if it had not stopped.
+
+        For a step that is saved already, it only records what was measured since.
+        unlogged   the log line and the evaluation of this step are still to come when the run resumes
+        """
+        self.opened.check_held()
+        checkpoints, step, state = self.opened.checkpoints, point.step, point.state
+        with self.accumulator.paused():
+            if step == self._saved_step:
+                checkpoints.wait()
+                if distributed.broadcast_from_primary(checkpoints.latest_step()) == step:
+                    checkpoints.measured(step, point.evaluation)
+                    self.saved_seconds = self.clock.agreed
+                    return
+            meta = {
+                "step": step,
+                "seconds": self.clock.elapsed,
+                "budget_fraction": self.clock.fraction,
+                "window": self.accumulator.state(),
+                "skipped": self.accumulator.skipped,
+                "provenance": self.opened.provenance,
+                "unlogged": unlogged,
+                EVALUATION: point.evaluation,
+            }
+            if self.early_stop:
+                meta["early_stop"] = self.early_stop.state()
+            if self.run.tokens_before is not None:
+                meta[TOKENS_BEFORE] = self.run.tokens_before(step)
+            # All lines before the checkpoint: a run that resumes from it does not log them again.
+            self.writer.flush()
+            checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
+        self._saved_step, self.saved_seconds = step, self.clock.agreed
+
+    def finish(self, point: Point, evaluate: "Evaluate", mesh: Mesh) -> Result:
+        """Evaluates and saves what is left at the end of a run, and returns its result.
+
+        A run with early stopping results in its best evaluation, whose parameters are read from the checkpoint.
+        """
+        best = self.early_stop if self.early_stop is not None and self.early_stop.step is not None else None
+        if self.stops_early and not self.ended:
+            found = "no evaluation was finite"
+            if best:
+                found = f"the best evaluation was {best.value:.4f} at step {best.step}"
+            self.report(f"{self.run.workdir}: stopped early at step {point.step}; {found}")
+        if not point.evaluated and not (self.ended and best):
+            # A finished run is evaluated again, and trained no further.
+            evaluate(point)
+        self.save(point)
+        self.opened.check_held()
+        self.opened.checkpoints.wait()
+        seconds = self.clock.elapsed if point.step > self.first else self._seconds
+        params, selected, evaluation = point.state.params, point.step, point.evaluation
+        if best is not None and best.step is not None:
+            selected, evaluation = best.step, best.evaluation
+            self.opened.checkpoints.write_best()
+        if selected != point.step:
+            params = partitioning.put(paths.unflatten(read_params(self.run.workdir, selected)), mesh)
+        params = self.run.objective.evaluated_params(params)
+        return Result(point.step, seconds, self.accumulator.tokens, evaluation, params, selected)
+
+
+def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
+    """Returns the hooks that every run has, in the order in which they are called.
+
+    The order matters. A trace ends before anything else happens. An evaluation comes before the decision to stop early,
+    and before the log line, which shows it. A step is saved last, once its line is written: a checkpoint is never newer
+    than the log, and a run that resumes from it repeats nothing.
+    """
+    return [
+        Profile(recorder),
+        evaluate,
+        StopEarly(recorder),
+        Log(recorder),
+        ShowProgress(recorder),
+        Save(recorder),
+    ]
+
+
+@contextlib.contextmanager
+def closing(hooks: Sequence[Hook]) -> Iterator[Sequence[Hook]]:
+    """Closes all hooks at the end, also if one of them fails to."""
+    with contextlib.ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(hook.close)
+        yield hooks
+
+
+@contextlib.contextmanager
+def during_step(hooks: Sequence[Hook], step: int) -> Iterator[None]:
+    """Surrounds the dispatch of a step by what each hook puts around it."""
+    with contextlib.ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook.during(step))
+        yield
+
+
+class Profile(Hook):
+    """Traces the steps FIRST:LAST of config.profile (counted from 0, LAST excluded) into WORKDIR/profile.
+
+    Each process writes plugins/profile/TIME/HOST.xplane.pb, which TensorBoard reads (with tensorboard-plugin-profile),
+    and HOST.trace.json.gz, which ui.perfetto.dev reads.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.first, self.last = traced_steps(recorder.run.config.profile, recorder.run.workdir)
+        self.folder = recorder.run.workdir / PROFILE
+        self._tracing = False
+        self._traced = self.last < 0  # whether there is nothing to trace any more
+
+    def due(self, point: Point) -> bool:
+        return self._tracing and point.step >= self.last
+
+    def __call__(self, point: Point) -> None:
+        with self._recorder.accumulator.paused():  # waits for dispatched steps, so that the trace holds the last one
+            self._stop()
+        self._recorder.report(f"traced steps {self.first}:{self.last} into {self.folder}")
+
+    @contextlib.contextmanager
+    def during(self, step: int) -> Iterator[None]:
+        if self.first <= step < self.last and not self._tracing:
+            jax.profiler.start_trace(self.folder)
+            self._tracing = self._traced = True
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+            yield
+
+    def close(self) -> None:
+        """Writes a trace that the end of the run cuts short; reports when none of the steps has run."""
+        self._stop()
+        if not self._traced:
+            self._recorder.report(
+                f"config.profile={self.first}:{self.last}: none of these steps ran, so nothing was traced"
+            )
+
+    def _stop(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+
+
+class Evaluate(Hook):
+    """Measures the held-out metrics, outside of training time."""
+
+    def __init__(self, recorder: Recorder, evaluators: Sequence[Evaluator]) -> None:
+        self._recorder, self._evaluators = recorder, evaluators
+        self.every = recorder.run.config.eval.every_steps
+        self._begins = bool(evaluators)  # the first evaluation of a process compiles
+
+    def __call__(self, point: Point) -> None:
+        recorder = self._recorder
+        notes = evaluating(recorder.progress, recorder.clock, self._begins)
+        # Pausing waits for the last step first: one that is not finite stops the run here, and is not saved.
+        with recorder.accumulator.paused(), self._saving_on_failure(point), notes:
+            point.evaluation = self.measure(point.step, point.state.params, point.state.average)
+        point.evaluated, self._begins = True, False
+
+    def measure(self, step: int, params: dict[str, Any], average: dict[str, Any] | None) -> dict[str, float]:
+        """Returns the metrics of the parameters and, as ema_*, of their moving average."""
+        metrics: dict[str, float] = {}
+        if average is not None and self._evaluators:
+            average = partitioning.put_like(average, params)  # mesh.shard_optimizer shards it further than params
+        for evaluator in self._evaluators:
+            metrics |= evaluator(params, step)
+            if average is not None:
+                metrics |= {f"ema_{name}": value for name, value in evaluator(average, step).items()}
+        best = self._recorder.opened.checkpoints.best
+        if best and not self._recorder.run.measured:  # otherwise checked before; one that is not finite is missing here
+            best.check_among(metrics)
+        return metrics
+
+    @contextlib.contextmanager
+    def _saving_on_failure(self, point: Point) -> Iterator[None]:
+        """Surrounds an evaluation; when it fails, saves the step first, so that no training is lost.
+
+        SIGTERM ends an evaluation at once, since it may take longer than whoever sent the signal waits; raises Stopped.
+        With several processes nothing is saved after an error, because saving needs all of them.
+        """
+        recorder = self._recorder
+        try:
+            with recorder.interruption.at_once():
+                yield
+        except Interrupted:
+            recorder.save(point, unlogged=True)
+            raise stopped(point.step, recorder.run.workdir) from None
+        except Exception:
+            if jax.process_count() == 1:
+                recorder.save(point, unlogged=True)
+            raise
+
+
+class StopEarly(Hook):
+    """Counts evaluations without a better one, and ends the run when there are too many (train/early_stop.py)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def due(self, point: Point) -> bool:
+        return point.evaluated
+
+    def __call__(self, point: Point) -> None:
+        if self._recorder.early_stop:
+            self._recorder.early_stop.note(point.step, point.evaluation)
+            point.done |= self._recorder.stops_early
+
+
+class Log(Hook):
+    """Writes the log lines, each with the means over the steps since the last one."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.every = max(recorder.run.config.log_every, 1)
+
+    def due(self, point: Point) -> bool:
+        """Whether it was evaluated, every log_every steps, and where the clock was refreshed, whose value is logged."""
+        return point.evaluated or self._recorder.clock.refreshed or point.step % self.every == 0
+
+    def __call__(self, point: Point) -> None:
+        recorder, run = self._recorder, self._recorder.run
+        recorder.opened.check_held()
+        values = recorder.accumulator.close(point.waited_seconds)
+        if run.epochs_before is not None:
+            read = run.epochs_before(point.step, run.counted_from)
+            values |= {f"epochs/{name}": epochs for name, epochs in read.items()}
+        if recorder.budgeted:
+            values["budget_fraction"] = point.fraction
+        point.line = values | {f"eval_{name}": value for name, value in point.evaluation.items()}
+        recorder.writer.write(point.step, point.line)
+
+
+class ShowProgress(Hook):
+    """Shows the last log line and the time left, and that the first step is being compiled."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def due(self, point: Point) -> bool:
+        return point.line is not None
+
+    def __call__(self, point: Point) -> None:
+        line = point.line or {}
+        shown = {name: line[name] for name in line if "loss" in name or "accuracy" in name}
+        # Of held-out metrics all, whatever their names. One with a slash is that of one source of several.
+        shown |= {f"eval_{name}": value for name, value in point.evaluation.items()}
+        shown = {name: value for name, value in shown.items() if "/" not in name}
+        shown["tokens/s"] = line["tokens_per_second"]
+        self._recorder.progress.update(point.step, point.fraction, self._recorder.clock.remaining, shown)
+
+    @contextlib.contextmanager
+    def during(self, step: int) -> Iterator[None]:
+        if step != self._recorder.first:
+            yield
+            return
+        with compiling(self._recorder.progress):
+            yield
+        self._recorder.clock.start_estimate()
+
+
+class Save(Hook):
+    """Saves steps by their number, the best ones, the last one, and by the clock.
+
+    With several processes the clock of process 0 decides, at steps that are logged.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._config = recorder, recorder.run.config.checkpoint
+
+    def due(self, point: Point) -> bool:
+        config, best = self._config, self._recorder.opened.checkpoints.best
+        if any(steps > 0 and point.step % steps == 0 for steps in (config.every_steps, config.keep_every)):
+            return True
+        if self._recorder.stops_early or (best is not None and best.beaten_by(point.evaluation)):
+            return True
+        if config.every_minutes <= 0 or not (point.line is not None or jax.process_count() == 1):
+            return False
+        return (self._recorder.clock.agreed - self._recorder.saved_seconds) / 60 >= config.every_minutes
+
+    def __call__(self, point: Point) -> None:
+        self._recorder.save(point)
+
+
+def stopped(step: int, workdir: Location) -> Stopped:
+    """Returns the exception that ends a run after SIGTERM, once its step is saved."""
+    return Stopped(f"SIGTERM: saved step {step} in {workdir}; run the same command to resume")

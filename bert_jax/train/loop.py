@@ -1,0 +1,82 @@
+"""The training loop of pretraining and of fine-tuning. Both pass it a Run (train/run.py).
+
+Read `fit` from top to bottom. What comes before its first step is in train/prepare.py, a step in train/step.py, and
+what happens between two steps in train/hooks.py.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from bert_jax.train import prepare
+from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
+from bert_jax.train.branch import counting_on
+from bert_jax.train.hooks import Evaluate, Hook, Recorder, closing, during_step, standard_hooks, stopped
+from bert_jax.train.interruption import Interruption
+from bert_jax.train.metrics import ProgressLine
+from bert_jax.train.run import Result, Run
+from bert_jax.train.step import jitted
+
+
+def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
+    """Trains a run until its steps or its budget are used up, resuming from the workdir's newest checkpoint.
+
+    `hooks` are called after the standard ones. Raises Stopped after SIGTERM, once a checkpoint is written, and
+    UserError for what `prepare` refuses and for a loss that is no longer finite.
+    """
+    source, mesh = run.source, prepare.make_mesh(run)
+    with jax.set_mesh(mesh), Interruption() as interruption, contextlib.ExitStack() as stack:
+        # What can be refused without the workdir is refused before it is opened, and then nothing in it has changed.
+        plan = prepare.make_plan(run)
+        evaluators = prepare.make_evaluators(run, plan, mesh)
+        opened = stack.enter_context(prepare.open_workdir(run))
+        state, meta = prepare.restore_or_initialize(run, plan, mesh, opened.checkpoints)
+        run = counting_on(run, opened.provenance, meta)
+        prepare.write_workdir(run, opened.check_held)
+        progress = stack.enter_context(ProgressLine(run.description))
+        recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
+        evaluate = Evaluate(recorder, evaluators)
+        hooks = stack.enter_context(closing([*standard_hooks(recorder, evaluate), *hooks]))
+        for line in prepare.describe(run, plan, mesh, state, meta, opened.differences, recorder.ended):
+            progress.report(line)
+        first = int(state.step)
+        point = recorder.point(first, state)
+        train_step, arguments = jitted(plan, mesh, state), prepare.step_arguments(run, mesh)
+        later = {} if point.done else later_batch_shapes(source, first, run.end, mesh, run.shapes_at)
+        ahead = stack.enter_context(CompilingAhead(train_step, state, later, arguments, mesh, progress.report))
+        depth = 0 if point.done else run.config.data.prefetch
+        batches = stack.enter_context(prepare.prefetch_batches(source, mesh, first, depth))
+
+        for step in itertools.count(first):
+            # Nothing has happened since the checkpoint, unless its step was saved before its evaluation and log line.
+            if step > first or recorder.unlogged:
+                for hook in hooks:
+                    if hook.due(point):
+                        hook(point)
+            if step == first:
+                recorder.correct_fraction()
+            stop = interruption.at_step_end()  # asked in every step, since all processes agree on the answer
+            if point.done:
+                break
+            if stop:  # also before the first step, because its compilation cannot be interrupted
+                recorder.save(point)
+                raise stopped(step, run.workdir)
+            if step == first:
+                recorder.reopen()
+            batch = next(batches)
+            if step > first and step in source.changes:
+                progress.report(f"from step {step}: {prepare.describe_batch(batch)}")
+            ahead.wait_for(batch)
+            with during_step(hooks, step):
+                state, metrics = train_step(state, batch, np.float32(point.fraction), *arguments)
+            recorder.accumulator.add(step + 1, batch, metrics)
+            point = recorder.point(step + 1, state, batches.waited_seconds)
+
+        batches.close()
+        result = recorder.finish(point, evaluate, mesh)
+    # SIGTERM may also have arrived while the last save ended.
+    return dataclasses.replace(result, stop_requested=interruption.requested)

@@ -1,0 +1,222 @@
+"""The training step and the evaluation step: pure functions of a state and a batch.
+
+Read in this order: TrainState, what a step carries to the next one; Plan, what is fixed for the whole run; train_step,
+which is gradients (accumulate), then an update (descend), then the choice whether to take it (choose). How gradients
+are summed over devices is in train/gradient_sums.py, optimizers are in train/optim, objectives in train/objectives.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from bert_jax.config import ModelConfig, OptimizerConfig
+from bert_jax.model.ops import operations
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
+from bert_jax.train.freezing import Trained, Unfreezing
+from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
+
+
+class TrainState(NamedTuple):
+    """Parameters, optimizer state and step count, and nothing else: no key, no clock, no position in the data.
+
+    Data and randomness follow from the step (law 1).
+    """
+
+    step: Int[Array, ""]
+    params: dict[str, Any]  # nested by module: {"encoder": {"layers": ...}}; float32
+    optimizer_state: Any
+    average: dict[str, Any] | None  # moving average of the parameters; None: not kept (optimizer.ema_decay 0)
+    skipped: Int[Array, ""]  # steps that made no update because their loss or gradient was not finite
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The constants of a step, fixed for a run (prepare.make_plan). An evaluation step reads the first three."""
+
+    model: ModelConfig
+    runtime: Runtime
+    objective: Objective
+    optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: optax.GradientTransformationExtraArgs | optax.GradientTransformation = field(
+        default_factory=optax.identity
+    )
+    microbatches: int = 1
+    factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
+    trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
+    reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
+    unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing
+
+    def part(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Returns what trains of a tree of parameters, or of one like it."""
+        return params if self.trained is None else self.trained.take(params)
+
+    def with_part(self, params: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        """Returns a tree of parameters with the part that trains replaced."""
+        return part if self.trained is None else self.trained.put(params, part)
+
+
+def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
+    """The state before the first step."""
+    average = optim.first_average(plan.optimizer_config.ema_decay, params)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, plan.optimizer.init(plan.part(params)), average, skipped=zero)
+
+
+def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
+    """train_step under jax.jit, as a function of (state, batch, fraction, key, constants).
+
+    The state is donated, and the next one has the same shardings, which are all that is read of the state here (it may
+    be abstract). Metrics are replicated.
+    """
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
+    options = compiler.options(mesh, overlap=True)
+    step = functools.partial(train_step, plan)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
+
+
+def train_step(
+    plan: Plan,
+    state: TrainState,
+    batch: Any,
+    fraction: Float[Array, ""],
+    key: PRNGKeyArray,
+    constants: dict[str, Any] | None = None,
+) -> tuple[TrainState, dict[str, Array]]:
+    """One update on a global batch.
+
+    Args:
+        plan: the constants of the run.
+        state: the state before the step.
+        batch: the global batch.
+        fraction: the part of the run that is done before this step.
+        key: the key of the run. Dropout is a function of (key, step, microbatch), so the same arguments give the same
+            result bit for bit.
+        constants: trees that the objective binds next to the parameters, under names of their own; they need
+            plan.trained, which does not have them.
+
+    Returns:
+        The next state and the metrics of the step. If the loss or the gradient is not finite, the step counts (`finite`
+        is 0 among the metrics and `skipped` grows by one), but parameters, optimizer state and average stay the same.
+    """
+    dropout_key = jax.random.fold_in(key, state.step)
+    # Denominators come from the whole global batch, before any microbatch or random change (law 3).
+    counts = plan.objective.counts(batch)
+    corrupted = plan.objective.corrupt(batch, dropout_key)
+    gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key, constants)
+    if plan.unfreezing is not None:  # before any norm is taken
+        gradients = plan.unfreezing.mask(gradients, state.step)
+    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
+    metrics = means(terms, counts, plan.objective.term_weights) | {
+        "learning_rate": rate,
+        "gradient_norm": optax.tree.norm(gradients),
+        "tokens": (batch.sequence_ids > 0).sum(),
+    }
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+    following = descend(plan, state, gradients, rate)
+    following = choose(finite, following, state._replace(skipped=state.skipped + 1))._replace(step=state.step + 1)
+    return following, metrics | {"finite": finite, "skipped": following.skipped}
+
+
+def accumulate(
+    plan: Plan,
+    params: dict[str, Any],
+    batch: Any,
+    counts: Counts,
+    dropout_key: Array,
+    constants: dict[str, Any] | None = None,
+) -> tuple[dict[str, Any], Terms]:
+    """Gradient of the global loss by the part that trains, and the sums, over the microbatches of a batch.
+
+    The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
+    """
+    # Nothing trains in or below the lowest layers of a partly frozen encoder, so they need no backward pass.
+    frozen_layers = 0 if plan.trained is None else plan.trained.frozen_layers(params)
+    runtime = dataclasses.replace(plan.runtime, frozen_layers=frozen_layers)
+    sums = functools.partial(_gradient if plan.microbatches == 1 else _gradient_over_microbatches, plan)
+    over_devices = gradient_sums.over_devices(sums, runtime, plan.microbatches, plan.reduction, plan.part)
+    return over_devices(params | (constants or {}), batch, counts, dropout_key)
+
+
+def _gradient(
+    plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
+) -> tuple[dict[str, Any], Terms]:
+    """The float32 gradient of one microbatch, and its sums. `runtime` is that of the devices which compute it."""
+    gradients, terms = jax.grad(_loss, has_aux=True)(plan.part(params), plan, runtime, params, batch, counts, key)
+    gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
+    return operations(runtime).whole_gradients(mesh_placement.constrain_params(gradients)), terms
+
+
+def _loss(
+    trained: dict[str, Any],
+    plan: Plan,
+    runtime: Runtime,
+    params: dict[str, Any],
+    batch: Any,
+    counts: Counts,
+    key: Array,
+) -> tuple[Float[Array, ""], Terms]:
+    # Joined, not put in place: the program then reads one frozen layer without a copy of the others.
+    whole = trained if plan.trained is None else plan.trained.join(params, trained)
+    terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
+    return total_loss(terms, counts, plan.objective.term_weights), terms
+
+
+def _gradient_over_microbatches(
+    plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
+) -> tuple[dict[str, Any], Terms]:
+    """`_gradient` summed over the microbatches of a batch, each with a dropout key of its own."""
+
+    def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
+        number, part = numbered
+        found = _gradient(plan, runtime, params, part, counts, jax.random.fold_in(key, number))
+        return jax.tree.map(jnp.add, total, found), None
+
+    # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1), batch)
+    first = jax.tree.map(lambda leaf: leaf[0], parts)
+    shapes = jax.eval_shape(functools.partial(_gradient, plan, runtime), params, first, counts, key)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
+    return total
+
+
+def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
+    """The state after one update. gradients are those of the part that trains."""
+    part = plan.part(state.params)
+    if plan.unfreezing is None:
+        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part)
+    else:
+        own: dict[str, Any] = {"update_counts": plan.unfreezing.update_counts(state.step)}
+        direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, part, **own)
+        direction = plan.unfreezing.mask(direction, state.step)  # weight decay included
+    factors = None if plan.factors is None else plan.part(plan.factors)
+    part = optim.apply_updates(part, direction, rate, factors)
+    if plan.reduction.shard_optimizer:
+        part = mesh_placement.constrain_update(part)
+    step = state.step + 1
+    average = state.average
+    if average is not None:  # the average of a frozen parameter is the parameter
+        of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
+        average = plan.with_part(average, of_part)
+    if plan.reduction.shard_optimizer:  # the average needs only the shards
+        part = mesh_placement.gather_update(part)
+    return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
+
+
+def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
+    """One of two states, chosen element by element, so that XLA fuses the choice into the update."""
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
+
+
+def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Terms, Counts]:
+    """Terms and counts of one batch without dropout; the caller adds them up over batches and divides once."""
+    model = plan.objective.bind(plan.model, params, plan.runtime)
+    return plan.objective.apply(model, batch, None), plan.objective.counts(batch)
