@@ -15,8 +15,9 @@ from typing import Any
 
 import psutil
 
-from bert_jax.command import EXIT_STOPPED, Stopped, UserError
-from bert_jax.storage.local import read_json, write_json
+from bert_jax.command_line import EXIT_STOPPED
+from bert_jax.errors import Stopped, UserError
+from bert_jax.storage.files import read_json, write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTINGS_FILE = "settings.json"  # in a folder of results

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bert_jax.tokenization import wordpiece
-from bert_jax.tokenization.wordpiece_engine import library_tokenizer
+from bert_jax.tokenization.wordpiece import library_tokenizer
 
 LINES_TOGETHER = 4096
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.common import REPOSITORY, ProcessTree
-from bert_jax.data.shards import read_manifest
+from bert_jax.data.manifest import read_manifest
 
 MB = 1e6
 

@@ -38,15 +38,15 @@ import bert_jax
 from benchmarks import common
 from benchmarks.finetune import compared, our_turn
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
-from bert_jax import command, finetuning
-from bert_jax.command import UserError
+from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.tasks import registry
+from bert_jax.tasks import finetuning, registry
 from bert_jax.tasks.embedder import Embedder, settings_of
-from bert_jax.tasks.metric_functions import REGRESSION_METRICS
-from bert_jax.train.compilation_cache import enable_compilation_cache
-from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.tasks.metrics import REGRESSION_METRICS
+from bert_jax.train.compilation import enable_compilation_cache
+from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.run import runtime_of
 
 CHUNK = 512  # texts of a step of the part embed
@@ -249,7 +249,7 @@ def peer_line(flags: Any, config: FinetuneConfig, work: str, folder: Path) -> li
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("python -m benchmarks.embeddings", __doc__ or "")
+    parser = command_line.Parser("python -m benchmarks.embeddings", __doc__ or "")
     add = parser.add_argument
     add(
         "--part", choices=("embed", "train", "parity", "int8"), default="embed", help="what to measure (default: embed)"
@@ -273,4 +273,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

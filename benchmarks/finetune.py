@@ -35,20 +35,19 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
-from bert_jax import command, finetuning
+from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
-from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.initial import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import init_params
-from bert_jax.tasks import registry
-from bert_jax.tasks.padded_lengths import best_lengths
-from bert_jax.tasks.task_source import TaskSource
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import optim, partitioning
+from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks.batches import TaskSource, best_lengths
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.compilation_cache import enable_compilation_cache
-from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.compilation import enable_compilation_cache
+from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.run import runtime_of
 
 SCORES = {
@@ -78,13 +77,13 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     task = task.complete(train)
     rows = task.encode(train, Tokenizer(loaded.vocabulary.spec))
     objective = task.objective()
-    mesh = partitioning.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh)
     lengths = best_lengths(rows.lengths, task.max_length)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, lengths=lengths, pool=config.length_pool)
     initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary)
     key = jax.random.key(0)
-    initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
-    params = paths.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})
+    initialized = layers.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
+    params = layers.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})
     optimizer = optim.build(config.optimizer, params)
     plan = step_lib.Plan(loaded.model, runtime_of(config), objective, config.optimizer, optimizer)
     state = jax.jit(lambda params: step_lib.initial_state(plan, params))(params)
@@ -249,7 +248,7 @@ PARTS = {"speed": measure_speed, "whole": measure_whole, "parity": measure_parit
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("python -m benchmarks.finetune", __doc__ or "")
+    parser = command_line.Parser("python -m benchmarks.finetune", __doc__ or "")
     add = parser.add_argument
     add("--part", choices=tuple(PARTS), default="speed", help="what to measure (default: speed)")
     add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")
@@ -271,4 +270,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

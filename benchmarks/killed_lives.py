@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import REPOSITORY
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.storage.location import Location, is_stored
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.orbax_io import BEGUN, is_staged
@@ -27,7 +27,7 @@ from bert_jax.train.workdir import CHECKPOINTS, latest_step, saved_steps
 SECONDS_A_LIFE = 600.0
 POLL, STORE_POLL = 0.002, 0.1  # seconds between two looks at a workdir; in a store each is several requests
 SAVING, STAGED_SAVING = 0.1, 0.6  # seconds within which a kill follows the beginning of a save
-STAGING = "bert_jax-staging-*/checkpoints/*/*/"  # items of steps, in TMPDIR (storage/scratch.py)
+STAGING = "bert_jax-staging-*/checkpoints/*/*/"  # items of steps, in TMPDIR (storage/files.py)
 
 
 @dataclass

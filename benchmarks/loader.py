@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from bert_jax import command
+from bert_jax import command_line, errors
 from bert_jax.data import shards
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import MaskingRule
-from data_prep import build_examples, train_tokenizer
+from bert_jax.data.masking.rule import MaskingRule
+from data_prep import build, vocabulary
 from data_prep.build_options import BuildOptions
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep.vocabulary import TokenizerOptions
 
 BATCH_SIZE = 256  # the global batch of BERT's recipes (Devlin et al. 2019, appendix A.2)
 SMALL_BATCH = 16
@@ -84,12 +84,12 @@ def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
 
 
 def _train(input: str, directory: Path) -> Path:
-    train_tokenizer.train(TokenizerOptions(input, directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True))
+    vocabulary.train(TokenizerOptions(input, directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True))
     return directory
 
 
 def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
-    build_examples.build(BuildOptions(input, tokenizer, directory, seq_len, mask_unit="word", workers=1))
+    build.build(BuildOptions(input, tokenizer, directory, seq_len, mask_unit="word", workers=1))
     return directory
 
 
@@ -152,12 +152,12 @@ def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
         arguments, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     if ran.returncode:
-        raise command.UserError(f"--peer_python {python}: {ran.stderr.strip().splitlines()[-1]}")
+        raise errors.UserError(f"--peer_python {python}: {ran.stderr.strip().splitlines()[-1]}")
     return json.loads(ran.stdout.splitlines()[-1])
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("python -m benchmarks.loader", __doc__)
+    parser = command_line.Parser("python -m benchmarks.loader", __doc__)
     parser.add_argument("--input", default=SAMPLE, help="text to build the rows from (default: data_prep/sample)")
     parser.add_argument("--tokenizer", default="", help="the tokenizer (default: one trained on the text)")
     parser.add_argument("--peer_python", default="", help="an interpreter with torch and transformers (default: none)")
@@ -166,4 +166,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from bert_jax import command
+from bert_jax import command_line
 
 RESULTS = common.REPOSITORY / "benchmarks" / "results"
 FILES = {"tpu": RESULTS / "plans_tpu.jsonl", "gpu": RESULTS / "plans_gpu.jsonl"}
@@ -65,7 +65,7 @@ def computed(arguments: Sequence[str]) -> dict[str, Any]:
     """Runs the command and returns the figures that the tables need."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        line = [sys.executable, "-m", "bert_jax.plan", *arguments, "--json", str(file)]
+        line = [sys.executable, "-m", "bert_jax.commands.plan", *arguments, "--json", str(file)]
         subprocess.run(line, cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
         values = json.loads(file.read_text(encoding="utf-8"))
     return {key: values[key] for key in KEPT}
@@ -90,7 +90,7 @@ def recorded(platform: str) -> dict[str, dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.plans", __doc__ or "")
+    parser = command_line.Parser("benchmarks.plans", __doc__ or "")
     parser.add_argument("--only", default="", help="plan only the rows whose name contains this")
     parser.add_argument("--page", type=Path, help="write the tables into this page instead of printing them")
     flags = parser.parse_args(arguments)
@@ -110,4 +110,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -38,16 +38,18 @@ from typing import Any
 
 from benchmarks import common, loader
 from benchmarks.killed_lives import killed_until, start_process
-from bert_jax import command
-from bert_jax.command import EXIT_USER_ERROR, UserError
+from bert_jax import command_line, errors
+from bert_jax.command_line import EXIT_USER_ERROR
 from bert_jax.data.shards import open_dataset
-from bert_jax.storage.holder import HOLDER_FILE
+from bert_jax.errors import UserError
+from bert_jax.storage.hold import HOLDER_FILE
 from bert_jax.storage.location import Location, is_stored, location
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import CHECKPOINTS, read_params
-from data_prep import build_examples, train_tokenizer
+from data_prep import build
+from data_prep import vocabulary as train_tokenizer
 from data_prep.build_options import BuildOptions
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep.vocabulary import TokenizerOptions
 
 RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
 ROWS = 16
@@ -67,9 +69,7 @@ def shards(directory: Path) -> Path:
     """Shards of the text in the repository, T=64, with a held-out part."""
     text = loader.SAMPLE
     train_tokenizer.train(TokenizerOptions(text, directory / "vocabulary", vocab_size=2000, lowercase=True))
-    build_examples.build(
-        BuildOptions(text, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1)
-    )
+    build.build(BuildOptions(text, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1))
     return directory / "shards"
 
 
@@ -244,12 +244,12 @@ def _end(kind: str, codes: Sequence[int], logs: Sequence[str], steps: int) -> st
         return f"the {('second', 'first')[codes.index(0)]} was refused"
     if list(codes) == [0, 0] and any(f"resuming from step {steps} of" in log for log in logs):
         return "the second found a finished run"
-    return f"wrong: exit codes {codes[0]} and {codes[1]}: {command.one_line(logs[1][-300:])}"
+    return f"wrong: exit codes {codes[0]} and {codes[1]}: {errors.one_line(logs[1][-300:])}"
 
 
 def _finish(process: subprocess.Popen[bytes], log: Path) -> None:
     if process.wait():
-        raise UserError(f"the uninterrupted run failed: {command.one_line(log.read_text()[-500:])}")
+        raise UserError(f"the uninterrupted run failed: {errors.one_line(log.read_text()[-500:])}")
 
 
 def _free_port() -> int:
@@ -262,7 +262,7 @@ def position(work: Path, more: Sequence[str]) -> None:
     """Builds shards, resumes at each position, and prints the JSON line."""
     vocabulary, built, workdir = work / "vocabulary", work / "built", work / "run"
     train_tokenizer.train(TokenizerOptions(loader.SAMPLE, vocabulary, vocab_size=8000, lowercase=True))
-    build_examples.build(BuildOptions(loader.SAMPLE, vocabulary, built, 128, mask_unit="word", workers=1))
+    build.build(BuildOptions(loader.SAMPLE, vocabulary, built, 128, mask_unit="word", workers=1))
     data = loader.many_shards(built, work / "many")
     epoch = open_dataset(data, "train").rows // POSITION_ROWS
 
@@ -308,7 +308,7 @@ def measure(flags: argparse.Namespace, more: Sequence[str], work: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.resume", __doc__ or "")
+    parser = command_line.Parser("benchmarks.resume", __doc__ or "")
     add = parser.add_argument
     add("--part", choices=(*PARTS, "position"), default="kills", help="the part to run (default: kills)")
     add("--count", type=int, default=0, help="kills, or pairs of starts (default: kills 100, elastic 20, starts 50)")
@@ -328,4 +328,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

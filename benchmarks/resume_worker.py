@@ -20,7 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax import command, pretraining
+from bert_jax import command_line
+from bert_jax.commands import pretrain
 from bert_jax.train import loop
 from bert_jax.train.hooks import Hook
 from bert_jax.train.metrics import read_metrics
@@ -77,7 +78,7 @@ def timed(arguments: Sequence[str]) -> dict[str, float]:
     workdir = Path(next(one.removeprefix("--workdir=") for one in arguments if one.startswith("--workdir=")))
     at = latest_step(workdir) or 0
     began = time.time()
-    pretraining.main(arguments)
+    pretrain.main(arguments)
     first = next(line["time"] for line in read_metrics(workdir) if line["step"] == at + 1)
     last_compiled = max((moment for moment in compiled if moment < first), default=began)
     return {"after_compiling": round(first - last_compiled, 3), "all": round(first - began, 3)}
@@ -88,8 +89,8 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(timed(arguments[1:])), flush=True)
         return
     loop.fit = functools.partial(recorded, loop.fit, Path(arguments[0]))
-    pretraining.main(arguments[1:])
+    pretrain.main(arguments[1:])
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -38,16 +38,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import common
-from bert_jax import command
-from bert_jax.command import UserError
+from bert_jax import command_line
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads.tag_scheme import breaks_iob2
-from bert_jax.storage.local import write_json
-from bert_jax.tasks import published, registry
-from bert_jax.tasks.example import Sentence
+from bert_jax.model.heads.structured import breaks_iob2
+from bert_jax.storage.files import write_json
+from bert_jax.tasks import registry
 from bert_jax.tasks.inference import FineTuned
-from bert_jax.tasks.reading import numbered_lines
+from bert_jax.tasks.reading.tables import numbered_lines
+from bert_jax.tasks.rows import Sentence
 
 RESULTS = common.REPOSITORY / "benchmarks" / "results" / "finetuning"
 BEGIN, END = "<!-- scores: benchmarks/scores.py -->\n", "<!-- end of scores -->\n"
@@ -173,8 +173,8 @@ def page_of(found: Sequence[tuple[Score, Mapping[str, Any]]]) -> str:
     for score, result in found:
         for name in score.metrics:
             rows.append(f"| {' | '.join(_row(score, name, result))} |")
-        if result["task"] in published.FIGURES:
-            tasks.setdefault(published.FIGURES[result["task"]].source, []).append(score.name)
+        if result["task"] in registry.FIGURES:
+            tasks.setdefault(registry.FIGURES[result["task"]].source, []).append(score.name)
     sources = [f"- {', '.join(names)}: {source}" for source, names in tasks.items()]
     mark = "<!-- not run: it ran for this table -->"  # website/code_blocks.py
     commands = [line for score, result in found for line in (_prepared(score), result["command"]) if line]
@@ -188,7 +188,7 @@ def _prepared(score: Score) -> str:
 
 def _row(score: Score, name: str, result: Mapping[str, Any]) -> list[str]:
     metrics = result["metrics"]
-    others = published.FIGURES[result["task"]].metrics if result["task"] in published.FIGURES else {}
+    others = registry.FIGURES[result["task"]].metrics if result["task"] in registry.FIGURES else {}
     test = metrics.get(f"test_{name}")
     return [
         score.name,
@@ -398,7 +398,7 @@ def score_tasks(flags: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.scores", __doc__ or "")
+    parser = command_line.Parser("benchmarks.scores", __doc__ or "")
     add = parser.add_argument
     names = [*(score.name for score in SCORES), *(task for one in COMPARISONS.values() for task in one.metrics)]
     add("--table", choices=("tasks", *COMPARISONS), default="tasks", help="what to score (default: tasks)")
@@ -434,4 +434,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -32,14 +32,14 @@ import numpy as np
 
 from benchmarks import common, scores, speedrun_page
 from benchmarks.scores import DATA, Score
-from bert_jax import command
+from bert_jax import command_line
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.manifest import read_manifest
 from bert_jax.data.shards import read_shard
+from bert_jax.errors import UserError
 from bert_jax.model import sizes
-from bert_jax.storage.local import read_json, write_json
+from bert_jax.storage.files import read_json, write_json
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import CONFIG_FILE
@@ -209,7 +209,7 @@ def listed(known: Sequence[str], value: str) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("python -m benchmarks.speedrun", __doc__ or "")
+    parser = command_line.Parser("python -m benchmarks.speedrun", __doc__ or "")
     add = parser.add_argument
     tasks = [task.name for task in TASKS]
     add("--output", type=Path, required=True, help="folder of all parts; resumed if it exists")
@@ -241,4 +241,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

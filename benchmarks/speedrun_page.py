@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from bert_jax.command import UserError
 from bert_jax.data.manifest import read_manifest
-from bert_jax.reporting import curves, page
+from bert_jax.errors import UserError
+from bert_jax.reporting import page, runs
 from bert_jax.reporting.document import Block, Charts, Document, Section, Settings, Table, Tile
-from bert_jax.storage.local import read_json, write_atomic, write_json
+from bert_jax.storage.files import read_json, write_atomic, write_json
 from bert_jax.train.metrics import METRICS_FILE, read_lines
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import CONFIG_FILE
@@ -303,7 +303,7 @@ def write(results: Mapping[str, Any], folder: Path, page_file: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULTS_FILE, results)
     published = folder / METRICS_FILE
-    blocks: list[Block] = [Charts(curves.charts(read_lines(published), {}))] if published.exists() else []
+    blocks: list[Block] = [Charts(runs.charts(read_lines(published), {}))] if published.exists() else []
     header, rows = table(results)
     run = results["training"].get("trained")
     document = Document(

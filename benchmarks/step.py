@@ -36,15 +36,16 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_turn
-from bert_jax import command
+from bert_jax import command_line
 from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
 from bert_jax.data.example import Batch, max_predictions
-from bert_jax.model import attention, sizes
+from bert_jax.model import sizes
+from bert_jax.model.attention import layer
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import metrics, optim
 from bert_jax.train import step as step_lib
-from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased
@@ -131,7 +132,7 @@ def peer_line(python: Path, peer: str, config: ModelConfig, compute_dtype: str, 
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = command.Parser("python -m benchmarks.step", __doc__ or "")
+    parser = command_line.Parser("python -m benchmarks.step", __doc__ or "")
     add = parser.add_argument
     add("--size", choices=SIZES, default="mini", help="model size (default: mini)")
     add("--batch_size", type=int, default=16, help="rows (default: 16)")
@@ -213,7 +214,7 @@ def settings(
         "vocab_size": VOCAB_SIZE,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
-        "attention": attention.kernels(config, runtime, flags.seq_len),
+        "attention": layer.kernels(config, runtime, flags.seq_len),
         "optimizer": "adamw, clip 1.0",
         "layer_loop": flags.layer_loop,
         "remat": flags.remat,
@@ -228,4 +229,4 @@ def settings(
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -16,9 +16,9 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import common
-from bert_jax import command
-from bert_jax.data import permutation
-from bert_jax.data.window_order import WindowOrder, common_lanes, window_sizes
+from bert_jax import command_line
+from bert_jax.data import order
+from bert_jax.data.order import WindowOrder, common_lanes, window_sizes
 
 LENGTH = 128
 ROW_BYTES = 2 * LENGTH + 13  # of a row of one sequence, with ids of 16 bits (docs/data_format.md)
@@ -85,7 +85,7 @@ def streamed_order(rows: int, batch_size: int, cache_bytes: float) -> Order:
 
 def permuted_order(rows: int) -> Order:
     """A full permutation."""
-    return lambda numbers: permutation.permute(numbers, rows, 1)
+    return lambda numbers: order.permute(numbers, rows, 1)
 
 
 def measure(rows: int, batch_size: int, caches: Sequence[float]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _rounded(found: Quality) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("benchmarks.streaming", __doc__)
+    parser = command_line.Parser("benchmarks.streaming", __doc__)
     parser.add_argument("--rows", type=int, default=10**9, help="of the data set (default: 10^9)")
     parser.add_argument("--batch_size", type=int, default=256, help="rows of a batch (default: 256)")
     parser.add_argument("--cache_bytes", default="1e9,8e9,64e9", help="sizes of the cache (default: 1e9,8e9,64e9)")
@@ -125,4 +125,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command_line.run(main)

@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bert_jax import command
+from bert_jax import errors
 
 Turn = Callable[[int], list[float]]  # runs a number of steps, and returns the seconds of each
 
-# Gives glibc in another process the settings of bert_jax.train.host_memory.keep_freed_memory.
+# Gives glibc in another process the settings of bert_jax.train.host.keep_freed_memory.
 KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**64 - 1),
@@ -40,7 +40,7 @@ def peer_turn(line: Sequence[str], keep_memory: bool) -> Iterator[tuple[Turn, di
             assert process.stdout
             if text := process.stdout.readline():
                 return json.loads(text)
-            raise command.UserError(f"the peer under {line[0]} stopped; its own message is above")
+            raise errors.UserError(f"the peer under {line[0]} stopped; its own message is above")
 
         def run(count: int) -> list[float]:
             assert process.stdin
@@ -55,7 +55,7 @@ def peer_answers(line: Sequence[str]) -> tuple[dict[str, str], list[Any]]:
     """Runs the peer's script to its end; returns what it prints first (its versions), and the other lines' JSON."""
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise command.UserError(f"the peer under {line[0]} stopped; its own message is above")
+        raise errors.UserError(f"the peer under {line[0]} stopped; its own message is above")
     versions, *answers = map(json.loads, done.stdout.splitlines())
     return {name: str(value) for name, value in versions.items()}, answers
 

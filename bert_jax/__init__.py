@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bert_jax.api import Model, build_examples, finetune, load, pretrain, train_tokenizer
-    from bert_jax.command import UserError
+    from bert_jax.errors import UserError
 
 # setup.cfg reads the version from here, so that a checkout that is not installed knows it too.
 __version__ = "0.1.0"

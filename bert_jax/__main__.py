@@ -1,6 +1,6 @@
 """`python -m bert_jax`: the command bert-jax."""
 
-from bert_jax import commands
+from bert_jax.commands import main
 
 if __name__ == "__main__":
-    commands.start()
+    main.start()

@@ -21,8 +21,8 @@ Source    Devlin et al. 2019, section 5.1 and table 5: the data, the hyperparame
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import recipe_module
+from bert_jax.errors import UserError
 
 MODELS = ("ltr", "no_nsp")
 

@@ -18,8 +18,8 @@ Source    Lan et al. 2020, sections 3.1, 4.1 and 4.2, tables 2 and 6; google-res
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 SIZES = ("base", "large", "xlarge", "xxlarge", "base_v2", "large_v2", "xlarge_v2")
 STEPS = 125_000

@@ -23,8 +23,8 @@ Source    Devlin et al. 2019, sections 3 and A.2; 90% of the steps at T=128, the
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 RECIPES = {
     "adamw": PretrainConfig(

@@ -22,8 +22,8 @@ Source    swag: Devlin et al. 2019, section 4.4: batch 16, 3 epochs, rate 2e-5; 
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 EPOCHS_AND_RATES = {"swag": (3.0, 2e-5), "copa": (10.0, 1e-5), "own": (3.0, 2e-5)}
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.errors import UserError
 
 
 class Size(NamedTuple):

@@ -24,8 +24,8 @@ Source    Peters et al. 2018, section 3.4: layers, cells, projections, the resid
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 ROWS, POSITIONS = 64, 120
 EPOCHS, TOKENS = 10, 800_000_000

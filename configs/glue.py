@@ -36,8 +36,8 @@ Source    Devlin et al. 2019, section 4.1: batch 32, 3 epochs, the best of the r
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 TASKS = ("sst2", "cola", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 

@@ -17,8 +17,8 @@ Source    gpt: Radford et al. 2018, section 4.1, 100 epochs of 64 sequences: set
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 MODELS = {
     "gpt": PretrainConfig(

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import ml_collections
 
 import bert_jax.lineage  # noqa: F401 (adds the encoders and their presets)
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 ROWS, POSITIONS = 24, 140
 WORDS = 929_000  # of the Penn Treebank's training set

@@ -31,8 +31,8 @@ Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T token
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.errors import UserError
 
 # Batch, peak rate and warmup tokens by size.
 SIZES = {"base": (4608, 8e-4, 3e9), "large": (4928, 5e-4, 2e9)}

@@ -15,8 +15,8 @@ Source    Portes et al. 2023; base: mosaicml/examples, mosaic-bert-base-uncased.
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+from bert_jax.errors import UserError
 
 SIZES = ("base", "large")
 RATE = 5e-4

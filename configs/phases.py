@@ -39,14 +39,7 @@ Source    Batch, peak rate, warmup, optimizer and decay of weights: Warner et al
 
 import ml_collections
 
-from bert_jax.config import (
-    CheckpointConfig,
-    ModelOptions,
-    OptimizerConfig,
-    PretrainConfig,
-    PretrainDataConfig,
-    recipe,
-)
+from bert_jax.config import CheckpointConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
 
 CAUSAL, TRUNK, DECAY = 45e9, 45e9, 10e9  # tokens of the phases
 ROWS, LENGTH = 4608, 1024

@@ -15,8 +15,8 @@ Source    architectures: Shaw et al. 2018, section 3.2; Song et al. 2020 and Raf
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 KINDS = ("shaw", "buckets")
 

@@ -15,8 +15,8 @@ Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,19
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps: table 9
 STEPS = 500_000

@@ -18,8 +18,8 @@ Source    Joshi et al. 2020, sections 3 and 4.2, for large. Base: batch, steps a
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from bert_jax.errors import UserError
 
 # Batch, steps and peak rate by size.
 SIZES = {"base": (2048, 300_000, 5e-4), "large": (256, 2_400_000, 1e-4)}

@@ -35,8 +35,8 @@ Source    this repository's choice, from these: princeton-nlp/PURE (Zhong and Ch
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 KINDS = ("spans", "span_pairs")
 

@@ -28,8 +28,8 @@ Source    Devlin et al. 2019, section 4.2: batch 32, 3 epochs, 5e-5 (squad1); se
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 TASKS = ("squad1", "squad2", "new_wiki")
 

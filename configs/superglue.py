@@ -27,8 +27,8 @@ Source    Wang et al. 2019b, section 5.1: rate 1e-5, at most 10 epochs, the best
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 # The task's name, and its longest rows: passages are long, pairs of sentences are not.
 TASKS = {"boolq": ("boolq", 256), "cb": ("cb", 256), "rte": ("superglue_rte", 256), "wic": ("wic", 128)}

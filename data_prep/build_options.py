@@ -1,15 +1,136 @@
-"""The options of build_examples: their defaults, their documentation, the values they may have, and their flags."""
+"""The options of build-examples, and the shares of a corpus that several processes or machines build on their own."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Required, TypedDict
 
-from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS
-from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
-from data_prep import engines, flags, formats, objectives, reading_options, shares
+from bert_jax.data.masking import rule as masking_rule
+from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
+from bert_jax.errors import UserError
+from data_prep import engines, flags, formats, sequences
 from data_prep.flags import REQUIRED, Valid, between, option
+from data_prep.readers import Source
+
+# The shares of a corpus that jobs build apart, on one machine or on many: each is a group of whole files.
+#
+# The units of share number k are numbered from k * 2**20 on, so their shards and sequence keys differ from those of
+# every other share, and merge_shards joins outputs without reading a row. A manifest lists the shares of its output,
+# `shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
+# part of, 0 if it was added later, `corpus` a hash of the names, sizes and weights of all files of that job, and
+# `sources` how many of the manifest's sources belong to the share. An output without the key is one share, number 0.
+#
+# Jobs with equal hashes divide the files alike, wherever their machines have them: which share a file belongs to
+# depends only on what the hash covers.
+
+
+MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
+
+UNITS = 1 << 20  # of a share
+
+
+class Share(NamedTuple):
+    """Share `number` of `of`. With of = 0, all files of a job that is to be merged with earlier outputs."""
+
+    number: int
+    of: int
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is a part of a corpus of which other shares hold the rest. Number 0 of 0 is an earlier output."""
+        return self.of > 1 or (self.of == 0 and self.number > 0)
+
+    @property
+    def first_unit(self) -> int:
+        return self.number * UNITS
+
+
+WHOLE = Share(0, 1)
+
+
+def parse_share(given: str) -> list[Share]:
+    """The shares that --part names: 3/16, all/16, or +5; nothing: the whole corpus as one. Raises UserError."""
+    if not given:
+        return [WHOLE]
+    number, slash, count = given.partition("/")
+    problem = UserError(f"--part {given}: use I/N with I from 0 to N - 1, all/N, or +NUMBER, and at most {MOST} shares")
+    if not slash and given.startswith("+") and given[1:].isdecimal() and int(given) < MOST:
+        return [Share(int(given), 0)]
+    if not count.isdecimal() or not 1 <= int(count) <= MOST:
+        raise problem
+    every = [Share(each, int(count)) for each in range(int(count))]
+    if number == "all":
+        return every
+    if not number.isdecimal() or int(number) >= int(count):
+        raise problem
+    return [every[int(number)]]
+
+
+def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The files of a share: the largest go first, those of equal size by name, each to the share with the fewest bytes.
+
+    Raises UserError if there are fewer files than shares.
+    """
+    if share.of <= 1:
+        return tuple(sources)
+    if len(sources) < share.of:
+        raise UserError(
+            f"--part divides files among {share.of} jobs, but --input matches {len(sources)}; split the files, or use "
+            "fewer parts"
+        )
+    sizes = [0] * share.of
+    chosen = []
+    for _, _, source in sorted(zip((-source.bytes for source in sources), names(sources), sources, strict=True)):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += max(source.bytes, 1)
+        if smallest == share.number:
+            chosen.append(source)
+    return tuple(sorted(chosen))
+
+
+def digest(sources: Sequence[Source]) -> str:
+    """A hash of the names, sizes and weights of files."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, source in sorted(zip(names(sources), sources, strict=True)):
+        size, weight = source.bytes, source.weight
+        found.update(f"{name}\0{size}{'' if weight == 1 else f'*{weight:g}'}\n".encode(errors="surrogateescape"))
+    return found.hexdigest()
+
+
+def names(sources: Sequence[Source]) -> list[str]:
+    """A name for each file, which no other file has: its own, wherever it is, if these differ.
+
+    Otherwise it is the path below the folder that all of the files are in.
+    """
+    paths = [PurePath(source.path) for source in sources]
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    folders = set.intersection(*({*path.parents} for path in paths))
+    above = max((len(folder.parts) for folder in folders), default=0)
+    return ["/".join(path.parts[above:]) for path in paths]
+
+
+def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a manifest's shares; of an output without them, the one that it is."""
+    if found := manifest.get("shares"):
+        return [dict(share) for share in found]
+    return [
+        {
+            "number": 0,
+            "of": 0,
+            "corpus": "",
+            "sources": len(manifest["sources"]),
+            "documents": manifest["counts"]["documents"] - sum(manifest["skipped_reading"].values()),
+            "versions": manifest["versions"],
+        }
+    ]
+
+
+# The options of build_examples: their defaults, their documentation, the values they may have, and their flags.
+
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -43,18 +164,18 @@ class BuildOptions:
     weights: tuple[float, ...] = option(
         (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
     )
-    document: str = reading_options.document()
-    document_separator: str = reading_options.document_separator()
-    input_format: str = reading_options.input_format()
+    document: str = flags.document()
+    document_separator: str = flags.document_separator()
+    input_format: str = flags.input_format()
     newlines: str = option(
         "join",
         "line breaks within a document: join (each becomes a space, or nothing between Chinese, Japanese or Thai "
         "characters), or keep them and all other white space (byte-level BPE only)",
         choices=("join", "keep"),
     )
-    text_field: str = reading_options.text_field()
+    text_field: str = flags.text_field()
     dedup: bool = option(False, "skip documents that are equal, byte for byte, to an earlier one")
-    on_error: str = reading_options.on_error()
+    on_error: str = flags.on_error()
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), or single (SpanBERT)",
@@ -68,7 +189,7 @@ class BuildOptions:
         "token",
         "what is masked as a whole: token (the original BERT), word, ngram (1 to 3 words, ALBERT), span (1 to 10 "
         "words, SpanBERT) or infill (any number of words, also none, by one mask, BART; dynamic masking only)",
-        choices=UNITS,
+        choices=masking_rule.UNITS,
     )
     mask_rate: float = option(
         0.15,
@@ -171,10 +292,10 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         flags.check(self)
-        objectives.check(self.objective)
+        sequences.check(self.objective)
         if self.part and self.format != "arrow":
             raise UserError("--part builds arrow shards, which merge_shards joins; omit --format")
-        shares.parse(self.part)
+        parse_share(self.part)
         if self.objective not in PAIRS and self.short_seq_prob:
             raise UserError(
                 f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"
@@ -215,3 +336,72 @@ class BuildOptions:
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
     return flags.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
+
+
+# The options of jobs as keyword arguments, for the types of `bert_jax.build_examples` and `bert_jax.train_tokenizer`.
+#
+# Names and types are those of the dataclasses, which have the descriptions (tests/test_keywords.py compares them). In
+# addition, `input` may list files, and an option has its further names.
+
+
+Input = str | Path | Sequence[str | Path]
+
+
+class ReadingKeywords(TypedDict, total=False):
+    """How text is read (data_prep.flags)."""
+
+    input: Required[Input]
+    output: Required[str | Path]
+    input_format: str
+    text_field: str
+    text: str
+    document: str
+    document_separator: str
+    on_error: str
+    workers: int
+
+
+class TokenizerKeywords(ReadingKeywords, total=False):
+    """The options of data_prep.vocabulary.TokenizerOptions."""
+
+    vocab_size: Required[int]
+    kind: str
+    lowercase: bool | None
+    alpha: float | None
+    character_coverage: float
+    max_words: int
+
+
+class BuildKeywords(ReadingKeywords, total=False):
+    """The options of data_prep.build_options.BuildOptions; one of seq_len and max_length is required."""
+
+    tokenizer: Required[str | Path]
+    seq_len: int
+    max_length: int
+    weights: Sequence[float]
+    newlines: str
+    dedup: bool
+    objective: str
+    masking: str
+    mask_unit: str
+    mask_rate: float
+    mask_split: Sequence[float]
+    random_tokens: str
+    reorder_rate: float
+    dupe_factor: int
+    pack: int
+    eval_fraction: float
+    short_seq_prob: float | None
+    delete_rate: float
+    insert_rate: float
+    permute_sentences: float
+    rotate_documents: float
+    lowercase: bool | None
+    format: str
+    engine: str
+    engine_options: str
+    part: str
+    unit_mb: float
+    token_cache: str | Path | None
+    token_cache_gb: float
+    seed: int

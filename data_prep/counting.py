@@ -1,44 +1,53 @@
-"""Counts the words of a corpus, of any size and script, in bounded memory; the result depends only on the text.
-
-Chunks between white space are counted first, which is fast, and each distinct chunk is then split into words once, by
-the tokenizer's own rules. Two measures bound the memory:
-  - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
-    any longer than LONGEST_WORD, is split into words immediately, and a longer word is split into windows (`windows`),
-    all but the first of which are marked as the inside of a word. Only pairs of pieces across such a split are missed.
-  - Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
-    "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
-    c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and
-    so do their characters and pairs; dropping them (lossy counting) would make unspaced text vanish. A hash of the
-    chunk makes the choice, never a random generator.
-"""
+"""Counts the words of a corpus in bounded memory, and weights the counts of several languages."""
 
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from bert_jax.array_types import UInt64
-from bert_jax.data import hashing
+from bert_jax.data import order
+
+# Counts the words of a corpus, of any size and script, in bounded memory; the result depends only on the text.
+#
+# Chunks between white space are counted first, which is fast, and each distinct chunk is then split into words once, by
+# the tokenizer's own rules. Two measures bound the memory:
+#   - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
+#     any longer than LONGEST_WORD, is split into words immediately, and a longer word is split into windows (`windows`),
+#     all but the first of which are marked as the inside of a word. Only pairs of pieces across such a split are missed.
+#   - Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
+#     "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
+#     c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and
+#     so do their characters and pairs; dropping them (lossy counting) would make unspaced text vanish. A hash of the
+#     chunk makes the choice, never a random generator.
+
 
 # Distinct chunks in memory; bert-jax train-tokenizer --help has the memory that they take.
 MAX_CHUNKS = 1_000_000
+
 # In characters: German compounds rarely reach it, and a Thai phrase has about as many.
 LONGEST_WORD = 32
+
 # Share of the text whose characters get a token (unless tokens are bytes), as in SentencePiece.
 CHARACTER_COVERAGE = 0.9995
+
 # Size of the text that is counted in one step.
 BLOCK_CHARACTERS = 1 << 20
+
 # Chunks of these scripts are split immediately: Thai, Lao, Tibetan, Burmese, Khmer, kana, and CJK ideographs.
 _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+
 # Marks that belong to the character before them and are not separated from it: variation selectors, joiners, and the
 # combining marks of the scripts above and of Latin.
 _COMBINING = re.compile(
     "[\u0300-\u036f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
     "\u200c\u200d\u3099\u309a\ufe00-\ufe0f]"
 )
+
 _WORD = "\n"  # prefix of keys that are words already; no chunk contains a line end
 
 
@@ -166,4 +175,63 @@ def _blocks(documents: Iterable[str]) -> Iterator[str]:
 def _hashes(chunks: Iterable[str], salt: int) -> UInt64[np.ndarray, " chunks"]:
     """Independent for each salt."""
     sums = np.fromiter((zlib.crc32(chunk.encode()) for chunk in chunks), np.int64)
-    return hashing.combine(salt, sums)
+    return order.combine(salt, sums)
+
+
+# Word counts of several languages, weighted so that small ones are not lost (Lample and Conneau 2019, section 3.1).
+#
+# A language i with the share p_i of all characters counts as if its share were q_i = p_i^alpha / sum_j p_j^alpha. alpha
+# is 0.5 in XLM and 0.3 in XLM-R (Conneau et al. 2020); 1 leaves the text as it is, and 0 makes all languages equal.
+# (XLM counts sentences; characters do not depend on how a text is divided into lines.) The counts of the largest
+# language stay, and those of the others are multiplied, which gives the expectation of sampling without its noise.
+
+
+# Factors are fractions of integers, so that the rounding of a power does not depend on the machine.
+DENOMINATOR = 1000
+
+
+@dataclass(frozen=True)
+class Share:
+    """A language's share of the text and of the weighted counts, and the share of it in words that are too long."""
+
+    language: str
+    text: float
+    counted: float
+    unknown: float
+
+
+def factors(characters: Sequence[int], alpha: float) -> list[int]:
+    """The factors, in units of 1 / DENOMINATOR, by which the counts of each language are multiplied."""
+    largest = max(characters)
+    return [round(DENOMINATOR * (size / largest) ** (alpha - 1)) if size else 0 for size in characters]
+
+
+def count_chunks(
+    languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
+) -> tuple[dict[str, int], list[Share]]:
+    """The weighted counts of chunks over languages (names with documents), and the shares of those with any text.
+
+    Never holds more than `max_chunks` chunks: the language with the most chunks is thinned first.
+    """
+    counters: dict[str, ChunkCounter] = {}
+    for name, documents in languages:
+        counter = ChunkCounter(splitter, max_chunks // 2)
+        counter.add(documents)
+        if counter.characters:
+            counters[name] = counter
+        while sum(len(each.counts) for each in counters.values()) > max_chunks // 2:
+            largest = max(counters.values(), key=lambda each: len(each.counts))
+            largest.thin(len(largest.counts) // 2)
+    if not counters:
+        return {}, []
+    sizes = [counter.characters for counter in counters.values()]
+    multiples = factors(sizes, alpha)
+    total: Counter[str] = Counter()
+    for counter, multiple in zip(counters.values(), multiples, strict=True):
+        total.update(counter.scaled(multiple, DENOMINATOR))
+    counted = [size * multiple for size, multiple in zip(sizes, multiples, strict=True)]
+    shares = [
+        Share(name, counter.characters / sum(sizes), weighed / sum(counted), counter.unknown / counter.characters)
+        for (name, counter), weighed in zip(counters.items(), counted, strict=True)
+    ]
+    return dict(total), shares

@@ -1,11 +1,4 @@
-"""The options of a command as one dataclass: each field has its default, its help, the values it may have and its flag.
-
-@dataclass(frozen=True)
-class Options:
-    output: str = option(REQUIRED, "the folder to create", metavar="DIR")
-    seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
-    __post_init__ = check
-"""
+"""The options of a data-preparation command as one dataclass: each field gives a flag, its default and its help."""
 
 import argparse
 import dataclasses
@@ -15,9 +8,22 @@ import typing
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.command import Parser, UserError
+from bert_jax.command_line import Parser
+from bert_jax.errors import UserError
+from data_prep.readers.corpus import Reading
+from data_prep.readers.text import FORMATS
+
+# The options of a command as one dataclass: each field has its default, its help, the values it may have and its flag.
+#
+# @dataclass(frozen=True)
+# class Options:
+#     output: str = option(REQUIRED, "the folder to create", metavar="DIR")
+#     seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
+#     __post_init__ = check
+
 
 T = typing.TypeVar("T")
+
 REQUIRED: Any = dataclasses.MISSING
 
 
@@ -160,3 +166,47 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     float | None: float,
     tuple[float, ...]: _numbers,
 }
+
+
+# The flags by which every command that takes --input reads it, as fields of a dataclass of options (flags.py).
+
+
+def input_format() -> Any:
+    return option(
+        "auto",
+        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+    )
+
+
+def text_field() -> Any:
+    return option(
+        "text",
+        "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS",
+        metavar="NAME",
+        aliases=["text"],
+    )
+
+
+def document() -> Any:
+    return option("blank_line", "what separates the documents of text: blank_line, or file (each file is one document)")
+
+
+def document_separator() -> Any:
+    return option(
+        "",
+        "the line that separates the documents of text, in place of blank lines, for example '<|endoftext|>' or ---; "
+        "default: a blank line",
+        metavar="LINE",
+        dashes=True,
+    )
+
+
+def on_error() -> Any:
+    return option("fail", "for input that cannot be used: fail, or skip and count it")
+
+
+def reading(options: Any, workers: int) -> Reading:
+    """What options with these fields state, by so many processes. Raises UserError for an unknown choice."""
+    given = options.text_field, options.document, options.on_error, options.input_format, options.document_separator
+    return Reading(*given, workers)

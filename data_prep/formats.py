@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PARTS
 from bert_jax.data.shards import Corrupt, columns_of, read_shard, write_shard
-from bert_jax.storage.local import write_atomic
+from bert_jax.errors import UserError
+from bert_jax.storage.files import write_atomic
 
 FORMATS = ("arrow", "tfds")
 

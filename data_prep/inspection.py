@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from bert_jax.array_types import Int64, Integer, UInt64
-from bert_jax.command import UserError
 from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import (
     COUNTED,
@@ -24,9 +23,10 @@ from bert_jax.data.manifest import (
     read_manifest,
     read_unigram_counts,
 )
-from bert_jax.data.masking import Masker, MaskingRule
+from bert_jax.data.masking.masker import Masker
+from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import Corrupt, Dataset, check_sizes, layout_problem
-from bert_jax.reporting.chart import Histogram, percent
+from bert_jax.errors import UserError
 from bert_jax.reporting.document import (
     Bar,
     Charts,
@@ -34,21 +34,22 @@ from bert_jax.reporting.document import (
     Excerpt,
     Excerpts,
     Fragment,
+    Histogram,
     Panel,
     Panels,
     Section,
     Settings,
     Table,
+    percent,
 )
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.tokenizer import load as load_tokenizer
-from data_prep import checksums, formats
-from data_prep.fill import mask_rows, row_batches
-from data_prep.lengths import summarise
-from data_prep.objectives import RANDOM_SEGMENT
-from data_prep.units import EVAL_KEY_BIT
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import load as load_tokenizer
+from data_prep import copy, formats
+from data_prep.sequences import RANDOM_SEGMENT
+from data_prep.units import EVAL_KEY_BIT, summarise
+from data_prep.worker import mask_rows, row_batches
 
-PROGRAM = "data_prep.inspect_shards"
+PROGRAM = "bert_jax.commands.inspect_shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
 _LABELS = {"nsp": {0: "B is next", 1: "B is random"}, "sop": {0: "in order", 1: "swapped"}}
@@ -215,8 +216,8 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
             are.
     """
     read_manifest(directory)  # a folder that is not a finished output gets another message than a damaged one
-    listed = checksums.read(directory)
-    _raise_first(directory, checksums.damage(directory, listed, progress))
+    listed = copy.read(directory)
+    _raise_first(directory, copy.damage(directory, listed, progress))
     manifest = read_manifest(directory)
     check_sizes(directory, manifest["shards"])
     _check_totals(directory / MANIFEST, manifest)
@@ -250,7 +251,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
 
 def bytes_to_verify(directory: Path) -> int:
     """The sum of the numbers that `verify` passes to `progress`: each file once, and each shard again for its rows."""
-    sizes = {name: (directory / name).stat().st_size for name in checksums.files(directory)}
+    sizes = {name: (directory / name).stat().st_size for name in copy.files(directory)}
     return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
 
 
@@ -434,7 +435,7 @@ def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], u
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """What data_prep.clean did with the documents before the job: a group of rows for each of its reports."""
+    """What data_prep.cleaning.job did with the documents before the job: a group of rows for each of its reports."""
     groups, reports = [], manifest.get("cleaning", [])
     for report in reports:
         read = report["documents"]["read"]
@@ -447,7 +448,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
         groups.append(rows + [[name, f"{count:,}", ""] for name, count in others.items()])
     if not groups:
         return Section("Cleaning")
-    note = f"By data_prep.clean, as in {', '.join(report['report'] for report in reports)}."
+    note = f"By data_prep.cleaning.job, as in {', '.join(report['report'] for report in reports)}."
     return Section("Cleaning", [Table(["", "documents", "of those read"], groups)], note)
 
 

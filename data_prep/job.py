@@ -21,18 +21,15 @@ import numpy as np
 import bert_jax
 from bert_jax.array_types import Int64
 from bert_jax.data.manifest import PARTS, REARRANGED, SCHEMA_VERSION, Part
-from bert_jax.data.masking import MaskingRule
-from bert_jax.storage.local import write_atomic
-from bert_jax.tokenizer import Tokenizer
-from data_prep import checksums
-from data_prep.build_options import BuildOptions
-from data_prep.lengths import summarise
+from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.storage.files import write_atomic
+from bert_jax.tokenization.tokenizer import Tokenizer
+from data_prep import copy
+from data_prep.build_options import BuildOptions, Share
 from data_prep.readers import Source
-from data_prep.resumable import complete, resumable_folder, unit_folder
+from data_prep.resumable import UnitRecord, complete, resumable_folder, unit_folder
 from data_prep.sentences import RULE_VERSION
-from data_prep.shares import Share
-from data_prep.unit_records import UnitRecord
-from data_prep.units import UnusableCorpus
+from data_prep.units import UnusableCorpus, summarise
 
 UNIGRAMS = "unigram_counts.npy"
 _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
@@ -114,7 +111,7 @@ class Job(NamedTuple):
         """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
 
         skipped    number of documents that are in no unit, by reason
-        cleaning   what bert-jax clean reported of the text (cleaning/lineage.py)
+        cleaning   what bert-jax clean reported of the text (summary.py)
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
@@ -131,7 +128,7 @@ class Job(NamedTuple):
             rule = dataclasses.replace(rule, words="spaces")  # the same words, and the manifest of before the choice
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
-        checksums.write_with_manifest(self.directory, manifest)
+        copy.write_with_manifest(self.directory, manifest)
         complete(self.directory, self.output)
         return manifest
 
@@ -211,7 +208,7 @@ def _manifest(
 
 
 def _share(arguments: Arguments, documents: int) -> dict[str, Any]:
-    """The entry of the job's share (data_prep/shares.py); documents are those in units."""
+    """The entry of the job's share (data_prep/build_options.py); documents are those in units."""
     return {
         "number": arguments.share.number,
         "of": arguments.share.of,

@@ -1,25 +1,69 @@
-"""Splits lines of running text into sentences by rules for the detected language.
+"""Splits lines of running text into sentences, by rules for the detected language."""
 
-Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
-create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
-quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
-is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops of
-their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line mostly
-stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a single full
-stop or quote) stays with the sentence before it.
-"""
-
+import itertools
 import re
+import tomllib
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
 
-from data_prep.languages import LANGUAGES, TITLES, Language
+from bert_jax.tokenization.specification import is_unspaced
+from bert_jax.tokenization.wordpiece import WHITE_SPACE
+
+# The words that decide sentence borders in each language: abbreviations that take a full stop, and frequent words.
+#
+# languages.toml holds them, with an explanation of each list.
+
+
+class Language(NamedTuple):
+    """Words by the meaning of a full stop after them."""
+
+    common: frozenset[str]
+    never: frozenset[str]  # the full stop never ends a sentence: titles before names
+    counted: frozenset[str]  # it does not end a sentence before a number: No. 5
+    may: frozenset[str]  # it ends one if a common word follows
+    last: frozenset[str]  # it ends one before anything but a lower-case letter, however short the word
+    known: frozenset[str]  # all of these
+    ordinals: bool  # whether a number with a full stop is an ordinal: der 4. Mai
+
+
+TITLES = frozenset(("mr", "mrs", "dr", "prof", "rev", "st"))  # known in every language
+
+
+def _language(ordinals: bool = False, **words: str) -> Language:
+    listed = {name: frozenset(words.get(name, "").split()) for name in ("common", "never", "counted", "may", "last")}
+    abbreviations = frozenset().union(*(listed[name] for name in ("never", "counted", "may", "last")))
+    parts = (part for word in abbreviations for part in (word, *word.lower().split(".")))
+    return Language(**listed, known=TITLES.union(parts), ordinals=ordinals)
+
+
+_TABLES = tomllib.loads((Path(__file__).parent / "languages.toml").read_text(encoding="utf-8"))
+
+LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
+
+
+# Splits lines of running text into sentences by rules for the detected language.
+#
+# Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
+# create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
+# quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
+# is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops
+# of their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line
+# mostly stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a
+# single full stop or quote) stays with the sentence before it.
+
 
 # Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
 RULE_VERSION = 4
 
+
 _CLOSERS = "\"'”’“‘»«›)\\]}"
+
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
+
 _UNSPACED = "。．！？｡।॥།༎۔։።။។"  # marks that end a sentence without a space
+
 # A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
 # a lower-case ASCII letter after the space; Python code checks the remaining ones.
 # A set of marks comes first, which the engine finds at the speed of a memory scan. A run of marks is examined only from
@@ -40,29 +84,47 @@ def _candidate(marks: str) -> re.Pattern[str]:
 
 
 _CANDIDATE = _candidate(".!?…؟")
+
 _GREEK = _candidate(".!?…;\u037e")
+
 _LONGEST_LOOK_BACK = 64  # characters, for the space before an abbreviation
+
 _LONGEST_ABBREVIATION = 8
+
 _BEFORE_WORD = _OPENERS + "’\n\t\u3000"
+
 _ALPHANUMERIC = re.compile(r"[^\W_]")
+
 _BEFORE_FIRST = re.compile(rf"[{re.escape(_OPENERS)}\s]*+")
+
 _NEXT_WORD = re.compile(r"[^\s.,;:!?'’]*")
+
 _NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
+
 # Devanagari writes an initial as a syllable, or spells the name of a Latin letter.
 _SYLLABLE = (
     "[\u0904-\u0939\u0958-\u0961\u0972-\u097f]"
     "(?:\u094d\u200d?[\u0915-\u0939\u0958-\u095f]"
     "|[\u0900-\u0903\u093a-\u093c\u093e-\u094f\u0955-\u0957\u0962\u0963])*+"
 )
+
 _LETTER_NAME = "एफ|एच|आई|आय|एल|एम|एन|आर|एस|डब्ल्यू|डब्लू|एक्स|वाई|वाय|जेड|ज़ेड|ज़ेड|झेड"
+
 _INITIAL = rf"(?:{_LETTER_NAME}|{_SYLLABLE}|[^\W\d_])"
+
 _INITIALS = re.compile(rf"(?:{_INITIAL}\.)*{_INITIAL}")  # J, U.S, e.g; letters of any script
+
 _ORDINAL = re.compile(r"\d{1,2}|[IVXLCDM]+")
+
 _BEFORE_INITIAL = re.compile(r"(?:(?<!\w)[^\W\d_]{1,3}\.\s?){1,3}\Z")  # the "z. " of "z. B."
 
+
 _THAI = re.compile("[\u0e00-\u0eff]")
+
 _SHORTEST_THAI = 40  # characters; a shorter piece joins the one before it
+
 _THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces separate clauses; short ones stay together
+
 
 # The languages in which each frequent word is common.
 _LANGUAGES_OF = {
@@ -70,6 +132,7 @@ _LANGUAGES_OF = {
     for language in LANGUAGES.values()
     for word in language.common
 }
+
 _DETECTED_FROM = 500  # characters of a text
 
 
@@ -206,3 +269,97 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
                 begin = match.start()
                 pieces.append(piece)
     return pieces
+
+
+# What stands between the sentences of a document: a space, nothing, or the white space of the text.
+#
+# `joined_sentences` turns each line break into a space, or into nothing between characters of scripts without spaces
+# between words (Chinese, Japanese, Thai). `kept_pieces` keeps all white space, which code and verse need.
+
+
+# Marks around a character that do not decide whether a space separates it from the next one.
+_AFTER = "\"'”’“‘»«›)]}.!?…,;:—–-"
+
+_BEFORE = "\"'“‘«‹„‚»([{¿¡—–-"
+
+# Full stops that need no space after them, though their scripts separate words by spaces (Hindi, Urdu, Armenian,
+# Ethiopic): a space is put after them.
+_SPACED_STOPS = "।॥۔։።"
+
+# White_Space of Unicode, at which byte-level BPE splits text. (str.isspace includes U+001C to U+001F.)
+_WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
+
+
+class JoinedSentences(NamedTuple):
+    """The sentences of a document, and whether each follows the one before without a space."""
+
+    sentences: list[str]
+    direct: list[bool]
+
+
+def joined_sentences(document: str) -> JoinedSentences:
+    """The sentences of all lines of a document, in order."""
+    language = language_of(document)
+    sentences: list[str] = []
+    direct: list[bool] = []
+    for line in document.split("\n"):
+        if found := split_sentences(line, language):
+            direct.append(bool(sentences) and _joins_lines(sentences[-1], found[0]))
+            direct += _direct_in_line(line, found)
+            sentences += found
+    return JoinedSentences(sentences, direct)
+
+
+def kept_pieces(document: str) -> list[str]:
+    """A document split into its sentences, each with the white space before it; joined, they are the document.
+
+    Byte-level BPE gives each piece the ids that it has within the document: sentences between which the library may
+    not split stay together.
+    """
+    language = language_of(document)
+    pieces: list[str] = []
+    begin = end = 0  # of the last piece, of the last sentence
+    joins = True  # whether the next sentence belongs to the last piece
+    for line in document.split("\n"):
+        for sentence in split_sentences(line, language):
+            # Only white space stands between sentences, so this is where the sentence begins.
+            place = document.index(sentence, end)
+            if not joins and _may_split(document, end):
+                pieces.append(document[begin:end])
+                begin = end
+            end = place + len(sentence)
+            # StripAccents deletes a line of accents, and the white space before and after it becomes one.
+            joins = unicodedata.category(sentence[0]) == "Mn"
+    return [*pieces, document[begin:]]
+
+
+def _joins_lines(before: str, after: str) -> bool:
+    """Whether two lines join without a space: where both end in characters of scripts without spaces, or one in their
+    punctuation, which includes its space.
+    """
+    if any(is_unspaced(one) and unicodedata.category(one).startswith("P") for one in (before[-1], after[0])):
+        return True
+    last, first = before.rstrip(_AFTER)[-1:] or before[-1], after.lstrip(_BEFORE)[:1] or after[0]
+    return is_unspaced(last) and is_unspaced(first)
+
+
+def _direct_in_line(line: str, sentences: list[str]) -> list[bool]:
+    """For each sentence of a line but the first, whether it follows the one before without white space."""
+    if len(sentences) == 1 or line.isascii():
+        return [False] * (len(sentences) - 1)
+    direct = []
+    end = line.index(sentences[0]) + len(sentences[0])
+    for before, sentence in itertools.pairwise(sentences):
+        begin = line.index(sentence, end)
+        direct.append(begin == end and before.rstrip(_AFTER)[-1:] not in _SPACED_STOPS)
+        end = begin + len(sentence)
+    return direct
+
+
+def _may_split(document: str, place: int) -> bool:
+    """Whether byte-level BPE always splits a document at a place, by GPT-2's regular expression.
+
+    It splits before the first of several white spaces, and between punctuation and a letter.
+    """
+    before, after = document[place - 1], document[place]
+    return after in _WHITE_SPACE or (after.isalpha() and is_unspaced(after) and not before.isalnum())

@@ -1,24 +1,99 @@
-"""What build_examples and merge_shards print about an output, or why a job made no rows."""
+"""What build-examples and merge-shards print about an output, and what cleaning dropped before."""
 
+import hashlib
+import itertools
+import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
-from bert_jax.storage.local import as_typed
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.storage.files import as_typed, read_blocks
+from bert_jax.storage.remote import find_files
+from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.job import Job
-from data_prep.objectives import fewest_documents
-from data_prep.readers.reading import is_text
-from data_prep.token_cache import TokenCache
-from data_prep.unit_records import UnitRecord
+from data_prep.readers import Source
+from data_prep.readers.corpus import is_text
+from data_prep.resumable import UnitRecord
+from data_prep.sequences import fewest_documents
 from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
+from data_prep.worker import TokenCache
+
+# What cleaning dropped before a job: the reports of bert-jax clean, which are next to the text that it wrote.
+#
+# The manifest of shards that are made from such text lists each report once, `cleaning: [{report, sha256, documents,
+# bytes, dropped, removed_lines, refused}]`, so that every document that was read has a reason for where it went.
+
+
+REPORT = "report.json"
+
+PART = "part-{:05d}.jsonl.zst"
+
+_IS_PART = re.compile(r"part-\d{5,}\.jsonl\.zst")
+
+_COUNTS = ("documents", "bytes", "dropped", "refused")  # objects of counts
+
+_LINES = "removed_lines"
+
+
+def reports_of(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """The digest and the counts of each report, in the order of the sources, local or in an object store.
+
+    A file of the same name without these counts is no report. Raises OSError for one that cannot be read.
+    """
+    folders = dict.fromkeys(
+        folder for source in sources for folder, _, name in [source.path.rpartition("/")] if _IS_PART.fullmatch(name)
+    )
+    found = [report for folder in folders if (report := _report(f"{folder}/{REPORT}" if folder else REPORT))]
+    return merged([found])
+
+
+def merged(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The reports of several manifests, each once."""
+    found: dict[str, dict[str, Any]] = {}
+    for report in itertools.chain.from_iterable(lists):
+        found.setdefault(report["sha256"], report)
+    return list(found.values())
+
+
+def _report(path: str) -> dict[str, Any] | None:
+    if not find_files(path):
+        return None
+    content = b"".join(read_blocks(path))
+    try:
+        report = json.loads(content)
+    except ValueError:
+        return None
+    if not _is_report(report):
+        return None
+    digest = hashlib.sha256(content).hexdigest()
+    return {"report": path, "sha256": digest, **{name: report[name] for name in (*_COUNTS, _LINES)}}
+
+
+def _is_report(content: Any) -> bool:
+    def are_counts(value: Any) -> bool:
+        return isinstance(value, dict) and all(type(count) is int and count >= 0 for count in value.values())
+
+    return (
+        isinstance(content, dict)
+        and all(are_counts(content.get(name)) for name in _COUNTS)
+        and are_counts({_LINES: content.get(_LINES)})
+        and all({"read", "kept"} <= content[name].keys() for name in ("documents", "bytes"))
+    )
+
+
+# What build_examples and merge_shards print about an output, or why a job made no rows.
+
 
 # Few articles, stories or chapters have one sentence, and many paragraphs.
 _MANY_OF_ONE_SENTENCE = 0.2
+
 _WORTH_A_LINE = 0.005  # below this share, 0% would be printed
+
 _MANY_LONG_WORDS = 0.01
+
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
 

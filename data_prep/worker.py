@@ -1,27 +1,358 @@
-"""The work of one data-preparation task: turns the text of a unit into shards of rows."""
+"""The work of one task: encodes the text of a unit and turns it into shards of rows."""
 
+import contextlib
 import functools
+import hashlib
+import json
+import os
 import random
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax import tokenizer as tokenizers
+from bert_jax.array_types import Int64, UInt, UInt64
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import Masker
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.data.masking.masker import Masker
+from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer as tokenizers
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.vocabulary import KINDS
 from data_prep import formats
-from data_prep.corruption import corrupt, room_for
-from data_prep.encoding import encode
-from data_prep.fill import count_predictions, count_words, fill_rows, mask_rows
 from data_prep.job import Arguments
-from data_prep.objectives import RANDOM_SEGMENT, Encoded, borders, segments_of, spans, usable
-from data_prep.packing import pack
-from data_prep.rearrangement import rearrange
-from data_prep.split_for_packing import sequence_lengths
-from data_prep.token_cache import TokenCache
-from data_prep.unit_records import UnitRecord, write_record
+from data_prep.noise import corrupt, rearrange, room_for
+from data_prep.packing import Packed, pack
+from data_prep.resumable import UnitRecord, write_record
+from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
+from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segments_of, sequence_lengths, spans, usable
 from data_prep.units import Unit
+
+# Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
+#
+#     DIR/TOKENIZER-rRULE/TEXT.ids   the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
+#                                    rule for sentences, with -keep if line breaks are kept, so another tokenizer, text
+#                                    or rule finds nothing
+#
+# A file is written under a unique name and renamed, and it ends with a hash of its content. An incomplete or modified
+# file is ignored, and its unit is tokenized again. So any number of jobs may use one folder at the same time.
+
+
+_SUFFIX = ".ids"
+
+_UNFINISHED = ".unfinished"
+
+_DIGEST_BYTES = 16
+
+_NAMED_BY = 16  # characters of the tokenizer's hash; the files hold all of it
+
+_LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer any more
+
+_REFUSED = 256  # units that a full cache refuses before it is listed again
+
+
+@dataclass
+class _Known:
+    """What a process knows of a cache: its bytes, those it stored itself since it listed it, and refused units."""
+
+    bytes: int
+    stored: int = 0
+    refused: int = 0
+
+
+_KNOWN: dict[Path, _Known] = {}
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """A folder of encoded units with at most `limit` bytes; units beyond that are not stored."""
+
+    directory: Path
+    limit: int
+    newlines: str = "join"  # or keep, as in BuildOptions
+
+    @property
+    def rule(self) -> str:
+        return str(RULE_VERSION) if self.newlines == "join" else f"{RULE_VERSION}-{self.newlines}"
+
+    def prepare(self) -> None:
+        """Creates the folder, and removes what killed writers left.
+
+        Raises UserError if the path is a file, and OSError if it cannot be written.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UserError(f"--token_cache {self.directory} is a file. Choose a folder") from None
+        _KNOWN.pop(self.directory, None)
+        for path in self.directory.glob(f"*/*{_UNFINISHED}"):
+            with contextlib.suppress(FileNotFoundError):  # another job has just finished or removed it
+                if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                    path.unlink()
+
+    def bytes(self) -> int:
+        """The total size of the stored units."""
+        total = 0
+        for folder in os.scandir(self.directory):
+            for entry in os.scandir(folder) if folder.is_dir() else ():
+                if entry.name.endswith(_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat().st_size
+        return total
+
+    def _has_room(self, size: int) -> bool:
+        """Whether so many bytes fit. The folder may hold thousands of files, so it is rarely listed.
+
+        A process knows what it has stored itself. It lists the folder again after a thousandth of the limit, at each
+        unit in the last tenth, and where the cache is full, at times. So up to a hundred processes stay below the
+        limit, but for one unit of each.
+        """
+        known = _KNOWN.get(self.directory)
+        full = known is not None and known.bytes + size > self.limit
+        if (
+            known is None
+            or known.stored > self.limit // 1000
+            or (not full and known.bytes > self.limit * 9 // 10)
+            or (full and known.refused >= _REFUSED)
+        ):
+            known = _KNOWN[self.directory] = _Known(self.bytes())
+        if known.bytes + size > self.limit:
+            known.refused += 1
+            return False
+        known.bytes += size
+        known.stored += size
+        return True
+
+    def holds(self, tokenizer_hash: str, text_hash: str) -> bool:
+        return self._path(tokenizer_hash, text_hash).exists()
+
+    def load(self, tokenizer_hash: str, text_hash: str) -> Encoded | None:
+        """The unit that `store` was given, or None."""
+        try:
+            content = self._path(tokenizer_hash, text_hash).read_bytes()
+        except FileNotFoundError:
+            return None
+        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if _digest(body) != digest:
+            return None
+        line, _, data = body.partition(b"\n")
+        header = json.loads(line)
+        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, self.rule):
+            return None
+        id_bytes = header["tokens"] * np.dtype(header["dtype"]).itemsize
+        lengths = np.frombuffer(data, "<u4", offset=id_bytes)
+        ids = np.frombuffer(data, header["dtype"], header["tokens"])
+        return Encoded(
+            ids.astype(ids.dtype.newbyteorder("="), copy=False),
+            _ends(lengths[: header["sentences"]]),
+            _ranges(lengths[header["sentences"] :]),
+            header["empty"],
+        )
+
+    def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
+        """Stores an encoded unit, unless the cache is full. Raises OSError, for example if the disk is full."""
+        ids = encoded.ids.astype(encoded.ids.dtype.newbyteorder("<"), copy=False)
+        header = {
+            "tokenizer": tokenizer_hash,
+            "text": text_hash,
+            "rule": self.rule,
+            "dtype": ids.dtype.str,
+            "tokens": len(ids),
+            "sentences": len(encoded.offsets) - 1,
+            "empty": encoded.empty,
+        }
+        lengths = np.concatenate([np.diff(encoded.offsets), np.diff(encoded.documents, axis=1)[:, 0]]).astype("<u4")
+        body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
+        path = self._path(tokenizer_hash, text_hash)
+        path.parent.mkdir(parents=True, exist_ok=True)  # on a worker of an engine, none may have made it
+        if not self._has_room(len(body) + _DIGEST_BYTES):
+            return
+        unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
+        try:
+            unfinished.write_bytes(body + _digest(body))
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _path(self, tokenizer_hash: str, text_hash: str) -> Path:
+        return self.directory / f"{tokenizer_hash[:_NAMED_BY]}-r{self.rule}" / (text_hash + _SUFFIX)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+
+
+def _ends(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+    ends = _ends(lengths)
+    return np.stack([ends[:-1], ends[1:]], axis=1)
+
+
+# Encodes the text of a unit: sentence splitting, then the tokenizer; or the result that a token cache holds.
+
+
+def refuse_newlines(tokenizer: Tokenizer) -> None:
+    """Raises UserError for a tokenizer that cannot keep line breaks."""
+    if not tokenizer.spec.keeps_newlines:
+        more = ", or its normalizer or added tokens join white space" if tokenizer.kind == "bpe" else ""
+        raise UserError(
+            f"--newlines keep: the {KINDS[tokenizer.kind]} vocabulary has no tokens for line breaks{more}. Leave the "
+            "option out, or use byte-level BPE such as the vocabularies of GPT-2, RoBERTa and ModernBERT"
+        )
+
+
+def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, newlines: str = "join") -> Encoded:
+    """The ids of a unit's sentences, from the tokenizer or from the cache.
+
+    newlines   "join" or "keep" (data_prep.sentences); with "keep" the ids of a document are those of its whole text
+    """
+    if cache is None:
+        return _encode(tokenizer, unit, newlines)
+    encoded = cache.load(tokenizer.content_hash, unit.text_hash)
+    if encoded is None:
+        encoded = _encode(tokenizer, unit, newlines)
+        cache.store(tokenizer.content_hash, unit.text_hash, encoded)
+    return encoded
+
+
+def _encode(tokenizer: Tokenizer, unit: Unit, newlines: str) -> Encoded:
+    texts: list[str] = []
+    direct: list[bool] = []  # whether a text continues the one before without a space
+    counts = []
+    for document in unit.documents:
+        found, follows = _texts(tokenizer, document.decode(), newlines)
+        texts += found
+        direct += follows
+        counts.append(len(found))
+    ids, offsets = _encode_texts(tokenizer, texts, direct)
+    present = np.diff(offsets) > 0
+    # Number of sentences with tokens before each sentence, and from that before each document.
+    before = np.concatenate([[0], np.cumsum(present)])
+    borders = before[np.concatenate([[0], np.cumsum(counts)])]
+    documents = np.stack([borders[:-1], borders[1:]], axis=1)
+    documents = documents[documents[:, 0] < documents[:, 1]]
+    kept = np.append(offsets[:-1][present], offsets[-1])
+    return Encoded(ids, kept, documents, len(unit.documents) - len(documents))
+
+
+def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str], list[bool]]:
+    """The sentences of a document with the white space that their ids include, and whether each continues the text."""
+    if newlines == "keep":
+        pieces = kept_pieces(document)
+        return pieces, [number > 0 for number in range(len(pieces))]
+    sentences, direct = joined_sentences(document)
+    if tokenizer.kind == "bpe":
+        # Tokens of byte-level BPE include the space before a word, so a sentence inside of a text is encoded
+        # differently from one that begins it: to RoBERTa "well. As such" is one text, and "As" has a space before it.
+        follows = zip(sentences, direct, strict=True)
+        spaced = [one if not number or joins else f" {one}" for number, (one, joins) in enumerate(follows)]
+        return spaced, direct
+    return sentences, direct
+
+
+def _encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], direct: Sequence[bool]
+) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"]]:
+    """The concatenated ids of the texts, and the offsets at which each text begins."""
+    if not any(direct) or tokenizer.within_text is tokenizer:
+        return tokenizer.encode_many(texts)
+    within = np.array(direct)
+    encoders = (tokenizer, ~within), (tokenizer.within_text, within)
+    parts = [
+        encoder.encode_many([text for text, chosen in zip(texts, some, strict=True) if chosen])
+        for encoder, some in encoders
+    ]
+    ids = np.concatenate([part for part, _ in parts])
+    begins, lengths = np.zeros((2, len(texts)), np.int64)
+    for first, (_, some), (_, offsets) in zip((0, len(parts[0][0])), encoders, parts, strict=True):
+        begins[some], lengths[some] = first + offsets[:-1], np.diff(offsets)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])], ends
+
+
+# Builds rows from spans: copies the ids of segments into fixed-width rows, all rows at once, and masks them.
+
+
+# Rows processed at a time: bounds the memory of the working arrays and changes no result.
+ROWS_PER_BATCH = 4096
+
+
+def fill_rows(
+    spans: Spans, keys: UInt64[np.ndarray, "Q"], packed: Packed, seq_len: int, pack: int, tokenizer: Tokenizer
+) -> Rows:
+    """Rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]` with their keys, at their packed positions."""
+    sequences, segments = spans.sequences[packed.order], spans.segments
+    bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
+    lengths = bounds[..., 1] - bounds[..., 0]
+    ends = np.cumsum(lengths + 1, axis=1)  # position in the sequence of the [SEP] after each segment; [CLS] is at 0
+    count = int(packed.rows[-1]) + 1
+    starts = packed.rows * seq_len + packed.starts  # of each sequence, as an index into R*T
+
+    ids = np.full(count * seq_len, tokenizer.pad_id, tokenizer.id_dtype)
+    ids[starts] = tokenizer.cls_id
+    ids[starts[:, None] + ends] = tokenizer.sep_id
+    firsts = starts[:, None] + ends - lengths  # index of the first id of each segment
+    repeats = lengths.reshape(-1)
+    before = np.cumsum(repeats) - repeats  # number of ids copied before each segment
+    running = np.arange(repeats.sum())
+    targets = running + np.repeat(firsts.reshape(-1) - before, repeats)
+    ids[targets] = spans.ids[running + np.repeat(bounds[..., 0].reshape(-1) - before, repeats)]
+
+    def column(values: np.ndarray, absent: int, dtype: type[np.integer]) -> np.ndarray:
+        filled = np.full((count, pack), absent, dtype)
+        filled[packed.rows, packed.places] = values
+        return filled
+
+    return Rows(
+        input_ids=ids.reshape(count, seq_len),
+        sequence_lengths=column(ends[:, -1] + 1, 0, np.uint16),
+        first_segment_lengths=column(ends[:, 0] + 1, 0, np.uint16),
+        next_sentence_labels=column(sequences[:, 4], -1, np.int8),
+        sequence_keys=column(keys[packed.order], 0, np.uint64),
+    )
+
+
+def count_predictions(rows: Rows, masker: Masker) -> int:
+    """The number of predictions that the rows have in epoch 0."""
+    return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in row_batches(rows))
+
+
+def count_words(rows: Rows, masker: Masker) -> tuple[int, int]:
+    """The number of words of the rows, and of those that are longer than the mask budget of their sequence."""
+    counts = [masker.count_words(part) for part in row_batches(rows)]
+    return sum(words for words, _ in counts), sum(long for _, long in counts)
+
+
+def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
+    """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
+
+    With unit infill, sequences are shorter, and the text cannot be restored from the result.
+    """
+    id_dtype = rows.input_ids.dtype
+    parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in row_batches(rows)]
+    return rows._replace(
+        input_ids=np.concatenate([part.input_ids for part in parts]).astype(id_dtype),
+        sequence_lengths=np.concatenate([part.sequence_lengths for part in parts]),
+        first_segment_lengths=np.concatenate([part.first_segment_lengths for part in parts]),
+        masked_positions=np.concatenate([part.positions for part in parts]).astype(np.uint16),
+        masked_ids=np.concatenate([part.ids for part in parts]).astype(id_dtype),
+        masked_counts=np.concatenate([part.counts for part in parts]).astype(np.uint16),
+    )
+
+
+def row_batches(rows: Rows) -> Iterator[Rows]:
+    """The rows, ROWS_PER_BATCH at a time."""
+    for start in range(0, len(rows.input_ids), ROWS_PER_BATCH):
+        yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]
+
+
+# The work of one data-preparation task: turns the text of a unit into shards of rows.
 
 
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:

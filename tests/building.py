@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent

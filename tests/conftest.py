@@ -137,18 +137,18 @@ def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vocab_dir(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer folder of 1000 ids, trained on sample_text."""
-    from data_prep import train_tokenizer
-    from data_prep.train_tokenizer import TokenizerOptions
+    from data_prep import vocabulary
+    from data_prep.vocabulary import TokenizerOptions
 
     directory = tmp_path_factory.mktemp("tokenizer") / "vocab"
-    train_tokenizer.train(TokenizerOptions(sample_text, directory, vocab_size=1000, lowercase=True))
+    vocabulary.train(TokenizerOptions(sample_text, directory, vocab_size=1000, lowercase=True))
     return directory
 
 
 @pytest.fixture(scope="session")
 def shards_dir(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Output of build_examples on sample_text: nsp, T=64, dynamic masking of whole words, about a fifth held out."""
-    from data_prep import build_examples
+    from bert_jax.commands import build_examples
 
     directory = tmp_path_factory.mktemp("shards") / "shards"
     build_examples.main(

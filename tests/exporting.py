@@ -10,18 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import (
+from bert_jax.model.outputs import (
+    answer_logits,
+    class_logits,
     next_sentence_logits,
     pool_vectors,
     replaced_token_logits,
+    sequence_vectors,
+    tag_logits,
     vocabulary_logits,
 )
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import answer_logits, class_logits, sequence_vectors, tag_logits
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.model.transformer import gather_positions
+from bert_jax.tasks.rows import TaskBatch
 
 SCRIPT = Path(__file__).parent / "tools" / "check_export.py"
 TEXT = "The cat sat on a mat, unwantable dogs."
@@ -72,7 +75,7 @@ def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
     inputs = {"input_ids": ids, "attention_mask": mask} | (
         {"segment_ids": segments} if loaded.model.segment_types > 1 else {}
     )
-    outputs = jax.device_get(run(paths.unflatten(loaded.params), batch))
+    outputs = jax.device_get(run(layers.unflatten(loaded.params), batch))
     return outputs | {name: value.astype(np.int64) for name, value in inputs.items()}
 
 

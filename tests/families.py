@@ -7,9 +7,9 @@ import jax
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import init_params
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 
 BERT = ModelConfig(
     vocab_size=61,
@@ -62,9 +62,9 @@ FAMILIES = {name: dataclasses.replace(BERT, **changes) for name, changes in CHAN
 
 def random_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     """Parameters with every bias and scale off its initial value, so that none can be forgotten unseen."""
-    flat = paths.flatten(init_params(config, heads, jax.random.key(0)))
+    flat = layers.flatten(init_params(config, heads, jax.random.key(0)))
     for index, (path, value) in enumerate(flat.items()):
         if path.endswith(("bias", "scale")):
             noise = 0.2 * jax.random.normal(jax.random.key(index), value.shape)
             flat[path] = value + (noise.at[config.vocab_size :].set(0) if path == "mlm_head/bias" else noise)
-    return paths.unflatten(flat)
+    return layers.unflatten(flat)

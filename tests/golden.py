@@ -13,16 +13,16 @@ import numpy as np
 import safetensors.numpy
 from random_checkpoints import write_vocabulary
 
-from bert_jax import tokenizer
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.interop import huggingface
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.bert import Encoded
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import Encoded
 from bert_jax.shapes import padded_vocabulary
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.rows import TaskBatch
+from bert_jax.tokenization import tokenizer
 
 TESTDATA = Path(__file__).parent / "testdata"
 TOLERANCE = 1e-5

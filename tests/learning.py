@@ -28,12 +28,12 @@ from benchmarks.common import run_command
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
-from bert_jax.train.objectives.causal_lm import unmasked
-from data_prep import readers, train_tokenizer
-from data_prep.build_examples import build
+from bert_jax.train.objectives.language_modeling import unmasked
+from data_prep import readers, vocabulary
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.sentences import document_sentences
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep.vocabulary import TokenizerOptions
 
 BOOKS = str(ROOT / "data_prep" / "sample" / "books" / "*.txt.xz")
 MARGIN = 0.15  # nats below the entropy
@@ -165,7 +165,7 @@ def write_shards(case: Case, folder: Path) -> None:
     if case.text == "chains":
         size = 400
     lowercase = case.text == "books"
-    train_tokenizer.train(TokenizerOptions(source, folder / "vocabulary", vocab_size=size, lowercase=lowercase))
+    vocabulary.train(TokenizerOptions(source, folder / "vocabulary", vocab_size=size, lowercase=lowercase))
     build(
         BuildOptions(
             source,

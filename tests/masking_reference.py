@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import UNITS, Masked, Masker, MaskingRule
+from bert_jax.data.masking.masker import Masked, Masker
+from bert_jax.data.masking.rule import UNITS, MaskingRule
 
 KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that keep every position of a row
 

@@ -11,8 +11,8 @@ import numpy as np
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
 import bert_jax
-from bert_jax.interop import bert_jax_export
-from bert_jax.model.heads import Heads
+from bert_jax.interop import export
+from bert_jax.model.heads.config import Heads
 
 CLASSES = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat"]
@@ -22,10 +22,10 @@ ROWS = [{"text": text, "label": label} for text, label in zip(TEXTS, ["sad", "gl
 def write_models(folder: Path) -> None:
     """Writes a masked language model to folder/lm and a classifier to folder/moods."""
     language_model = random_checkpoint(folder / "vocabulary", odd_config(), PRETRAINING, origin="a language model")
-    bert_jax_export.write(language_model, folder / "lm")
+    export.write(language_model, folder / "lm")
     heads = Heads(pooler=True, classes=3)
     classifier = random_checkpoint(folder / "words", odd_config(), heads, task=CLASSES, origin="a classifier")
-    bert_jax_export.write(classifier, folder / "moods")
+    export.write(classifier, folder / "moods")
 
 
 def answers(models: Path) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax import tokenizer
 from bert_jax.config import ModelConfig
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.tokenization import tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cat", "dog", "sat", "on", "a", "mat", ".", "un", "##want", "##able", "##s", "river"]
@@ -37,7 +37,7 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
     generator = np.random.default_rng(0)
     params = {
         path: (0.3 * generator.standard_normal(leaf.shape)).astype(np.float32)
-        for path, leaf in paths.flatten(abstract_params(config, heads)).items()
+        for path, leaf in layers.flatten(abstract_params(config, heads)).items()
     }
     for path in ("embeddings/token/table", "mlm_head/bias", "mlm_head/output/table", "lm_head/output/table"):
         if path in params:

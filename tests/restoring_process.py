@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.partitioning import make_mesh
+from bert_jax.train.sharding import make_mesh
 
 READ = "/tensorstore/kvstore/file/bytes_read"
 

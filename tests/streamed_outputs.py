@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from emulated_store import EmulatedStore, as_pyarrow
 
+from bert_jax.commands import copy_examples
 from bert_jax.data.shards import open_dataset, write_shard
-from bert_jax.data.streamed_dataset import open_streamed
+from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
-from data_prep import copy_examples
 
 
 def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, first: int = 0) -> Path:

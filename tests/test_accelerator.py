@@ -17,7 +17,7 @@ from tiny_batches import lay, random_sequence
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.lineage import BidirectionalLMObjective
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim
 from bert_jax.train import step as step_lib
@@ -48,7 +48,7 @@ def gradients(family: str, device: Any) -> dict[str, np.ndarray]:
     given = jax.device_put((params, batch, counts, key), device)
     found, terms = jax.jit(functools.partial(step_lib.accumulate, plan))(*given)
     losses = {f"loss of {name}": term.loss for name, term in terms.items()}
-    return {name: np.asarray(value) for name, value in (paths.flatten(found) | losses).items()}
+    return {name: np.asarray(value) for name, value in (layers.flatten(found) | losses).items()}
 
 
 @pytest.mark.accelerator

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parent.parent
 # As in docs/architecture.md: a package imports packages of its own layer and of those above it. Modules that no layer
 # names are the last layer: the commands, and the functions of `import bert_jax`.
 LAYERS = (
-    ("bert_jax.command", "bert_jax.shapes", "bert_jax.array_types", "bert_jax.progress", "bert_jax.glibc"),
+    ("bert_jax.command_line", "bert_jax.shapes", "bert_jax.array_types", "bert_jax.progress", "bert_jax.train.host"),
     ("bert_jax.config", "bert_jax.storage", "bert_jax.checksum"),
-    ("bert_jax.tokenization", "bert_jax.vocabulary", "bert_jax.tokenizer"),
+    ("bert_jax.tokenization", "bert_jax.tokenization.vocabulary", "bert_jax.tokenization.tokenizer"),
     ("bert_jax.data",),
     ("bert_jax.model",),
     ("bert_jax.train",),

@@ -10,7 +10,7 @@ from beartype.roar import BeartypeCallHintViolation
 
 from bert_jax import array_types
 from bert_jax.data import example
-from data_prep import lengths
+from data_prep import units
 
 PROGRAM = """
 import sys
@@ -38,6 +38,6 @@ def test_calls_are_checked_with_and_without_array_types(pytestconfig: pytest.Con
     if not pytestconfig.getoption("jaxtyping_packages"):
         pytest.skip("types are not checked in this run (--jaxtyping-packages=)")
     with pytest.raises(jaxtyping.TypeCheckError, match="summarise"):
-        lengths.summarise(np.zeros((2, 2), np.int64))
+        units.summarise(np.zeros((2, 2), np.int64))
     with pytest.raises(BeartypeCallHintViolation, match="max_predictions"):
         example.max_predictions("128", 1, 0.15)

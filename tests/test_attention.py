@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 from families import FAMILIES
 
-from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
-from bert_jax.model.attention import kernels
+from bert_jax.errors import UserError
+from bert_jax.model.attention import kernels as attention_kernels
+from bert_jax.model.attention.layer import kernels
+from bert_jax.model.attention.library import (
+    cudnn_attention,
+    cudnn_attention_by_length,
+    einsum_attention,
+    softmax_narrow,
+)
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.ops import attention_kernels
-from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
-from bert_jax.model.ops.attention_einsum import einsum_attention, softmax_narrow
-from bert_jax.model.placement import Placement
-from bert_jax.model.runtime import Runtime, platform_of
-from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
-from bert_jax.train.mesh_placement import OnMesh
-from bert_jax.train.partitioning import make_mesh
+from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
+from bert_jax.model.runtime import Placement, Runtime, platform_of
+from bert_jax.train.sharding import OnMesh, make_mesh
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}

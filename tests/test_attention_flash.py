@@ -9,17 +9,15 @@ import pytest
 from jax.sharding import PartitionSpec
 from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 
-from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.model.attention import flash
+from bert_jax.model.attention.flash import Grid, flash_attention
 from bert_jax.model.dropout import keep_mask, row_seeds
-from bert_jax.model.ops import attention_flash
-from bert_jax.model.ops.attention_flash import Grid
-from bert_jax.model.ops.attention_flash_kernels import flash_attention
-from bert_jax.model.placement import Placement
+from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
-from bert_jax.train.mesh_placement import OnMesh
-from bert_jax.train.partitioning import ROWS, make_mesh
-from bert_jax.train.shard_placement import InShard
+from bert_jax.train.gradient_sums import InShard
+from bert_jax.train.sharding import ROWS, OnMesh, make_mesh
 
 ON_MESH = OnMesh()
 OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}
@@ -45,7 +43,7 @@ OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}
 def test_values_and_gradients_are_those_of_einsum_with_the_same_seeds(
     slots, window, causal, rate, width, largest_block, monkeypatch
 ):
-    monkeypatch.setattr(attention_flash, "LARGEST_BLOCK", largest_block)
+    monkeypatch.setattr(flash, "LARGEST_BLOCK", largest_block)
     seeds = row_seeds(jax.random.key(9), (), 2)
 
     def kernel(query, key, value, sequence_ids, visible):

@@ -12,23 +12,24 @@ import test_families
 from families import FAMILIES
 
 from bert_jax.config import MeshConfig
+from bert_jax.model.attention import kernels
+from bert_jax.model.attention.flash import flash_attention
+from bert_jax.model.attention.library import (
+    banded_attention,
+    cudnn_attention,
+    cudnn_attention_by_length,
+    einsum_attention,
+    saves,
+    splash_attention,
+)
+from bert_jax.model.attention.triton import triton_attention
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.heads import Heads
-from bert_jax.model.ops import attention_kernels
-from bert_jax.model.ops.attention_banded import banded_attention, saves
-from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
-from bert_jax.model.ops.attention_einsum import einsum_attention
-from bert_jax.model.ops.attention_flash_kernels import flash_attention
-from bert_jax.model.ops.attention_splash import splash_attention
-from bert_jax.model.ops.attention_triton_kernels import triton_attention
-from bert_jax.model.placement import Placement
-from bert_jax.model.runtime import Runtime
-from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
-from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.side_by_side import SideBySideBatch
-from bert_jax.train.mesh_placement import OnMesh
-from bert_jax.train.partitioning import make_mesh
+from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.runtime import Placement, Runtime
+from bert_jax.tasks.rows import SideBySideBatch, TaskBatch
+from bert_jax.train.sharding import OnMesh, make_mesh
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -230,16 +231,16 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 
         return attend
 
-    monkeypatch.setattr(attention_kernels, "choose", lambda *_: "cudnn")
-    monkeypatch.setattr(attention_kernels, "cudnn_attention", kernel("mask"))
-    monkeypatch.setattr(attention_kernels, "cudnn_attention_by_length", kernel("lengths"))
+    monkeypatch.setattr(kernels, "choose", lambda *_: "cudnn")
+    monkeypatch.setattr(kernels, "cudnn_attention", kernel("mask"))
+    monkeypatch.setattr(kernels, "cudnn_attention_by_length", kernel("lengths"))
     config = FAMILIES[family]
 
     def encode(params):
         model = bind(config, Heads(), params, Runtime(layer_loop="unrolled"))
         return model.encode_at(batch, jnp.zeros((batch.input_ids.shape[0], 2), jnp.int32))
 
-    attention_kernels.log_choice.cache_clear()
+    kernels.log_choice.cache_clear()
     jax.eval_shape(encode, abstract_params(config, Heads()))
     assert calls == collections.Counter(mask=with_mask, lengths=with_lengths)
     old = jax.__version_info__ < (0, 11, 1)
@@ -280,7 +281,7 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
         chosen.add("einsum" if kernel == "banded" and not situation.local else kernel)
         return "einsum" if kernel == "banded" and not situation.local else kernel
 
-    monkeypatch.setattr(attention_kernels, "choose", choose)
+    monkeypatch.setattr(kernels, "choose", choose)
     for name, function in KERNELS[kernel].items():
         monkeypatch.setattr(f"bert_jax.model.ops.{name}", function)
     # Not from the cache of what einsum gave.

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 
+from bert_jax.model.attention.library import einsum_attention
+from bert_jax.model.attention.triton import padded_length, triton_attention
 from bert_jax.model.dropout import keep_mask, row_seeds
-from bert_jax.model.ops.attention_einsum import einsum_attention
-from bert_jax.model.ops.attention_triton import padded_length
-from bert_jax.model.ops.attention_triton_kernels import triton_attention
-from bert_jax.model.placement import Placement
-from bert_jax.model.token_positions import token_positions, visible_keys
+from bert_jax.model.embeddings import token_positions, visible_keys
+from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
 
 OPTIONS = {"precision": HIGHEST, "placement": Placement(), "interpret": True}

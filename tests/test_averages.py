@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 from bert_jax.train import optim
 
 

@@ -10,10 +10,12 @@ import pytest
 import safetensors.numpy
 from random_checkpoints import odd_config, random_checkpoint, write_vocabulary
 
-from bert_jax import command, convert, embed, export, fill_mask
-from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
-from bert_jax.model.heads import Heads
-from bert_jax.storage.local import read_json
+from bert_jax import command_line
+from bert_jax.commands import convert, embed, export, fill_mask
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def error_of(monkeypatch, capsys):
     def run(main, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
-            command.run(main)
+            command_line.run(main)
         message = capsys.readouterr().err
         assert stopped.value.code == 2, message
         assert message.count("\n") == 1 and message.startswith("error: "), message

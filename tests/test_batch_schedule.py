@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from bert_jax.data.batch_schedule import batch_schedule, batch_segments
-from bert_jax.data.masking import rate_schedule
 from bert_jax.data.phases import parse_phases
-from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.data.schedules import StepSchedule, batch_schedule, batch_segments, rate_schedule
+from bert_jax.errors import UserError
 
 STEPS = 60
 borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambda steps: (0, *sorted(steps)))

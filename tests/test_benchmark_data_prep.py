@@ -13,7 +13,7 @@ import pytest
 from benchmarks.corpus import write_mixture, write_sentences
 from benchmarks.data_prep import exponent, order
 from data_prep import readers
-from data_prep.cleaning import near_duplicates
+from data_prep.cleaning import unit
 from data_prep.sentences import document_sentences
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def test_text_that_is_read_again_has_new_words_and_no_near_duplicates(tmp_path: 
     assert found[: len(once)] == once
     texts = [" ".join(found[start : start + len(once)]) for start in (0, len(once))]
     assert len(texts[0].split()) == len(texts[1].split()) and texts[0].count("\n") == texts[1].count("\n")
-    left, right = map(near_duplicates.shingles, texts)
+    left, right = map(unit.shingles, texts)
     assert len(np.intersect1d(left, right)) < 0.4 * len(left)
     assert len({*texts[1].split()} - {*texts[0].split()}) > 0.05 * len(texts[1].split())
 

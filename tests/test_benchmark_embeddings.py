@@ -8,9 +8,9 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
 from benchmarks import embeddings, embeddings_peer, turns
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from random_checkpoints import random_checkpoint
 
 from benchmarks import scores
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
-from bert_jax.interop import bert_jax_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.tasks.example import Sentence
-from bert_jax.tasks.kinds.question_files import read_squad
+from bert_jax.tasks.kinds.question_data import read_squad
+from bert_jax.tasks.rows import Sentence
 
 
 def article(title: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_a_crf_learns_transitions_at_its_own_rate_and_predicts_no_invalid_tags(
         scores.write_sentences(sentences, tmp_path / "conll2003" / f"eng.{split}")
     monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
     tiny = ModelConfig(vocab_size=131, layers=1, width=16, heads=2, feed_forward=16, max_positions=128)
-    bert_jax_export.write(random_checkpoint(tmp_path / "words", tiny), tmp_path / "start")
+    export.write(random_checkpoint(tmp_path / "words", tiny), tmp_path / "start")
     line = ["--table=crf", f"--model={tmp_path / 'start'}", f"--runs={tmp_path / 'runs'}", "--sentences=64"]
     scores.main([*line, "--epochs=2", "--seeds=1", "--methods", "independent", "crf_1", "crf_100"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 from tiny_batches import lay, random_sequence
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.model import paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind, init_params
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors, vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import (
+    class_logits,
+    masked_logits,
+    next_sentence_logits,
+    pool_vectors,
+    tag_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import class_logits, tag_logits
+from bert_jax.model.transformer import gather_positions
 
 CONFIG = ModelConfig(
     vocab_size=61,
@@ -68,7 +74,7 @@ def total_gradients(params, batch: Batch):
 
 def losses_and_gradients(params, batch: Batch):
     gradients, parts = total_gradients(params, batch)
-    return parts, paths.flatten(gradients)
+    return parts, layers.flatten(gradients)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "runtime"))
@@ -83,16 +89,16 @@ def encode(*arguments, **options) -> np.ndarray:
 @pytest.fixture(scope="module")
 def params():
     """Parameters with every bias and scale off its initial value, so that none can be forgotten unseen."""
-    flat = paths.flatten(init_params(CONFIG, PRETRAINING, KEY))
+    flat = layers.flatten(init_params(CONFIG, PRETRAINING, KEY))
     for index, (path, value) in enumerate(flat.items()):
         if path.endswith(("bias", "scale")):
             noise = 0.2 * jax.random.normal(jax.random.key(index), value.shape)
             flat[path] = value + (noise.at[61:].set(0) if path == "mlm_head/bias" else noise)
-    return paths.unflatten(flat)
+    return layers.unflatten(flat)
 
 
 def test_paths_and_shapes_are_the_documented_ones():
-    found = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(CONFIG, EVERY_HEAD)).items()}
+    found = {path: leaf.shape for path, leaf in layers.flatten(abstract_params(CONFIG, EVERY_HEAD)).items()}
     norms = ("embeddings/norm", "mlm_head/norm")
     layer_norms = ("encoder/layers/attention_norm", "encoder/layers/feed_forward_norm")
     wanted = {
@@ -125,8 +131,8 @@ def test_paths_and_shapes_are_the_documented_ones():
 
 
 def test_initial_values_depend_on_key_and_path_alone():
-    few = paths.flatten(init_params(CONFIG, Heads(), KEY))
-    many = paths.flatten(init_params(CONFIG, EVERY_HEAD, KEY))
+    few = layers.flatten(init_params(CONFIG, Heads(), KEY))
+    many = layers.flatten(init_params(CONFIG, EVERY_HEAD, KEY))
     assert len(many) > len(few)
     for path, value in few.items():
         assert value.dtype == jnp.float32
@@ -136,7 +142,7 @@ def test_initial_values_depend_on_key_and_path_alone():
 
 
 def test_initial_biases_are_zero_scales_one_and_vocabulary_padding_zero():
-    for path, value in paths.flatten(init_params(CONFIG, EVERY_HEAD, KEY)).items():
+    for path, value in layers.flatten(init_params(CONFIG, EVERY_HEAD, KEY)).items():
         if path.endswith(("bias", "scale")):
             np.testing.assert_array_equal(value, float(path.endswith("scale")))
         else:

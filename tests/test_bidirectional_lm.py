@@ -25,17 +25,18 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, export, fill_mask, pretraining, report
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate, export, pretrain, report
+from bert_jax.commands.embed import embed
 from bert_jax.config import PretrainConfig
 from bert_jax.config.training import PretrainDataConfig
-from bert_jax.embed import embed
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.lineage import BidirectionalLMObjective
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import fill_mask
 from bert_jax.train.objectives import means, total_loss
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
 
@@ -58,14 +59,14 @@ def test_two_directions_equal_two_lstms_of_torch(tmp_path, name, runtime):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    params = jax.tree.map(jnp.asarray, layers.unflatten(golden.loaded.params))
     (total, (encoded, metrics)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
     assert encoded.last.shape[-1] == encoded.embeddings.shape[-1] == config.width
     assert_hidden_states_close(golden, encoded)
     assert_close(total, golden.output("loss"), "loss")
     assert_close(metrics["forward_lm_loss"], golden.output("forward_loss"), "forward_lm_loss")
     assert_close(metrics["backward_lm_loss"], golden.output("backward_loss"), "backward_lm_loss")
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     wanted = golden.tensors("gradients")
     assert flat.keys() == wanted.keys()
     assert_no_gradient_in_padding(flat, config.vocab_size)
@@ -166,7 +167,7 @@ def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path
     def run(workdir, steps: int) -> None:
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}", *TINY)
         options = ("--config.optimizer.schedule=constant", "--config.batch_size=16", f"--config.steps={steps}")
-        pretraining.main([*place, *(f"--config.model.{option}" for option in model), loop, *options])
+        pretrain.main([*place, *(f"--config.model.{option}" for option in model), loop, *options])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)

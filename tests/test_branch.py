@@ -10,16 +10,16 @@ import pytest
 from tiny_runs import RECIPE, TINY
 
 from bert_jax import pretraining
-from bert_jax.command import Stopped, UserError
+from bert_jax.commands import pretrain
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import Stopped, UserError
 from bert_jax.train import loop, metrics
-from bert_jax.train.branch import RECORD, open_branch
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.orbax_io import read_meta
 from bert_jax.train.run import TOKENS_BEFORE
-from bert_jax.train.workdir import saved_steps
+from bert_jax.train.workdir import RECORD, open_branch, saved_steps
 
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 SETTINGS = (
@@ -55,7 +55,7 @@ def dying(last: int) -> type[PhasedLoader]:
 
 def train(shards: Path, workdir: Path, *overrides: str) -> dict:
     flags = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards}", *TINY, *SETTINGS]
-    pretraining.main([*flags, *overrides])
+    pretrain.main([*flags, *overrides])
     return json.loads((workdir / "result.json").read_text()) | {"seconds": 0}
 
 

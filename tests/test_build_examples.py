@@ -14,23 +14,25 @@ import psutil
 import pytest
 from building import PATIENCE, ROOT, command_line, contents, finished_units, wait_for
 
-from bert_jax import command
-from bert_jax import tokenizer as tokenizers
-from bert_jax.command import UserError
+from bert_jax import command_line as command
+from bert_jax import errors
+from bert_jax.commands import build_examples as commands_build_examples
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import PAIRS, PARTS, Part, read_manifest
-from bert_jax.data.masking import Masker, MaskingRule
+from bert_jax.data.manifest import OBJECTIVES, PAIRS, PARTS, Part, read_manifest
+from bert_jax.data.masking.masker import Masker
+from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset
-from data_prep import build_examples, build_options, readers
-from data_prep.build_examples import build
-from data_prep.build_options import BuildOptions
-from data_prep.encoding import encode
+from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer as tokenizers
+from data_prep import build as build_examples
+from data_prep import build_options, readers
+from data_prep.build import build
+from data_prep.build_options import WHOLE, BuildOptions
 from data_prep.inspection import verify
 from data_prep.job import Arguments
-from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
-from data_prep.shares import WHOLE
 from data_prep.units import UnitSplitter
+from data_prep.worker import encode
 
 
 def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
@@ -454,8 +456,8 @@ def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
 
     monkeypatch.setattr(build_examples, "build", stopped)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(command.Stopped) as caught:
-        build_examples.main(command_line(arguments)[4:])
+    with pytest.raises(errors.Stopped) as caught:
+        commands_build_examples.main(command_line(arguments)[4:])
     assert ended and signal.getsignal(signal.SIGTERM) == before
     assert str(caught.value).startswith("stopped by SIGTERM")
     assert ("out.incomplete: run the same command again" in str(caught.value)) == kept
@@ -637,7 +639,7 @@ def test_units_hold_two_documents_and_every_document_once() -> None:
 
 def test_command_teaches_its_flags(capsys) -> None:
     with pytest.raises(SystemExit):
-        build_examples.main(["--help"])
+        commands_build_examples.main(["--help"])
     told = capsys.readouterr().out
     for field in ("--input", "--dupe_factor", "--mask_unit", "--workers", "--eval_fraction", "manifest.json"):
         assert field in told

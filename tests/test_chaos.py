@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import TINY
 
 from benchmarks import killed_lives, resume
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.train import checkpoint
 
 

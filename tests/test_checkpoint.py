@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig
+from bert_jax.errors import UserError
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.orbax_io import DamagedCheckpoint
 from bert_jax.train.workdir import latest_step

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
-from bert_jax import export
-from bert_jax.command import UserError
+from bert_jax.commands import export as commands_export
 from bert_jax.config import TrainConfig
-from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export
-from bert_jax.interop.initial_checkpoint import open_initial
+from bert_jax.errors import UserError
+from bert_jax.interop import export, huggingface_export
+from bert_jax.interop import open_checkpoint as checkpoint_average
+from bert_jax.interop.initial import open_initial
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.model.paths import unflatten
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.layers import unflatten
 from bert_jax.train import checkpoint
 from bert_jax.train.workdir import CHECKPOINTS
 
@@ -30,7 +31,7 @@ def scaled(loaded, factor):
 @pytest.fixture(scope="module")
 def workdir(loaded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    bert_jax_export.write(loaded, folder)
+    export.write(loaded, folder)
     (folder / "result.json").write_text('{"eval_loss": 1.5}')
     with checkpoint.Checkpoints(folder / CHECKPOINTS, keep=0) as checkpoints:
         for step, factor in FACTORS.items():
@@ -72,7 +73,7 @@ def test_an_unavailable_average_is_refused(workdir, named, average, message):
 
 
 def test_an_average_is_exported_and_named_in_the_model_card(loaded, workdir, tmp_path):
-    export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), "--average", "last:2"])
+    commands_export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), "--average", "last:2"])
     assert_same_tensors(open_checkpoint(tmp_path / "out").params, scaled(loaded, 10))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "The weights are the mean of the last 2 checkpoints." in card and "eval_loss" not in card

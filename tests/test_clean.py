@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from test_cleaning_rules import PROSE, SENTENCES
 
-from bert_jax.command import UserError
-from data_prep import clean as command
+from bert_jax.commands import clean as commands_clean
+from bert_jax.commands.clean import CleanOptions, clean
+from bert_jax.errors import UserError
 from data_prep import readers
-from data_prep.clean import CleanOptions, clean
-from data_prep.cleaning import merging, rules, unit
-from data_prep.cleaning.near_duplicates import BANDS
+from data_prep.cleaning import job as command
+from data_prep.cleaning import rules, unit
+from data_prep.cleaning.unit import BANDS
 
 
 def prose(number: int) -> str:
@@ -49,7 +50,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
-    monkeypatch.setattr(command, "UNIT_MB", 0.004)
+    monkeypatch.setattr(commands_clean, "UNIT_MB", 0.004)
 
 
 def kept(output: Path) -> list[str]:
@@ -70,7 +71,7 @@ def test_each_document_is_kept_or_counted_by_reason(corpus, tmp_path):
     assert json.loads((output / "report.json").read_text()) == found
     page = (output / "index.html").read_text()
     assert "gopher_length" in page and "Too short." in page
-    assert not (output / "job").exists() and len(np.load(output / merging.SIGNATURES)) == len(wanted)
+    assert not (output / "job").exists() and len(np.load(output / command.SIGNATURES)) == len(wanted)
 
 
 def test_the_speed_of_a_step_counts_only_the_text_that_reaches_it(corpus, tmp_path, monkeypatch):
@@ -112,8 +113,8 @@ def test_a_document_is_dropped_that_resembles_a_near_duplicate_in_one_of_two_out
     other[0] = one[0]
     for name, signature in (("a", one), ("b", other)):
         (tmp_path / name).mkdir()
-        np.save(tmp_path / name / merging.SIGNATURES, signature[None])
-    seen = merging.Merging(CleanOptions("x", "y", near_duplicates=True).steps)
+        np.save(tmp_path / name / command.SIGNATURES, signature[None])
+    seen = command.Merging(CleanOptions("x", "y", near_duplicates=True).steps)
     for name in ("a", "b"):
         seen.add_others(tmp_path / name)
     new = np.arange(200, 200 + BANDS, dtype=np.uint64)
@@ -213,7 +214,7 @@ def test_documents_without_words_are_near_duplicates_only_of_equal_ones(tmp_path
 )
 def test_damaged_signatures_are_refused_before_anything_is_cleaned(corpus, tmp_path, damage, message):
     clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
-    file = tmp_path / "first" / merging.SIGNATURES
+    file = tmp_path / "first" / command.SIGNATURES
     file.write_bytes(damage(file.read_bytes()))
     options = CleanOptions(corpus, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first"))
     with pytest.raises(UserError, match=message):
@@ -241,19 +242,19 @@ def test_a_resumed_job_compares_with_the_same_outputs_and_leaves_no_document_tha
         raise RuntimeError("crashed")
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="crashed"):
-        patched.setattr(merging.Merging, "add_others", lambda *_: None)
-        patched.setattr(merging.Merging, "write_signatures", crash)
+        patched.setattr(command.Merging, "add_others", lambda *_: None)
+        patched.setattr(command.Merging, "write_signatures", crash)
         clean(options)
     assert list((tmp_path / "second.incomplete").glob("part-*"))
     with pytest.raises(UserError, match=r"none of the .* documents of --input is left"):
         clean(options)
     assert not list(tmp_path.glob("second*/part-*"))
-    np.save(tmp_path / "first" / merging.SIGNATURES, np.zeros((1, BANDS), np.uint64))
+    np.save(tmp_path / "first" / command.SIGNATURES, np.zeros((1, BANDS), np.uint64))
     assert clean(options)["documents"]["kept"] > 50
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="crashed"):
-        patched.setattr(merging.Merging, "write_signatures", crash)
+        patched.setattr(command.Merging, "write_signatures", crash)
         clean(dataclasses.replace(options, output=tmp_path / "third"))
-    np.save(tmp_path / "first" / merging.SIGNATURES, np.ones((1, BANDS), np.uint64))
+    np.save(tmp_path / "first" / command.SIGNATURES, np.ones((1, BANDS), np.uint64))
     with pytest.raises(UserError, match=r"third\.incomplete"):
         clean(dataclasses.replace(options, output=tmp_path / "third"))
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from building import contents
 
-from bert_jax.command import UserError
+from bert_jax.commands import clean as commands_clean
+from bert_jax.commands import inspect_shards
+from bert_jax.commands.clean import CleanOptions, clean
 from bert_jax.data.manifest import read_manifest
-from data_prep import clean as command
-from data_prep import inspect_shards, readers
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from data_prep import readers
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.clean import CleanOptions, clean
-from data_prep.merge_shards import merge
+from data_prep.merge import merge
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def cleaned(sample_text, tmp_path_factory) -> Path:
     (folder / "few.txt").write_text("\n\n".join([*(text[::-1] for text in documents[:4]), documents[0]]))
     size = sum(map(len, documents))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "UNIT_MB", size / 4e6)
+        patch.setattr(commands_clean, "UNIT_MB", size / 4e6)
         clean(CleanOptions(folder / "many.txt", folder / "many", rules="gopher", duplicate_lines=True, workers=1))
     clean(CleanOptions(folder / "few.txt", folder / "few", workers=1))
     assert len(list((folder / "many").glob("part-*"))) > 2

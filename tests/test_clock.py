@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
+from bert_jax.errors import UserError
 from bert_jax.train import distributed
 from bert_jax.train.clock import Clock, make_clock, read_fractions
 

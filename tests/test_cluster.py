@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.train import cluster
-from bert_jax.train.cluster import Cluster
+from bert_jax.errors import UserError
+from bert_jax.train import distributed
+from bert_jax.train.distributed import Cluster
 
 
 def flags(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    cluster.add_flags(parser)
+    distributed.add_cluster_flags(parser)
     return parser.parse_args(arguments)
 
 
@@ -33,29 +33,29 @@ OPEN_MPI = {
 
 
 def test_one_machine_is_one_process():
-    assert cluster.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
+    assert distributed.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
 
 
 def test_flags_come_before_the_environment():
     environment = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
-    assert cluster.find(flags(), environment) == Cluster("host:1", 2, 0)
-    assert cluster.find(flags("--process_id=1"), environment) == Cluster("host:1", 2, 1)
-    found = cluster.find(flags(*EXPLICIT), environment)
+    assert distributed.find(flags(), environment) == Cluster("host:1", 2, 0)
+    assert distributed.find(flags("--process_id=1"), environment) == Cluster("host:1", 2, 1)
+    found = distributed.find(flags(*EXPLICIT), environment)
     assert found == Cluster("10.0.0.2:8476", 4, 3) and (found.host, found.port) == ("10.0.0.2", 8476)
 
 
 def test_an_address_of_ip_6_is_read():
-    found = cluster.find(flags("--coordinator_address=[fd00::1]:8476", *EXPLICIT[1:]), {})
+    found = distributed.find(flags("--coordinator_address=[fd00::1]:8476", *EXPLICIT[1:]), {})
     assert found is not None and (found.host, found.port) == ("fd00::1", 8476)
 
 
 @pytest.mark.parametrize("environment", [{}, SLURM, OPEN_MPI])
 def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environment):
-    found = cluster.find(flags(), environment)
+    found = distributed.find(flags(), environment)
     assert found == Cluster() and not found.complete
-    assert cluster.find(flags("--process_id=1"), environment) == Cluster(process_id=1)
-    assert cluster.find(flags(*EXPLICIT), environment) == Cluster("10.0.0.2:8476", 4, 3)
-    assert cluster.find(flags("--num_processes=1"), environment) is None
+    assert distributed.find(flags("--process_id=1"), environment) == Cluster(process_id=1)
+    assert distributed.find(flags(*EXPLICIT), environment) == Cluster("10.0.0.2:8476", 4, 3)
+    assert distributed.find(flags("--num_processes=1"), environment) is None
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environm
     ],
 )
 def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):
-    found = cluster.find(flags(*EXPLICIT), environment)
+    found = distributed.find(flags(*EXPLICIT), environment)
     assert found is not None and found.local_device_ids == devices
-    left_to_jax = cluster.find(flags(), environment)
+    left_to_jax = distributed.find(flags(), environment)
     assert left_to_jax is not None and left_to_jax.local_device_ids is None
 
 
 def test_a_scheduler_with_one_task_is_one_process():
-    assert cluster.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert cluster.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
+    assert distributed.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert distributed.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_scheduler_with_one_task_is_one_process():
 def test_values_that_no_scheduler_provides_are_named(given, message):
     """jax's own words, from an environment without a scheduler; pytest's process has started its devices."""
     program = (
-        "import jax, sys\nfrom bert_jax.train import cluster\n"
+        "import jax, sys\nfrom bert_jax.train import distributed as cluster\n"
         f"given = cluster.{given!r}\n"
         "try: jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)\n"
         "except ValueError as error: print(cluster.describe_failure(given, error))"
@@ -120,5 +120,5 @@ def test_values_that_no_scheduler_provides_are_named(given, message):
 )
 def test_a_mistake_is_one_line(arguments, environment, said):
     with pytest.raises(UserError, match=said) as caught:
-        cluster.find(flags(*arguments), environment)
+        distributed.find(flags(*arguments), environment)
     assert "\n" not in str(caught.value)

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax.commands.clean import CleanOptions, clean
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.clean import CleanOptions, clean
-from data_prep.readers import Corpus, Reading, find_sources, plain_text, read
-from data_prep.train_tokenizer import TokenizerOptions, train
+from data_prep.readers import Corpus, Reading, find_sources, read, text
+from data_prep.vocabulary import TokenizerOptions, train
 
 TEXTS = ['He said, "No."\nShe left.', "¿Qué? Sí.", "三。四。", "a \u2028 b\tc", "'x',"]
 COMPRESS = [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress)]
@@ -103,7 +103,7 @@ def test_a_bad_row_is_refused_and_the_rest_is_read(tmp_path, name, content, reas
     ],
 )
 def test_a_bad_table_is_refused(tmp_path, monkeypatch, name, content, reason, message):
-    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 2000)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 2000)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(corpus(tmp_path / name).documents())
@@ -139,7 +139,7 @@ def test_arrow_text_of_every_kind_is_read(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
 def test_a_value_that_is_too_long_is_refused_and_the_rest_is_read(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1000)
     if name == "a.arrow":
         write_arrow(tmp_path / name, ["one", "x" * 1001, "two"])
     else:

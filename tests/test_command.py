@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax import command
-from bert_jax.command import explain_os_error, install_hint
+from bert_jax import command_line
+from bert_jax.command_line import explain_os_error
+from bert_jax.errors import install_hint
 
 PROGRAM = """
 import os, errno, sys
-from bert_jax import command
+from bert_jax import command_line as command
 def main(arguments):
     parser = command.Parser("tests", "A test.")
     parser.add_argument("--number", type=int, default=1)
@@ -70,11 +71,11 @@ def test_failures_of_the_system_name_the_file(name):
 def test_a_device_without_enough_memory_is_reported_in_one_line():
     with pytest.raises(RuntimeError) as raised:
         jax.block_until_ready(jax.jit(lambda row: jnp.outer(row, row) + 1)(jnp.zeros(1 << 23)))
-    code, message = command.outcome(raised.value)
+    code, message = command_line.outcome(raised.value)
     assert code == 2 and re.match(
         r"error: the device has too little memory: Out of memory .* Use smaller batches", message
     )
-    assert command.outcome(RuntimeError("RESOURCE_EXHAUSTED: Out of memory, says somebody else")) is None
+    assert command_line.outcome(RuntimeError("RESOURCE_EXHAUSTED: Out of memory, says somebody else")) is None
 
 
 def test_a_command_whose_standard_error_is_closed_does_its_work():
@@ -94,7 +95,10 @@ def test_switches_are_three_valued():
 def test_the_home_folder_is_meant_after_an_equals_sign_and_in_lists(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
     typed = ["--input=~/a.txt,~/b*.txt", "~/c", "--config.data.mixture=de=~/de,en=/x:~", "a~/b", "~"]
-    found = [command.expand_home(argument) for argument in typed]
+    found = [command_line.expand_home(argument) for argument in typed]
     assert found[:2] == ["--input=/home/ann/a.txt,/home/ann/b*.txt", "/home/ann/c"]
     assert found[2:] == ["--config.data.mixture=de=/home/ann/de,en=/x:~", "a~/b", "~"]
-    assert command.expand_home("--config.data.phases=1:~/a,2:~/b") == "--config.data.phases=1:/home/ann/a,2:/home/ann/b"
+    assert (
+        command_line.expand_home("--config.data.phases=1:~/a,2:~/b")
+        == "--config.data.phases=1:/home/ann/a,2:/home/ann/b"
+    )

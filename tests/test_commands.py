@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import commands, config, recipes
-from bert_jax.command import UserError
-from bert_jax.config.shipped import recipe_file, shipped_recipes
+from bert_jax import config
+from bert_jax.commands import main, recipes
+from bert_jax.config.recipes import recipe_file, shipped_recipes
+from bert_jax.errors import UserError
 from website.links import without_relative_links
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ def test_every_module_with_a_main_is_a_command_and_no_other():
         for path in (ROOT / package).glob("*.py")
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in ast.parse(path.read_text()).body)
     }
-    assert {*commands.MODULES.values(), "bert_jax.commands"} == mains
+    assert {*main.MODULES.values(), "bert_jax.commands.main"} == mains
 
 
 def test_commands_have_one_spelling():
@@ -44,11 +45,11 @@ def test_commands_have_one_spelling():
 
 
 def test_commands_are_listed_by_job_and_their_names_may_have_either_dash(capsys):
-    commands.main([])
+    main.main([])
     listed = capsys.readouterr().out
-    for name in commands.MODULES:
+    for name in main.MODULES:
         assert f"\n  {name} " in listed
-    commands.main(["--version"])
+    main.main(["--version"])
     assert capsys.readouterr().out == "bert-jax 0.1.0\n"
 
 
@@ -61,7 +62,7 @@ def test_commands_are_listed_by_job_and_their_names_may_have_either_dash(capsys)
 )
 def test_an_unknown_command_is_refused_with_the_nearest_name(typed, message):
     with pytest.raises(UserError, match="no command") as refused:
-        commands.main([typed])
+        main.main([typed])
     assert str(refused.value) == message
 
 
@@ -75,7 +76,7 @@ def test_a_command_runs_in_any_folder_and_its_help_and_errors_name_it(tmp_path):
 
 
 def test_the_list_of_commands_does_not_wait_for_jax():
-    code = "import sys, bert_jax.commands; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, bert_jax.commands.main; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -168,7 +169,7 @@ def test_a_wheel_holds_two_packages_and_works_from_an_empty_folder(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     code = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bert_jax.commands as c, bert_jax.config as f;"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import bert_jax.commands.main as c, bert_jax.config as f;"
         " print(c.__file__); c.main(['recipes']); "
     )
     shown = subprocess.run(

@@ -9,9 +9,9 @@ import pytest
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 import bert_jax
-from bert_jax import embed, evaluate, features, fill_mask, predict, report
-from bert_jax.command import UserError
-from bert_jax.train import compilation_cache
+from bert_jax.commands import embed, evaluate, features, fill_mask, predict, report
+from bert_jax.errors import UserError
+from bert_jax.train import compilation
 
 # Prints how many programs jax compiled and how many it asked its cache for, after the command has ended.
 COUNTING = """
@@ -35,22 +35,22 @@ def cache_of_the_tests():
 @pytest.fixture
 def unset(monkeypatch, tmp_path):
     """Neither the environment nor a program has set jax's folder."""
-    monkeypatch.delenv(compilation_cache.VARIABLE, raising=False)
+    monkeypatch.delenv(compilation.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.mark.usefixtures("unset")
 def test_programs_are_kept_in_the_user_s_cache(tmp_path):
-    assert compilation_cache.enable_compilation_cache() == tmp_path / "bert_jax" / "programs"
+    assert compilation.enable_compilation_cache() == tmp_path / "bert_jax" / "programs"
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "bert_jax" / "programs")
 
 
 @pytest.mark.parametrize("value", ["", "gs://bucket/programs"])
 def test_jax_s_own_variable_decides_where_it_is_set(monkeypatch, value):
     before = jax.config.jax_compilation_cache_dir
-    monkeypatch.setenv(compilation_cache.VARIABLE, value)
-    assert compilation_cache.enable_compilation_cache() is None
+    monkeypatch.setenv(compilation.VARIABLE, value)
+    assert compilation.enable_compilation_cache() is None
     assert jax.config.jax_compilation_cache_dir == before
 
 
@@ -58,7 +58,7 @@ def test_jax_s_own_variable_decides_where_it_is_set(monkeypatch, value):
 def test_a_cache_that_cannot_be_made_is_done_without(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert compilation_cache.enable_compilation_cache() is None
+    assert compilation.enable_compilation_cache() is None
     assert jax.config.jax_compilation_cache_dir is None
 
 
@@ -102,7 +102,7 @@ def start_two_processes(shards: Path, workdir: Path, homes: list[Path]) -> list[
         arguments = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards}", *TINY, *several]
         arguments += ["--config.batch_size=8", "--config.steps=2", "--config.eval.max_rows=8"]
         changed = {"XDG_CACHE_HOME": str(home), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        variables = {name: value for name, value in environment(1).items() if name != compilation_cache.VARIABLE}
+        variables = {name: value for name, value in environment(1).items() if name != compilation.VARIABLE}
         command = [sys.executable, "-c", COUNTING, *arguments]
         started.append(
             subprocess.Popen(command, cwd=ROOT, env=variables | changed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.train import compilation_notes
+from bert_jax.train import compilation
 from bert_jax.train.clock import Clock
 from bert_jax.train.metrics import ProgressLine
 
@@ -14,13 +14,13 @@ from bert_jax.train.metrics import ProgressLine
 @pytest.fixture
 def every_line(monkeypatch):
     """Also short compilations are reported."""
-    monkeypatch.setattr(compilation_notes, "WORTH_A_LINE", 0.0)
+    monkeypatch.setattr(compilation, "WORTH_A_LINE", 0.0)
 
 
 def compile_in_block(number: float) -> None:
     function = jax.jit(lambda x: jnp.sin(x) * number + jnp.tanh(x @ x))  # a program that no other test has
     x = jnp.ones((7, 7))
-    with compilation_notes.compiling(ProgressLine("run")):
+    with compilation.compiling(ProgressLine("run")):
         function(x).block_until_ready()
 
 
@@ -46,7 +46,7 @@ def test_new_and_cached_programs_are_told_apart(every_line, tmp_path, monkeypatc
 
 
 def test_a_step_that_is_ready_at_once_is_not_mentioned_again(capsys):
-    with compilation_notes.compiling(ProgressLine("run")):
+    with compilation.compiling(ProgressLine("run")):
         pass
     assert capsys.readouterr().err == "compiling the training step\n"
 
@@ -58,11 +58,11 @@ def test_the_first_evaluation_is_announced_and_its_compiling_is_no_pace(every_li
     clock.read(0)
     clock.start_estimate()
     clock.read(10)
-    with compilation_notes.evaluating(ProgressLine("run"), clock, begins=True):
+    with compilation.evaluating(ProgressLine("run"), clock, begins=True):
         jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 30.0)
         now[0] += 30 + 2
     assert capsys.readouterr().err.splitlines() == ["compiling the evaluation", "compiled the evaluation in 0:30"]
     assert clock.remaining == pytest.approx(2 * 9)
-    with compilation_notes.evaluating(ProgressLine("run"), clock, begins=False):
+    with compilation.evaluating(ProgressLine("run"), clock, begins=False):
         now[0] += 1
     assert clock.remaining == pytest.approx(3 * 9) and not capsys.readouterr().err

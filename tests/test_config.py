@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax import config
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.errors import UserError
 
 RECIPE = "configs/bert_tiny.py"
 

@@ -6,12 +6,11 @@ import jax
 import pytest
 
 from bert_jax import config, pretraining
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
-from bert_jax.data.masking import mask_rates
-from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.data.schedules import StepSchedule, mask_rates
+from bert_jax.errors import UserError
 from bert_jax.model import bert, sizes
-from bert_jax.train import optim, partitioning
+from bert_jax.train import optim, sharding
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 ROOT = Path(__file__).parent.parent
@@ -102,10 +101,10 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     language_model = model.causal or model.directions > 1
     objective = CausalLMObjective() if language_model else MaskedLMObjective(span_boundary=recipe.span_boundary)
     params = bert.abstract_params(model, objective.heads)
-    mesh = partitioning.make_mesh(recipe.mesh)
-    partitioning.check_batch(recipe.batch_size, recipe.microbatches, mesh)
+    mesh = sharding.make_mesh(recipe.mesh)
+    sharding.check_batch(recipe.batch_size, recipe.microbatches, mesh)
     state = jax.eval_shape(optim.build(recipe.optimizer, params).init, params)
-    placed = partitioning.with_shardings(mesh, (params, state))
+    placed = sharding.with_shardings(mesh, (params, state))
     assert all(leaf.sharding.mesh.size == 8 for leaf in jax.tree.leaves(placed))
 
 

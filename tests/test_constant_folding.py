@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from bert_jax.interop.constant_folding import folded
+from bert_jax.interop.onnx import folded
 
 STACKED = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

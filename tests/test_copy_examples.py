@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from bert_jax.command import RunAgain, UserError
+from bert_jax.commands import copy_examples
+from bert_jax.commands.copy_examples import copy
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import remote
-from data_prep import checksums, copy_examples
-from data_prep.build_examples import build
+from data_prep import copy as checksums
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.copy_examples import copy
 from data_prep.inspection import verify
 
 

@@ -23,14 +23,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from data_prep import dedup
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from data_prep import units
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.dedup import Seen
 from data_prep.inspection import verify
 from data_prep.readers import Corpus, Reading, find_sources
-from data_prep.units import UnitSplitter, UnusableCorpus
+from data_prep.units import Seen, UnitSplitter, UnusableCorpus
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -264,7 +263,7 @@ def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vo
     assert re.search(r"long\.txt\.gz, line 1: a document of more than 64 MiB\. .*--on_error skip\n\Z", failed.stderr)
     # VmHWM: ru_maxrss of a child begins at what its parent held when it was started.
     measured = (
-        "import sys; from bert_jax import commands; commands.main(sys.argv[1:])\n"
+        "import sys; from bert_jax.commands import main as commands; commands.main(sys.argv[1:])\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     skipped = subprocess.run(
@@ -422,12 +421,12 @@ def test_seen_takes_24_bytes_a_document_at_most():
 
 
 def lines_run(run: Callable[[], object]) -> int:
-    """The number of lines of data_prep.dedup that a function runs."""
+    """The number of lines of data_prep.units that a function runs."""
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable | None:
         nonlocal lines
-        if frame.f_code.co_filename != dedup.__file__:
+        if frame.f_code.co_filename != units.__file__:
             return None
         lines += event == "line"
         return trace

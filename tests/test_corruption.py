@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.corruption import corrupt, room_for
-from data_prep.objectives import Spans
-from data_prep.split_for_packing import sequence_lengths
+from data_prep.noise import corrupt, room_for
+from data_prep.sequences import Spans, sequence_lengths
 
 ORDINARY = np.arange(200_000) > 4  # ids 0 to 4 are special
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import byte_bpe, counting, sampling, wordpiece
+from data_prep import counting, learners
 from data_prep.counting import ChunkCounter, count_words, windows
 
 
@@ -24,7 +24,7 @@ class Plain:
         return 0
 
 
-SPLITTERS = [wordpiece.WordPieceSplitter(lowercase=False), byte_bpe.ByteSplitter()]
+SPLITTERS = [learners.WordPieceSplitter(lowercase=False), learners.ByteSplitter()]
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอนหรือวรรณยุกต์เช่นเดียวกับภาษาจีน"
 CHINESE = "汉语是分析语有声调文字系统汉字是一种意音文字兼具表意和表音功能"
 
@@ -76,12 +76,12 @@ def test_unspaced_scripts_stay_small_and_do_not_vanish(splitter):
     assert counter.thinned > 3
     found: Counter[str] = Counter()
     for word, count in count_words(counter.counts, splitter).items():
-        for letter in word.removeprefix("##") if isinstance(splitter, wordpiece.WordPieceSplitter) else word:
+        for letter in word.removeprefix("##") if isinstance(splitter, learners.WordPieceSplitter) else word:
             found[letter] += count
-    if isinstance(splitter, byte_bpe.ByteSplitter):
+    if isinstance(splitter, learners.ByteSplitter):
         written = Counter()
         for letter, count in characters.items():
-            for byte in byte_bpe.written_bytes(letter):
+            for byte in learners.written_bytes(letter):
                 written[byte] += count
         characters, found = written, Counter({byte: count for byte, count in found.items() if byte in written})
     for letter, count in characters.most_common(12):
@@ -119,7 +119,7 @@ def test_languages_count_by_the_power_of_their_share(alpha):
     generator = random.Random(5)
     sizes = {"large": 60_000, "middle": 6_000, "small": 600}
     texts = {name: [" ".join(f"{name}{generator.randrange(400)}" for _ in range(size))] for name, size in sizes.items()}
-    chunks, shares = sampling.count_chunks(texts.items(), Plain(), alpha)
+    chunks, shares = counting.count_chunks(texts.items(), Plain(), alpha)
     portions = {name: len(texts[name][0]) / sum(len(each[0]) for each in texts.values()) for name in sizes}
     powers = {name: portion**alpha for name, portion in portions.items()}
     for share in shares:
@@ -129,6 +129,6 @@ def test_languages_count_by_the_power_of_their_share(alpha):
         counted = sum(len(word) * count for word, count in chunks.items() if word.startswith(share.language))
         all_counted = sum(len(word) * count for word, count in chunks.items())
         assert counted / all_counted == pytest.approx(expected, rel=0.05)
-    assert (chunks, shares) == sampling.count_chunks(texts.items(), Plain(), alpha)
-    few, _ = sampling.count_chunks(texts.items(), Plain(), alpha, max_chunks=600)
+    assert (chunks, shares) == counting.count_chunks(texts.items(), Plain(), alpha)
+    few, _ = counting.count_chunks(texts.items(), Plain(), alpha, max_chunks=600)
     assert len(few) <= 300 and {"large", "middle", "small"} == {word.rstrip("0123456789") for word in few}

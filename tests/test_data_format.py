@@ -15,8 +15,8 @@ import unspaced_text
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.tokenizer import load
-from data_prep.build_examples import build
+from bert_jax.tokenization.tokenizer import load
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "data_format.md").read_text(encoding="utf-8")

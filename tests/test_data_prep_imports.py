@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SMALL_JOB = """
 import sys
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 text, vocabulary, output = sys.argv[1:]
 build(BuildOptions(text, vocabulary, output, 64, workers=1))
@@ -42,7 +42,7 @@ def test_a_small_job_imports_nothing_that_only_others_need(sample_text: Path, vo
     [
         (["-m", "bert_jax", "build-examples", "--help"], {}, "1"),
         (["-m", "bert_jax", "build-examples", "--help"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
-        (["-c", "import data_prep.build_examples"], {}, "None"),
+        (["-c", "import data_prep.build"], {}, "None"),
     ],
     ids=["command", "as the user says", "import"],
 )

@@ -16,23 +16,26 @@ from random_checkpoints import assert_same_tensors, odd_config, write_vocabulary
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax import evaluate, export, fill_mask, finetuning, pretraining, vocabulary
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate, export, finetune, pretrain
+from bert_jax.commands import fill_mask as commands_fill_mask
+from bert_jax.commands.embed import embed
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.example import Batch
-from bert_jax.embed import embed
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths
+from bert_jax.model import bert, layers
 from bert_jax.model.dropout import uniform
-from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.embeddings import is_unpacked
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.token_positions import is_unpacked
+from bert_jax.tasks import evaluation, fill_mask
+from bert_jax.tokenization import vocabulary
 from bert_jax.train import optim
 from bert_jax.train import step as step_lib
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import DiffusionObjective, diffusion, means
-from bert_jax.train.objectives.causal_lm import unmasked
 from bert_jax.train.objectives.diffusion import LEAST_RATE, mask_rates, spread
+from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
 
 SPECIAL = (0, 1, 2, 3, 4)
@@ -252,7 +255,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=diffusion", "--config.optimizer.schedule=constant", "--config.log_every=1")
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-        pretraining.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
+        pretrain.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -272,7 +275,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards
     # An untrained model's bound is that of nearly equal probabilities.
     assert abs(measured["mdm_loss"] / math.log(straight.model.vocab_size) - 1) < 0.1
     assert len(fill_mask.fill_mask(straight, ["The [MASK] sat."])[0].masks) == 1
-    [text] = fill_mask.generate(tmp_path / "straight", 6, ["The river"], seed=1)
+    [text] = commands_fill_mask.generate(tmp_path / "straight", 6, ["The river"], seed=1)
     assert text.lower().startswith("the river") and "[MASK]" not in text
 
 
@@ -281,7 +284,7 @@ def trained(shards_dir, tmp_path_factory):
     """A workdir after two steps."""
     workdir = tmp_path_factory.mktemp("diffusion") / "run"
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    pretraining.main([*place, *TINY, "--config.objective=diffusion", "--config.batch_size=16", "--config.steps=2"])
+    pretrain.main([*place, *TINY, "--config.objective=diffusion", "--config.batch_size=16", "--config.steps=2"])
     return workdir
 
 
@@ -297,9 +300,9 @@ def test_a_checkpoint_is_embedded_and_exported_as_a_masked_model(trained, shards
         assert_same_tensors(dict(again.params), dict(loaded.params))
         np.testing.assert_allclose(embed(tmp_path / layout, texts)["embeddings"], vectors, atol=1e-6)
     # bert_jax's format records the objective. The Hugging Face format does not, so its model is one of masked tokens.
-    bound = evaluate.evaluate(trained, shards_dir, max_rows=8)
-    assert evaluate.evaluate(tmp_path / "orbax", shards_dir, max_rows=8) == bound
-    assert "mdm_loss" in bound and "mlm_loss" in evaluate.evaluate(tmp_path / "hf", shards_dir, max_rows=8)
+    bound = evaluation.evaluate(trained, shards_dir, max_rows=8)
+    assert evaluation.evaluate(tmp_path / "orbax", shards_dir, max_rows=8) == bound
+    assert "mdm_loss" in bound and "mlm_loss" in evaluation.evaluate(tmp_path / "hf", shards_dir, max_rows=8)
     assert '"BertForMaskedLM"' in (tmp_path / "hf" / "config.json").read_text()
 
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the number of rows of a program is symbolic
@@ -308,7 +311,7 @@ def test_a_checkpoint_is_embedded_and_exported_as_a_masked_model(trained, shards
     parameters = safetensors.numpy.load_file(tmp_path / "programs" / "parameters.safetensors")
     ids = np.array([[2, 7, MASK, 9, 3]], np.int32)
     inputs = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
-    model = bert.bind(loaded.model, loaded.heads, paths.unflatten(loaded.params), Runtime())
+    model = bert.bind(loaded.model, loaded.heads, layers.unflatten(loaded.params), Runtime())
     wanted = vocabulary_logits(model, model.encode(text_batch(ids)).last)[..., : loaded.model.vocab_size]
     np.testing.assert_allclose(program.call(parameters, inputs)["mlm_logits"], wanted, atol=1e-5)
 
@@ -319,7 +322,7 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
     place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={trained}"]
     task = [f"--config.task.{name}={tmp_path / 'train.tsv'}" for name in ("train", "dev")]
     rates = ["--config.optimizer.learning_rate=0.0", "--config.batch_size=8", "--config.epochs=1"]
-    finetuning.main([*place, *task, "--config.task.text=text", "--config.task.label=label", *rates])
+    finetune.main([*place, *task, "--config.task.text=text", "--config.task.label=label", *rates])
     before, after = open_checkpoint(trained), open_checkpoint(tmp_path / "tuned")
     assert after.heads.classes == 2 and not after.heads.mlm
     shared = before.params.keys() & after.params.keys()
@@ -340,7 +343,7 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
     place = (f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}")
     with pytest.raises(UserError, match=message):
-        pretraining.main([*place, *TINY, "--config.objective=diffusion", f"--config.{option}"])
+        pretrain.main([*place, *TINY, "--config.objective=diffusion", f"--config.{option}"])
 
 
 def test_a_vocabulary_without_a_mask_is_refused(tmp_path):
@@ -361,5 +364,5 @@ def test_every_parameter_of_the_model_is_trained():
     def loss(params):
         return OBJECTIVE.apply(bert.bind(config, OBJECTIVE.heads, params, Runtime()), made, None)["mdm"].loss
 
-    for path, gradient in paths.flatten(jax.jit(jax.grad(loss))(params)).items():
+    for path, gradient in layers.flatten(jax.jit(jax.grad(loss))(params)).items():
         assert np.abs(gradient).max() > 0, path

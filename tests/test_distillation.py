@@ -12,21 +12,21 @@ from test_meshes import CHANGES, ROWS, packed_rows
 from test_soft_losses import softmax
 from test_tasks_objective import OBJECTIVES, batch_of
 
-from bert_jax.command import UserError
 from bert_jax.config import DistillConfig, MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.model import bert, paths
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.errors import UserError
+from bert_jax.model import bert, layers
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.distillation import DistilledTask
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceObjective
 from bert_jax.tasks.kinds.multilabel import MultiLabelObjective
 from bert_jax.tasks.kinds.question import QuestionObjective
-from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.tasks.runs import DistilledTask
+from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.freezing import Trained
 from bert_jax.train.objectives import DistilledMaskedLM, MaskedLMObjective, means
 from bert_jax.train.objectives.distilled import Teacher
+from bert_jax.train.rules import Trained
 
 STUDENT = ModelConfig(vocab_size=61, **(CHANGES | {"max_positions": 32}))
 # The teacher is deeper and wider, and its table has more rows.
@@ -171,8 +171,8 @@ def test_a_step_trains_the_student_and_its_projection_and_keeps_nothing_of_the_t
     assert not any("teacher" in path for path in paths_in_state)
     assert any("hidden_projection" in path for path in paths_in_state)
     assert metrics["soft_loss"] > 0 and metrics["hidden_loss"] > 0 and metrics["finite"]
-    for path, leaf in paths.flatten(after.params).items():
-        assert not np.array_equal(leaf, paths.flatten(own)[path]), f"{path} is not trained"
+    for path, leaf in layers.flatten(after.params).items():
+        assert not np.array_equal(leaf, layers.flatten(own)[path]), f"{path} is not trained"
 
 
 @pytest.mark.slow
@@ -204,17 +204,17 @@ def test_eight_devices_give_the_gradients_of_one(shape, microbatches):
     """The teacher is sharded like the student; dropout is on, whose masks have to be those of one device."""
     objective = objective_of(positions="all", layers="uniform")
     own, constants = params_of(objective)
-    runtime = Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
+    runtime = Runtime(layer_loop="scan", placement=sharding.OnMesh())
     plan = dataclasses.replace(plan_of(objective), runtime=runtime, microbatches=microbatches)
     accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     counts = objective.counts(jax.tree.map(jnp.asarray, packed_rows()))
-    mesh = partitioning.make_mesh(MeshConfig(*shape))
+    mesh = sharding.make_mesh(MeshConfig(*shape))
     found = {}
     for devices in (1, 8):
-        used = mesh if devices == 8 else partitioning.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+        used = mesh if devices == 8 else sharding.make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
         with jax.set_mesh(used):
-            spread, teacher = (partitioning.put(tree, used) for tree in (own, constants))
-            batch = partitioning.place(packed_rows(), ROWS, used)
+            spread, teacher = (sharding.put(tree, used) for tree in (own, constants))
+            batch = sharding.place(packed_rows(), ROWS, used)
             found[devices] = accumulate(plan, spread, batch, counts, KEY, teacher)
             if devices == 8 and shape[1] > 1:
                 kernel = teacher["teacher"]["encoder"]["layers"]["attention"]["qkv"]["kernel"]
@@ -222,8 +222,8 @@ def test_eight_devices_give_the_gradients_of_one(shape, microbatches):
     gradients, terms = found[8]
     wanted, terms_wanted = found[1]
     jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), terms, terms_wanted)
-    for path, leaf in paths.flatten(gradients).items():
-        np.testing.assert_allclose(leaf, paths.flatten(wanted)[path], atol=2e-6, rtol=0, err_msg=path)
+    for path, leaf in layers.flatten(gradients).items():
+        np.testing.assert_allclose(leaf, layers.flatten(wanted)[path], atol=2e-6, rtol=0, err_msg=path)
 
 
 def task_batches() -> dict[str, tuple[Any, Any]]:

@@ -12,20 +12,20 @@ import pytest
 from random_checkpoints import assert_same_tensors, random_checkpoint
 from test_pretrain import arguments
 
-from bert_jax import pretraining, tokenizer
-from bert_jax.command import UserError
+from bert_jax.commands import pretrain
+from bert_jax.commands.export import export
 from bert_jax.config import DistillConfig, EvalConfig, FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
-from bert_jax.export import export
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
-from bert_jax.tasks.distillation import distilled_task
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds.tagging import TaggingTask
-from bert_jax.tasks.prepared_runs import prepare
+from bert_jax.tasks.runs import distilled_task, prepare
+from bert_jax.tokenization import tokenizer
 from bert_jax.train import metrics
 from bert_jax.train.workdir import read_config, read_params
 
@@ -40,7 +40,7 @@ def checkpoint(folder: Path, vocab_dir: Path, heads: Heads = PRETRAINED, task: A
     words = tokenizer.load(vocab_dir)
     model = dataclasses.replace(MODEL, vocab_size=words.vocab_size, attention_dropout=0.0, **changes)
     draw, params = np.random.default_rng(0), {}
-    for path, leaf in paths.flatten(abstract_params(model, heads)).items():
+    for path, leaf in layers.flatten(abstract_params(model, heads)).items():
         params[path] = draw.normal(0, 0.05, leaf.shape).astype(np.float32)
         if path.endswith(("norm/scale", "norm/bias")):
             params[path] = np.full(leaf.shape, path.endswith("scale"), np.float32)
@@ -84,12 +84,12 @@ def config_of(start: str, reviews: dict[str, str], kind: str = "classification",
 def test_a_pretraining_run_resumes_bit_for_bit_and_saves_the_student_alone(shards_dir, teacher, tmp_path):
     flags = ("distill.hidden_weight=1", "distill.layers=uniform", f"distill.teacher={teacher}", "checkpoint.keep=0")
     overrides = (*SMALL, *(f"--config.{flag}" for flag in flags), "--config.checkpoint.every_steps=2")
-    pretraining.main(arguments(shards_dir, tmp_path / "run", *overrides))
+    pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / "checkpoints" / "4")
     moved = tmp_path / "moved"
     shutil.copytree(teacher, moved)  # the place of a teacher is not a part of the run
-    pretraining.main([*arguments(shards_dir, tmp_path / "again", *overrides), f"--config.distill.teacher={moved}"])
+    pretrain.main([*arguments(shards_dir, tmp_path / "again", *overrides), f"--config.distill.teacher={moved}"])
     assert_same_tensors(read_params(tmp_path / "again", 4), read_params(tmp_path / "run", 4))
 
     lines = metrics.read_metrics(tmp_path / "run")
@@ -104,7 +104,7 @@ def test_a_pretraining_run_resumes_bit_for_bit_and_saves_the_student_alone(shard
     assert read_config(tmp_path / "run").heads.hidden_projection == 48
     student = open_checkpoint(tmp_path / "run")
     assert set(saved) - set(student.params) == {"hidden_projection/dense/kernel", "hidden_projection/dense/bias"}
-    assert set(student.params) == set(paths.flatten(abstract_params(student.model, student.heads)))
+    assert set(student.params) == set(layers.flatten(abstract_params(student.model, student.heads)))
     export(tmp_path / "run", tmp_path / "hf")
     assert_same_tensors(dict(open_checkpoint(tmp_path / "hf").params), dict(student.params))
 
@@ -115,7 +115,7 @@ def test_a_pretraining_run_resumes_bit_for_bit_and_saves_the_student_alone(shard
         tmp_path / "other",
     )
     with pytest.raises(UserError, match=r"belongs to another run: distill.teacher: fingerprint \w+ -> fingerprint"):
-        pretraining.main(
+        pretrain.main(
             [*arguments(shards_dir, tmp_path / "run", *overrides), f"--config.distill.teacher={tmp_path}/other"]
         )
 
@@ -125,10 +125,10 @@ def test_a_run_on_eight_devices_has_the_losses_of_one(shards_dir, teacher, tmp_p
     """Over two steps of two microbatches, with parameters of both models sharded over four devices."""
     flags = (f"distill.teacher={teacher}", "distill.hidden_weight=1", "distill.positions=all", "microbatches=2")
     overrides = (*SMALL, *(f"--config.{flag}" for flag in flags), "--config.steps=2", "--config.log_every=1")
-    pretraining.main(arguments(shards_dir, tmp_path / "eight", *overrides, "--config.mesh.fsdp=4"))
+    pretrain.main(arguments(shards_dir, tmp_path / "eight", *overrides, "--config.mesh.fsdp=4"))
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: first)
-    pretraining.main(arguments(shards_dir, tmp_path / "one", *overrides))
+    pretrain.main(arguments(shards_dir, tmp_path / "one", *overrides))
     lines = [metrics.read_metrics(tmp_path / name) for name in ("eight", "one")]
     for name in ("loss", "mlm_loss", "soft_loss", "hidden_loss", "gradient_norm"):
         eight, one = ([line[name] for line in each] for each in lines)
@@ -250,6 +250,6 @@ def test_teachers_that_cannot_teach_pretraining_are_refused(shards_dir, vocab_di
     ):
         overrides = (*SMALL, f"--config.distill.teacher={path}", *(f"--config.{flag}" for flag in flags))
         with pytest.raises(UserError, match=message) as caught:
-            pretraining.main(arguments(shards_dir, tmp_path / "run", *overrides))
+            pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from data_prep import build_options, clean, inspect_shards, readers, train_tokenizer
-from data_prep.build_examples import build
+from bert_jax.commands import clean, inspect_shards, train_tokenizer
+from bert_jax.commands.clean import CleanOptions
+from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer
+from data_prep import build_options, readers
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.clean import CleanOptions
 from data_prep.readers import Corpus, Reading, find_sources, read
 
 

@@ -14,20 +14,19 @@ from families import FAMILIES
 from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import embed as command
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.embed import embed, embed_file
+from bert_jax.commands import embed as commands_embed
+from bert_jax.commands.embed import embed, embed_file
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
-from bert_jax.model import paths
+from bert_jax.model import layers, outputs
 from bert_jax.model.bert import bind
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.embedder import POOLS
-from bert_jax.tasks.example import TaskBatch, TokenRows
-from bert_jax.tasks.length_batches import LENGTHS, bucketed_batches
-from bert_jax.tasks.text_stream import read_stream, read_texts
-from bert_jax.tasks.texts import encode
+from bert_jax.tasks.batches import LENGTHS, bucketed_batches
+from bert_jax.tasks.embedder import POOLS, encode
+from bert_jax.tasks.reading.inputs import read_stream, read_texts
+from bert_jax.tasks.rows import TaskBatch, TokenRows
+from bert_jax.tokenization import tokenizer
 
 PAIRS = [("a dog unwantable .", "the mat"), ("cat", "dog\u200b \x01 s")]
 TEXTS = ["the cat sat", PAIRS[0], "", "river " * 30, "the river", PAIRS[1]]
@@ -63,7 +62,7 @@ def states_of(loaded, texts):
         segments = [int(slot > len(parts[0]) + 1) for slot in range(len(ids))]
         row = [np.array([values], np.int32) for values in (ids, segments, [1] * len(ids), range(len(ids)))]
         batch = TaskBatch(*row, labels=np.zeros(1, np.float32), label_weights=np.zeros(1, np.float32))
-        found.append((np.array(ids), np.asarray(run(paths.unflatten(loaded.params), batch))[:, 0]))
+        found.append((np.array(ids), np.asarray(run(layers.unflatten(loaded.params), batch))[:, 0]))
     return found
 
 
@@ -84,7 +83,7 @@ def combined(layers: np.ndarray, name: str) -> np.ndarray:
 
 # Each name is a program of its own: those that are not like another one here are in the default tests.
 FIRST = ("embeddings", "last", "concat_last_4", "3")
-NAMES = (*command.LAYERS, "0", "3", str(LAYERS))
+NAMES = (*outputs.LAYERS, "0", "3", str(LAYERS))
 
 
 @pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
@@ -201,7 +200,9 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in written))
     output = tmp_path / "new" / "vectors.npz"
     arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "texts.txt"), "--output", str(output)]
-    command.main([*arguments, "--pooling=none", "--no-normalize", "--input_format=text", "--layers=second_to_last"])
+    commands_embed.main(
+        [*arguments, "--pooling=none", "--no-normalize", "--input_format=text", "--layers=second_to_last"]
+    )
     wanted = embed(loaded, lines, pool="none", layers="second_to_last")
     with np.load(output) as written:
         assert set(written) == set(wanted)
@@ -210,9 +211,9 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     assert [path.name for path in output.parent.iterdir()] == ["vectors.npz"]
     assert "embeddings float32[" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"vectors\.npz exists"):
-        command.main(arguments)
+        commands_embed.main(arguments)
     with pytest.raises(UserError, match="--shard_size is of output in shards, but --format npz writes one file"):
-        command.main([*arguments, "--shard_size=5"])
+        commands_embed.main([*arguments, "--shard_size=5"])
 
 
 @pytest.mark.parametrize(

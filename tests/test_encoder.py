@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.encoder import Encoder, gather_positions
-from bert_jax.model.positions import BUCKETS
+from bert_jax.model.embeddings import BUCKETS
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import Encoder, gather_positions
 
 # Three layers: a first, a middle and a last one.
 CONFIG = ModelConfig(vocab_size=10, layers=3, width=12, heads=3, feed_forward=20, initializer_range=0.3)

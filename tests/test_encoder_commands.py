@@ -12,17 +12,17 @@ from families import FAMILIES
 from golden import SCAN
 from random_checkpoints import random_checkpoint
 
+from bert_jax.commands.features import FeatureOptions, features
 from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
-from bert_jax.evaluate import evaluate
-from bert_jax.features import FeatureOptions, features
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export, program_outputs, stablehlo
+from bert_jax.interop import export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
-from bert_jax.predict import predict
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.prediction import predict
 
 WINDOWED = {"encoder": "feed_forward", "layers": 1, "window": 3}
 CONFIGS: dict[str, ModelConfig] = {
@@ -49,8 +49,8 @@ def test_stablehlo_programs_equal_the_model(loaded: LoadedModel, tmp_path: Path,
     parameters = safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors")
     real = (np.arange(9) < np.array([9, 4])[:, None]).astype(np.int32)
     ids = np.random.default_rng(1).integers(5, loaded.model.vocab_size, real.shape).astype(np.int32)
-    batch = program_outputs.Rows(ids, real * 0, real, np.arange(9, dtype=np.int32) * real)
-    model = bind(loaded.model, loaded.heads, paths.unflatten(dict(loaded.params)), SCAN)
+    batch = stablehlo.Rows(ids, real * 0, real, np.arange(9, dtype=np.int32) * real)
+    model = bind(loaded.model, loaded.heads, layers.unflatten(dict(loaded.params)), SCAN)
     last = model.encode(batch).last
     parts, names = [last], ["lm_logits"]
     if loaded.model.encoder == "bilstm":
@@ -80,7 +80,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaskConfig:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_tagger_is_trained_measured_and_used(loaded: LoadedModel, task: TaskConfig, tmp_path: Path) -> None:
-    bert_jax_export.write(loaded, tmp_path / "start")
+    export.write(loaded, tmp_path / "start")
     config = FinetuneConfig(
         task=task,
         optimizer=OptimizerConfig(learning_rate=3e-2, warmup_steps=-1),

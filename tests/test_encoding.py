@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import tokenizer_kinds
 
-from bert_jax import tokenizer
-from data_prep.encoding import encode
+from bert_jax.tokenization import tokenizer
 from data_prep.units import Unit
+from data_prep.worker import encode
 
 DOCUMENTS = ("It was well. As such, he left! “Why?” she asked.\nNobody knew.", "Another one. It ends.")
 

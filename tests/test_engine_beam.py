@@ -7,9 +7,9 @@ import psutil
 import pytest
 from building import ROOT, begin, build_here, check_parts, command_line, contents, end, wait_for, with_engine
 
-from bert_jax import command
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax import command_line as command
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 pytest.importorskip("apache_beam", reason="needs the extra: pip install '.[beam]'")

@@ -7,9 +7,9 @@ import psutil
 import pytest
 from building import begin, build_here, check_parts, contents, end, finished_units, wait_for, with_engine
 
-from bert_jax import command
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax import command_line
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 pytest.importorskip("ray", reason="needs the extra: pip install '.[ray]'")
@@ -39,7 +39,7 @@ def test_a_stopped_job_resumes_survives_a_killed_worker_and_writes_the_same_shar
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     status, told = end(process)
-    assert status == command.EXIT_STOPPED and "out.incomplete: run the same command again" in told
+    assert status == command_line.EXIT_STOPPED and "out.incomplete: run the same command again" in told
     wait_for(lambda: not any(child.is_running() for child in children), 20)
 
     process = begin(arguments | {"workers": 1})

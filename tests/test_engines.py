@@ -20,14 +20,13 @@ from building import ROOT, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder
-from data_prep import build_examples, build_options, engines, processes
+from data_prep import build, build_options, engines, processes
 from data_prep.build_options import BuildOptions
 from data_prep.engines import beam_pipeline, local, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
-from data_prep.resumable import unit_folder
-from data_prep.unit_records import UnitRecord
+from data_prep.resumable import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 
@@ -132,7 +131,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave it out for the local engine"):
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
     with pytest.raises(UserError, match="unknown --engine spark; choose from local, beam, ray"):
-        build_examples.build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
+        build.build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
     given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
     assert build_options.parse(given).engine_options == "--address=auto"
 
@@ -155,9 +154,9 @@ def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vo
             yield put_in_place(directory, packed)
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
-    build_examples.build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
-    monkeypatch.setattr(engines.local, "run", run_remotely)
-    build_examples.build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
+    build.build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
+    monkeypatch.setattr(local, "run", run_remotely)
+    build.build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
 
 

@@ -9,14 +9,14 @@ import safetensors
 from exporting import assert_transformers_agrees, our_outputs
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
-from bert_jax import export
-from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_export
+from bert_jax.commands import export as commands_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.storage.local import read_json
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import read_json
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
 
@@ -26,14 +26,14 @@ def workdir(tmp_path):
     heads = Heads(pooler=True, classes=2)
     training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "steps": 0, "tokens": 5e8}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=TASK, training=training)
-    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text('{"metrics": {"accuracy": {"mean": 0.8125, "values": [1]}}}')
     return tmp_path / "workdir"
 
 
 @pytest.mark.parametrize("layout", ["hf", "orbax"])
 def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
-    export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
+    commands_export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
     before, after = open_checkpoint(workdir), open_checkpoint(tmp_path / "out")
     assert (after.model, after.heads) == (before.model, before.heads)
     assert_same_tensors(after.params, before.params)
@@ -42,7 +42,7 @@ def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
 
 
 def test_the_model_card_contains_what_is_known(tmp_path, workdir):
-    export.export(workdir, tmp_path / "out")
+    commands_export.export(workdir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`bad`, `good`" in card and "| accuracy | 0.8125 |" in card
     assert "| optimizer.learning_rate | 3e-05 |" in card and "data.train" not in card
@@ -53,7 +53,9 @@ def test_the_model_card_contains_what_is_known(tmp_path, workdir):
 @pytest.mark.parametrize("layout", ["hf", "sentence_transformers"])
 def test_bfloat16_rounds_each_parameter_to_the_nearest_and_config_json_names_it(tmp_path, workdir, layout):
     out = tmp_path / "out"
-    export.main(["--checkpoint", str(workdir), "--format", layout, "--dtype", "bfloat16", "--output", str(out)])
+    commands_export.main(
+        ["--checkpoint", str(workdir), "--format", layout, "--dtype", "bfloat16", "--output", str(out)]
+    )
     with safetensors.safe_open(out / "model.safetensors", "numpy") as file:
         assert {file.get_slice(name).get_dtype() for name in list(file.keys())} == {"BF16"}
     assert read_json(out / "config.json")["dtype"] == "bfloat16"
@@ -67,7 +69,7 @@ def test_bfloat16_rounds_each_parameter_to_the_nearest_and_config_json_names_it(
 @pytest.mark.slow
 def test_transformers_opens_bfloat16_exports_and_gives_the_same_outputs(tmp_path, workdir, peer_python):
     out = tmp_path / "out"
-    export.export(workdir, out, dtype="bfloat16")
+    commands_export.export(workdir, out, dtype="bfloat16")
     loaded = open_checkpoint(out)
     loaded = dataclasses.replace(loaded, vocabulary=Tokenizer(loaded.vocabulary.spec))
     assert_transformers_agrees(peer_python, [(out, loaded)], tolerance=1e-5)
@@ -76,9 +78,9 @@ def test_transformers_opens_bfloat16_exports_and_gives_the_same_outputs(tmp_path
 
 
 def test_a_file_of_half_precision_can_be_exported_in_float32(tmp_path, workdir):
-    export.export(workdir, tmp_path / "narrow", dtype="bfloat16")
-    export.export(tmp_path / "narrow", tmp_path / "same")
-    export.export(tmp_path / "narrow", tmp_path / "wide", dtype="float32")
+    commands_export.export(workdir, tmp_path / "narrow", dtype="bfloat16")
+    commands_export.export(tmp_path / "narrow", tmp_path / "same")
+    commands_export.export(tmp_path / "narrow", tmp_path / "wide", dtype="float32")
     narrow, same, wide = (open_checkpoint(tmp_path / name) for name in ("narrow", "same", "wide"))
     assert (narrow.dtype, same.dtype, wide.dtype) == ("bfloat16", "bfloat16", "float32")
     assert_same_tensors(wide.params, narrow.params)
@@ -88,7 +90,7 @@ def test_onnx_without_its_packages_names_the_extra(tmp_path, workdir, monkeypatc
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jax2onnx" else find_spec(name))
     with pytest.raises(UserError, match=r"packages that are not installed \(jax2onnx.*pip install .*\[onnx\]'"):
-        export.main(["--checkpoint", str(workdir), "--format", "onnx", "--output", str(tmp_path / "out")])
+        commands_export.main(["--checkpoint", str(workdir), "--format", "onnx", "--output", str(tmp_path / "out")])
 
 
 def test_unknown_formats_existing_outputs_and_missing_checkpoints_write_nothing(tmp_path, workdir):
@@ -104,5 +106,5 @@ def test_unknown_formats_existing_outputs_and_missing_checkpoints_write_nothing(
         (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
     ):
         with pytest.raises(UserError, match=message):
-            export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), *arguments])
+            commands_export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), *arguments])
     assert sorted(path.name for path in tmp_path.iterdir()) == before

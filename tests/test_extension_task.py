@@ -12,20 +12,19 @@ from extensions import new_task
 from random_checkpoints import WORDS
 from test_report_finetuning import workdir
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
-from bert_jax.evaluate import evaluate
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.predict import predict
-from bert_jax.report import report
-from bert_jax.reporting.chart import percent
-from bert_jax.reporting.dev_predictions import predict_dev
-from bert_jax.reporting.finetuning import error_sections
+from bert_jax.reporting.document import percent
+from bert_jax.reporting.finetuning import error_sections, predict_dev
+from bert_jax.reporting.report import report
 from bert_jax.tasks import registry
-from bert_jax.tasks.task_json import DEFAULTS, from_json, to_json
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.registry import DEFAULTS, from_json, to_json
+from bert_jax.tokenization import tokenizer
 from bert_jax.train.workdir import read_config
 
 FILE = Path(new_task.__file__)
@@ -84,7 +83,7 @@ def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
     kernel, bias = (loaded.params[f"classifier/dense/{name}"] for name in ("kernel", "bias"))
     changed = {"classifier/dense/kernel": 60 * kernel, "classifier/dense/bias": 60 * (bias - means).astype(np.float32)}
     run = tmp_path / "spread"
-    bert_jax_export.write(dataclasses.replace(loaded, params={**loaded.params, **changed}), run)
+    export.write(dataclasses.replace(loaded, params={**loaded.params, **changed}), run)
     found = predict_dev(run, read_config(run), most=100)
     assert any(one["label"] != max(one["scores"], key=one["scores"].get) for one in found.predictions)
     matrix, calibration, cards = error_sections(run, read_config(run), 100)

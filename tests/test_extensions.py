@@ -15,18 +15,20 @@ from extensions.two_encoders import ReplacedTokenObjective
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, pretraining, report
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate, pretrain, report
 from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths
-from bert_jax.model.heads import Heads
+from bert_jax.model import bert
+from bert_jax.model import layers as paths
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import evaluation
 from bert_jax.train import optim, rules
 from bert_jax.train import step as step_lib
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import extended_batch
-from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.objectives.language_modeling import unmasked
 
 FILES = sorted((Path(__file__).parent / "extensions").glob("[a-z]*.py"))
 
@@ -48,7 +50,7 @@ LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "parameter_norms": 15, "wo
 
 
 def run(shards: Path, workdir: Path, *overrides: str, steps: int = 4) -> None:
-    pretraining.main(
+    pretrain.main(
         [
             f"--config={RECIPE}",
             f"--workdir={workdir}",
@@ -167,7 +169,7 @@ def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_c
 @pytest.mark.slow
 def test_an_objective_that_samples_pretrains_and_evaluates(shards_dir: Path, tmp_path: Path) -> None:
     run(shards_dir, tmp_path / "run", "--config.objective=word_dropout", "--config.model.causal=true", steps=2)
-    measured = evaluate.evaluate(tmp_path / "run", shards_dir)
+    measured = evaluation.evaluate(tmp_path / "run", shards_dir)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert measured["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5) and measured["word_perplexity"] > 1
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bert_jax.command import EXIT_LOST, UserError
+from bert_jax.command_line import EXIT_LOST
+from bert_jax.errors import UserError
 from bert_jax.train import failure_detection
 
 

@@ -11,13 +11,12 @@ from tiny_batches import lay, random_sequence
 
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors, tag_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import tag_logits
+from bert_jax.model.transformer import gather_positions
 
 SEQUENCES = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
 PACKED = jax.tree.map(jnp.asarray, lay([SEQUENCES[:3], SEQUENCES[3:]], slots=25, predictions=6))
@@ -68,7 +67,7 @@ def losses_and_gradients(family: str, way: str, packed: bool):
 
     batch = PACKED if packed else SEPARATE
     gradients, parts = jax.jit(jax.grad(total, has_aux=True))(params_of(family), batch)
-    return parts, paths.flatten(gradients)
+    return parts, layers.flatten(gradients)
 
 
 def assert_same(got, wanted) -> None:
@@ -157,7 +156,7 @@ def test_attention_maps_are_probabilities_over_what_is_seen(family):
 def test_parameters_of_each_choice_are_the_documented_ones():
     def shapes(family: str) -> dict[str, tuple[int, ...]]:
         config = FAMILIES[family]
-        found = paths.flatten(abstract_params(config, heads_of(config)))
+        found = layers.flatten(abstract_params(config, heads_of(config)))
         return {path: leaf.shape for path, leaf in found.items()}
 
     bert = shapes("bert")

@@ -11,16 +11,16 @@ from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, PretrainDataConfig, TaskConfig
 from bert_jax.data.shards import open_dataset
-from bert_jax.finetuning import finetune
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families.gpt2 import ALWAYS
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.pretraining import pretrain
-from data_prep.build_examples import build
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tokenization import tokenizer
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
 

@@ -10,10 +10,10 @@ from exporting import assert_transformers_agrees
 from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families.modernbert import ALWAYS
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}

@@ -11,19 +11,19 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from rich.console import Console
 
-from bert_jax import features as command
-from bert_jax.command import UserError
+from bert_jax.commands import features as commands_features
+from bert_jax.commands.embed import embed
+from bert_jax.commands.features import FeatureOptions, features, main, result_table
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.embed import embed
-from bert_jax.features import FeatureOptions, features, main, result_table
+from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.heads import Heads
+from bert_jax.model import outputs
+from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import registry
-from bert_jax.tasks.frozen_heads import HeadOptions, train_head
-from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
+from bert_jax.tasks.features import HeadOptions, WordVectors, train_head, word_vectors
+from bert_jax.tasks.inference import LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.layer_vectors import LayerVectors
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 WORDS = {"the": "O", "a": "O", "cat": "B-X", "dog": "B-X", "river": "B-Y", "sat": "O", "on": "O", "mat": "B-X"}
 LINEAR = FeatureOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
@@ -104,7 +104,7 @@ def test_a_bilstm_learns_from_neighboring_words() -> None:
 @pytest.mark.slow
 def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: LoadedModel, config: FinetuneConfig) -> None:
     result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=(3, 8)))
-    assert list(result["layers"]) == list(command.LAYERS)
+    assert list(result["layers"]) == list(outputs.LAYERS)
     assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width
     one = result["layers"]["last"]["test"]["f1"]
     assert result["seeds"] == [3, 8] and len(one["values"]) == 2
@@ -155,7 +155,7 @@ def test_flags_have_the_names_of_other_commands(monkeypatch: pytest.MonkeyPatch)
         given.append((config, options))
         raise UserError("stop")
 
-    monkeypatch.setattr(command, "features", stop)
+    monkeypatch.setattr(commands_features, "features", stop)
     line = ["--checkpoint=c", "--config=tagging:task=own"]
     with pytest.raises(UserError, match="stop"):
         main([*line, "--seeds=0,7,9", "--early_stop", "2", "--dtype=float32", "--max_rows=5", "--label=3"])

@@ -12,13 +12,13 @@ from golden import SCAN, UNROLLED
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE
 
-from bert_jax import evaluate, export, pretraining
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.train.metrics import training_flops
 from bert_jax.train.objectives import CausalLMObjective
 
@@ -41,7 +41,7 @@ def test_the_model_is_the_formula_of_the_paper(runtime):
         return encoded, vocabulary_logits(model, encoded.last)
 
     encoded, logits = run(params)
-    flat = {path: np.asarray(value, np.float64) for path, value in paths.flatten(params).items()}
+    flat = {path: np.asarray(value, np.float64) for path, value in layers.flatten(params).items()}
     kernel, bias = flat["encoder/layers/window/kernel"][0], flat["encoder/layers/window/bias"][0]
     for row, sequence in enumerate(SEQUENCES):
         vectors = flat["embeddings/token/table"][sequence.ids]
@@ -102,7 +102,7 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_pat
         recipe = RECIPE.replace("bert_tiny", "feed_forward_lm")
         place = (f"--config={recipe}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
         options = ("--config.optimizer.schedule=constant", "--config.batch_size=16", f"--config.steps={steps}")
-        pretraining.main([*place, *options])
+        pretrain.main([*place, *options])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)

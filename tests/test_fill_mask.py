@@ -14,12 +14,14 @@ from families import FAMILIES
 from random_checkpoints import SPECIAL, odd_config, random_checkpoint
 from tokenizer_kinds import make
 
-from bert_jax import ancestral_sampling, fill_mask, tokenizer
-from bert_jax.command import UserError
-from bert_jax.fill_mask import MASK
+from bert_jax.commands import fill_mask as commands_fill_mask
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
-from bert_jax.model.heads import Heads
-from bert_jax.train import partitioning
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import fill_mask
+from bert_jax.tasks.fill_mask import MASK
+from bert_jax.tokenization import tokenizer
+from bert_jax.train import sharding
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def test_sentences_are_any_strings_of_a_caller(loaded, monkeypatch):
         with pytest.raises(UserError, match=said):
             fill_mask.fill_mask(loaded, given)
         with pytest.raises(UserError, match=said):
-            fill_mask.generate(loaded, 1, given)
+            commands_fill_mask.generate(loaded, 1, given)
 
 
 def test_other_sentences_in_the_call_change_nothing(loaded):
@@ -118,8 +120,8 @@ def test_a_generator_is_copied_to_the_device_once(tmp_path, monkeypatch):
     heads = Heads(replaced_tokens=True, generator=10)
     electra = random_checkpoint(tmp_path, odd_config(layers=2, embedding_width=20), heads)
     copied = []
-    put = partitioning.put
-    monkeypatch.setattr(partitioning, "put", lambda tree, mesh: copied.append(tree) or put(tree, mesh))
+    put = sharding.put
+    monkeypatch.setattr(sharding, "put", lambda tree, mesh: copied.append(tree) or put(tree, mesh))
     first = fill_mask.fill_mask(electra, ["a [MASK]"])
     assert len(copied) == 1
     assert fill_mask.fill_mask(electra, ["a [MASK]"]) == first and len(copied) == 1
@@ -134,7 +136,7 @@ def test_rows_of_the_table_that_are_no_tokens_are_never_predicted(tmp_path):
     [filled] = fill_mask.fill_mask(larger, ["the [MASK] sat"], top=131)
     assert sum(one.probability for one in filled.masks[0]) == pytest.approx(1, abs=1e-4)
     assert len({one.token for one in filled.masks[0]}) == 131
-    assert fill_mask.generate(larger, 3, ["the cat"], seed=1)
+    assert commands_fill_mask.generate(larger, 3, ["the cat"], seed=1)
 
 
 def test_a_vocabulary_without_a_mask_is_refused(loaded):
@@ -160,7 +162,7 @@ def test_a_bias_towards_a_word_is_found(loaded):
 
 def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsys):
     huggingface_export.write(loaded, tmp_path / "hf")
-    fill_mask.main(["--checkpoint", str(tmp_path / "hf"), "--top", "2", "the [MASK] [MASK]", "a [MASK]"])
+    commands_fill_mask.main(["--checkpoint", str(tmp_path / "hf"), "--top", "2", "the [MASK] [MASK]", "a [MASK]"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "the [MASK] [MASK]" and lines[1] == "  mask 1 of 2" and lines[4] == "  mask 2 of 2"
     assert lines[8] == "a [MASK]" and len(lines) == 11 and all(line.endswith("%") for line in lines[9:])
@@ -176,7 +178,7 @@ def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
     with pytest.raises(UserError, match="--top is 0; use 1 to 131"):
         fill_mask.fill_mask(loaded, ["[MASK]"], top=0)
     with pytest.raises(UserError, match="--top is of predictions for masks; omit it with --generate"):
-        fill_mask.main(["--checkpoint=x", "--top=2", "--generate=3"])
+        commands_fill_mask.main(["--checkpoint=x", "--top=2", "--generate=3"])
     tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
     with pytest.raises(UserError, match="no masked language model head"):
         fill_mask.fill_mask(tagger, ["[MASK]"])
@@ -201,7 +203,7 @@ SHARES = {"cat": 0.5, "dog": 0.25, "sat": 0.15, "river": 0.1}
 def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, temperature):
     """A chi-squared test at a false-alarm rate of 1e-6 of 2,560 tokens, which are independent for any steps."""
     model = independent(loaded, SHARES | {"[SEP]": 5.0, "[MASK]": 5.0})  # special tokens are never sampled
-    texts = fill_mask.generate(model, 20, [""] * 128, steps=steps, seed=3, temperature=temperature)
+    texts = commands_fill_mask.generate(model, 20, [""] * 128, steps=steps, seed=3, temperature=temperature)
     tokens = [token for text in texts for token in text.split()]
     assert len(tokens) == 128 * 20 and set(tokens) <= set(SHARES)
     expected = np.array(list(SHARES.values())) ** (1 / temperature)
@@ -211,35 +213,35 @@ def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, te
 
 def test_every_mask_is_filled_and_the_prompt_stays(loaded):
     prompts = ["the cat sat on a mat", "a", "", "the [MASK] sat"]
-    texts = fill_mask.generate(loaded, 12, prompts, steps=5, seed=1)
+    texts = commands_fill_mask.generate(loaded, 12, prompts, steps=5, seed=1)
     words = tokenizer.Tokenizer(loaded.vocabulary.spec)
     for prompt, text in zip(prompts[:3], texts[:3], strict=True):
         assert text.startswith(prompt)
     assert texts[3].startswith("the ") and not any(token in " ".join(texts) for token in SPECIAL)
     given = words.encode("the cat sat on a mat").astype(np.int32)
     ids = np.array([2, *given, *[4] * 12, 3], np.int32)
-    [filled] = ancestral_sampling.unmask(loaded, [ids], steps=40, seed=0)  # more steps than masks
+    [filled] = fill_mask.unmask(loaded, [ids], steps=40, seed=0)  # more steps than masks
     np.testing.assert_array_equal(filled[ids != 4], ids[ids != 4])
     assert not np.isin(filled[1:-1], loaded.vocabulary.special_ids).any() and len(filled) == len(ids)
 
 
 def test_a_seed_determines_the_text(loaded):
     prompts = ["a", "the cat"]
-    first, again = (fill_mask.generate(loaded, 15, prompts, seed=4) for _ in range(2))
+    first, again = (commands_fill_mask.generate(loaded, 15, prompts, seed=4) for _ in range(2))
     assert first == again
-    assert first != fill_mask.generate(loaded, 15, prompts, seed=5)
-    assert fill_mask.generate(loaded, 15, prompts[:1], seed=4) == first[:1]  # another prompt changes nothing
-    same = fill_mask.generate(loaded, 15, ["a", "a"], seed=4)
+    assert first != commands_fill_mask.generate(loaded, 15, prompts, seed=5)
+    assert commands_fill_mask.generate(loaded, 15, prompts[:1], seed=4) == first[:1]  # another prompt changes nothing
+    same = commands_fill_mask.generate(loaded, 15, ["a", "a"], seed=4)
     assert same[0] != same[1]
 
 
 def test_the_command_generates(tmp_path, loaded, capsys):
     huggingface_export.write(loaded, tmp_path / "hf")
     place = ["--checkpoint", str(tmp_path / "hf")]
-    fill_mask.main([*place, "--generate", "9", "--steps", "3", "--seed", "2", "--temperature", "0.7"])
+    commands_fill_mask.main([*place, "--generate", "9", "--steps", "3", "--seed", "2", "--temperature", "0.7"])
     [alone] = capsys.readouterr().out.splitlines()
-    assert alone == fill_mask.generate(loaded, 9, steps=3, seed=2, temperature=0.7)[0]
-    fill_mask.main([*place, "--generate", "9", "a cat", "the dog"])
+    assert alone == commands_fill_mask.generate(loaded, 9, steps=3, seed=2, temperature=0.7)[0]
+    commands_fill_mask.main([*place, "--generate", "9", "a cat", "the dog"])
     first, blank, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a cat ") and not blank and second.startswith("the dog ")
     for arguments, message in (
@@ -247,7 +249,7 @@ def test_the_command_generates(tmp_path, loaded, capsys):
         (["--steps", "3", "a [MASK]"], "--steps is an option of generation; add --generate N"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            fill_mask.main([*place, *arguments])
+            commands_fill_mask.main([*place, *arguments])
 
 
 def test_generation_that_cannot_be_done_is_refused(loaded):
@@ -258,4 +260,4 @@ def test_generation_that_cannot_be_done_is_refused(loaded):
         (5, {"temperature": 0.0}, r"--temperature is 0\.0; use a number above 0"),
     ):
         with pytest.raises(UserError, match=message):
-            fill_mask.generate(loaded, new_tokens, **options)
+            commands_fill_mask.generate(loaded, new_tokens, **options)

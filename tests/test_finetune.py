@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax import finetuning as finetune_lib
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import Stopped, UserError
+from bert_jax.commands import finetune as commands_finetune
+from bert_jax.commands.export import export
 from bert_jax.config import (
     CheckpointConfig,
     EvalConfig,
@@ -25,18 +24,20 @@ from bert_jax.config import (
     TaskConfig,
     TrainConfig,
 )
-from bert_jax.config.lora import LoraConfig
-from bert_jax.export import export
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export
+from bert_jax.config.model import LoraConfig
+from bert_jax.errors import Stopped, UserError
+from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import layers
 from bert_jax.model import lora as lora_lib
-from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
-from bert_jax.tasks import measurement, prepared_runs, registry, results, sweep, task_json, training
-from bert_jax.tasks.sweep import Trial
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import measurement, named, registry, trials
+from bert_jax.tasks import runs as prepared_runs
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.trials import Trial
+from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.train import loop, metrics
 from bert_jax.train.orbax_io import AVERAGE, PARAMS, read_meta
 from bert_jax.train.run import Result, Run
@@ -53,7 +54,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config
     heads = Heads(mlm=True, next_sentence=True, pooler=True)
     draw = np.random.default_rng(0)  # by numpy: initialising by jax takes longer than a test
     params = {}
-    for path, leaf in paths.flatten(abstract_params(model, heads)).items():
+    for path, leaf in layers.flatten(abstract_params(model, heads)).items():
         params[path] = draw.normal(0, 0.02, leaf.shape).astype(np.float32)
         if path.endswith(("norm/scale", "norm/bias")):
             params[path] = np.full(leaf.shape, path.endswith("scale"), np.float32)
@@ -125,7 +126,7 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     assert evaluated[0] == 20 and evaluated[-1] == latest_step(workdir)
 
     loaded = open_checkpoint(workdir)
-    assert loaded.heads == Heads(tags=17) and task_json.task_of(loaded).labels[0] == "ADJ"
+    assert loaded.heads == Heads(tags=17) and registry.task_of(loaded).labels[0] == "ADJ"
     assert measurement.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
     assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
 
@@ -195,7 +196,7 @@ def test_the_parameters_of_a_finished_seed_are_freed_before_the_next_one_trains(
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     config = config_of(start, task, steps=1, seeds=(3,))
     _, data, runs = prepared_runs.prepare(config, tmp_path / "run")
-    training.train(data.task, data.rows, runs)
+    trials.train(data.task, data.rows, runs)
     assert len(finished) == 3
 
 
@@ -232,7 +233,7 @@ def test_gradual_unfreezing_resumes_bit_for_bit_in_every_stage(
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     checkpoint = CheckpointConfig(every_steps=1, every_minutes=0.0, keep=0)
     config = config_of(start, task, steps=7, train_layers="gradual:0.25", checkpoint=checkpoint)
-    assert sweep.unfreeze_every(config, 96) == 2
+    assert trials.unfreeze_every(config, 96) == 2
     finetune(config, tmp_path / "whole")
     for step in (1, 2, 3, 6):  # in each stage, and at the boundary of two
         folder = tmp_path / f"from-{step}"
@@ -399,7 +400,7 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
 
     def settings_of(config: FinetuneConfig) -> FinetuneConfig:
-        return sweep.settings(config, Trial(7, 1e-4), registry.TASKS["rte"].task, rows=1001, measured=True)
+        return trials.settings(config, Trial(7, 1e-4), named.TASKS["rte"].task, rows=1001, measured=True)
 
     settings = settings_of(config)
     assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)
@@ -434,7 +435,7 @@ def test_a_recipe_names_its_tasks(recipe: str) -> None:
 def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     arguments = ["--config", str(ROOT / "configs/tagging.py:task=ewt"), "--workdir", str(tmp_path / "work")]
     with pytest.raises(UserError, match=r"init_from is not set; .* --config.init_from=CHECKPOINT"):
-        finetune_lib.main(arguments)
+        commands_finetune.main(arguments)
     assert not (tmp_path / "work").exists()
 
 
@@ -505,11 +506,11 @@ def test_a_sweep_of_one_rate_opens_as_its_run(
 ) -> None:
     kept = []
     monkeypatch.setattr(
-        training,
+        trials,
         "train",
         lambda *given: ({one: {"accuracy": 0.5} for one in given[2]}, dict.fromkeys(given[2], 6), False),
     )
-    monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
+    monkeypatch.setattr(trials, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     (tmp_path / "sweep/rate-0.001/seed-0").mkdir(parents=True)
     finetune(config_of(start, task, learning_rates="1e-3"), tmp_path / "sweep")
@@ -521,17 +522,17 @@ def test_what_a_workdir_opens_as_is_made_again_where_that_was_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "seed-0").mkdir()
-    (tmp_path / results.BEST_FILE).write_text('{"run": "seed-0", "step": 6}')
+    (tmp_path / trials.BEST_FILE).write_text('{"run": "seed-0", "step": 6}')
     (tmp_path / "config.json").write_text("{}")
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results, "read_params", killed)
-    monkeypatch.setattr(results, "selected_step", lambda folder: 6 if folder.name == "seed-0" else 7)
+    monkeypatch.setattr(trials, "read_params", killed)
+    monkeypatch.setattr(trials, "selected_step", lambda folder: 6 if folder.name == "seed-0" else 7)
     for seed in (1, 0):  # the best was another for a while
         with pytest.raises(KeyboardInterrupt):
-            results.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)
+            trials.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)
 
 
 def test_a_pretrained_checkpoint_has_no_task_to_evaluate(start: Path, reviews: dict[str, str]) -> None:
@@ -578,15 +579,15 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoin
     assert result["counts"]["dev"]["unanswerable"] == 4 and result["counts"]["dev"]["answers_not_found"] == 0
     threshold = result["metrics"]["best_f1_thresh"]["values"][0]
     loaded = open_checkpoint(tmp_path / "run")
-    assert task_json.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
+    assert registry.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
     found = measurement.evaluate(loaded, questions["dev"], TrainConfig(batch_size=8))
     for name, metric in result["metrics"].items():
         assert found.metrics[name] == pytest.approx(metric["values"][0], abs=1e-6), name
     assert finetune(config, tmp_path / "run") == result  # measured again, not trained
-    assert task_json.task_of(open_checkpoint(tmp_path / "run")).null_threshold == threshold
+    assert registry.task_of(open_checkpoint(tmp_path / "run")).null_threshold == threshold
     given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
-    assert task_json.task_of(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
+    assert registry.task_of(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
     chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
     with pytest.raises(UserError, match=r"belongs to another run: task.null_threshold: none -> 0.0\. "):
         finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, open_dataset
+from bert_jax.errors import UserError
 from data_prep import formats
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
 

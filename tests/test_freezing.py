@@ -12,13 +12,13 @@ import pytest
 from test_tasks_objective import MODEL, OBJECTIVES, batch_of
 
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.config.lora import LoraConfig
-from bert_jax.model import bert, lora, paths
+from bert_jax.config.model import LoraConfig
+from bert_jax.model import bert, layers, lora
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import mesh_placement, optim, partitioning, rules
+from bert_jax.train import optim, rules, sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.freezing import Trained, Unfreezing
 from bert_jax.train.orbax_io import named_leaves
+from bert_jax.train.rules import Trained, Unfreezing
 
 OBJECTIVE = OBJECTIVES["classification"]
 DEEP = dataclasses.replace(MODEL, layers=4, dropout=0.0, attention_dropout=0.0)
@@ -35,7 +35,7 @@ def deep_params(model: ModelConfig = DEEP) -> dict[str, Any]:
 
 def plan_of(words: str, config: OptimizerConfig = CONFIG, model: ModelConfig = DEEP, **changes: Any) -> step_lib.Plan:
     abstract = bert.abstract_params(model, OBJECTIVE.heads)
-    adapters = frozenset(filter(lora.is_adapter, paths.flatten(abstract)))
+    adapters = frozenset(filter(lora.is_adapter, layers.flatten(abstract)))
     factors = optim.rate_factors(config, abstract, rules.trainable(words, abstract, adapters))
     trained = Trained.by_factors(factors)
     optimizer = optim.build(config, abstract, trained)
@@ -94,14 +94,14 @@ def train_masked(factors: dict[str, Any], config: OptimizerConfig = CONFIG, numb
 
 
 def assert_close(got: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-6) -> None:
-    for path, leaf in paths.flatten(wanted).items():
-        np.testing.assert_allclose(paths.flatten(got)[path], leaf, atol=tolerance, rtol=0, err_msg=path)
+    for path, leaf in layers.flatten(wanted).items():
+        np.testing.assert_allclose(layers.flatten(got)[path], leaf, atol=tolerance, rtol=0, err_msg=path)
 
 
 def changed(after: dict[str, Any], before: dict[str, Any]) -> set[str]:
     """The parameters that moved, those of a stack by layer."""
-    old, found = paths.flatten(before), set()
-    for path, leaf in paths.flatten(after).items():
+    old, found = layers.flatten(before), set()
+    for path, leaf in layers.flatten(after).items():
         if rules.stack_of(path):
             found |= {f"{path}:{n}" for n in range(len(leaf)) if not np.array_equal(leaf[n], old[path][n])}
         elif not np.array_equal(leaf, old[path]):
@@ -116,13 +116,13 @@ def test_what_trains_gets_the_values_of_a_masked_update(words):
     state = train(plan)
     assert_close(state.params, train_masked(plan.factors))
     frozen = rules.trainable(words, deep_params())
-    for path, factor in paths.flatten(frozen).items():
+    for path, factor in layers.flatten(frozen).items():
         same = np.broadcast_to(factor, deep_leaf(path).shape) == 0
-        np.testing.assert_array_equal(np.asarray(paths.flatten(state.params)[path])[same], deep_leaf(path)[same])
+        np.testing.assert_array_equal(np.asarray(layers.flatten(state.params)[path])[same], deep_leaf(path)[same])
 
 
 def deep_leaf(path: str) -> np.ndarray:
-    return np.asarray(paths.flatten(deep_params())[path])
+    return np.asarray(layers.flatten(deep_params())[path])
 
 
 @pytest.mark.slow
@@ -145,8 +145,8 @@ def test_the_optimizer_state_holds_only_what_trains():
     assert sizes["all"][kernel] == (4, 16, 24) and sizes["last:1"][kernel] == (1, 16, 24)
     assert not any("embeddings" in name for name in sizes["no_embeddings"])
     trained = sum(np.prod(shape) for name, shape in sizes["last:1"].items() if "/mu/" in name)
-    layer = sum(np.prod(leaf.shape[1:]) for path, leaf in paths.flatten(deep_params()).items() if rules.stack_of(path))
-    heads = sum(leaf.size for path, leaf in paths.flatten(deep_params()).items() if path.startswith(("pool", "class")))
+    layer = sum(np.prod(leaf.shape[1:]) for path, leaf in layers.flatten(deep_params()).items() if rules.stack_of(path))
+    heads = sum(leaf.size for path, leaf in layers.flatten(deep_params()).items() if path.startswith(("pool", "class")))
     assert trained == layer + heads
 
 
@@ -201,8 +201,8 @@ def test_optimizers_of_whole_tensors_update_a_part_as_they_update_all(name):
     """Of one step: a frozen embedding changes no norm of another tensor, without clipping."""
     config = dataclasses.replace(CONFIG, name=name, clip_norm=0.0)
     part, whole = train(plan_of("last:2", config), 1), train(plan_of("all", config), 1)
-    for path, leaf in paths.flatten(part.params).items():
-        wanted = paths.flatten(whole.params)[path]
+    for path, leaf in layers.flatten(part.params).items():
+        wanted = layers.flatten(whole.params)[path]
         rows = slice(2, None) if rules.stack_of(path) else slice(None)
         if rules.stack_of(path) or not path.startswith("embeddings/"):
             np.testing.assert_allclose(leaf[rows], wanted[rows], atol=2e-6, rtol=0, err_msg=path)
@@ -226,16 +226,16 @@ def test_the_average_of_a_frozen_parameter_is_the_parameter():
 )
 def test_eight_devices_train_a_part_as_one_does(axes, words, microbatches, adapters):
     model = dataclasses.replace(DEEP, width=32, heads=4, feed_forward=48, lora=adapters)
-    runtime = Runtime(placement=mesh_placement.OnMesh(), layer_loop="scan")
+    runtime = Runtime(placement=sharding.OnMesh(), layer_loop="scan")
     plan = plan_of(words, model=model, runtime=runtime, microbatches=microbatches)
     rows = jax.tree.map(lambda leaf: np.tile(leaf, (16, *[1] * (leaf.ndim - 1)))[:16], batch_of("classification"))
     params, step = deep_params(model), functools.partial(step_lib.train_step, plan)
     alone, _ = jax.jit(step)(step_lib.initial_state(plan, params), jax.tree.map(jnp.asarray, rows), FRACTION, KEY)
-    mesh = partitioning.make_mesh(MeshConfig(*axes))
+    mesh = sharding.make_mesh(MeshConfig(*axes))
     with jax.set_mesh(mesh):
-        spread = partitioning.put(jax.tree.map(np.asarray, params), mesh)
+        spread = sharding.put(jax.tree.map(np.asarray, params), mesh)
         state = step_lib.initial_state(plan, spread)
-        together, _ = jax.jit(step)(state, partitioning.place(rows, 16, mesh), FRACTION, KEY)
+        together, _ = jax.jit(step)(state, sharding.place(rows, 16, mesh), FRACTION, KEY)
     assert_close(jax.device_get(together.params), alone.params, 1e-5)
 
 
@@ -286,7 +286,7 @@ def test_a_parameter_stays_as_it_is_until_its_stage(name):
     plan = unfreezing_plan(every=1, config=config)
     state = step_lib.initial_state(plan, deep_params())
     step = jax.jit(functools.partial(step_lib.train_step, plan))
-    stages = {path: np.ravel(stage) for path, stage in paths.flatten(rules.stages(deep_params())).items()}
+    stages = {path: np.ravel(stage) for path, stage in layers.flatten(rules.stages(deep_params())).items()}
     for number in range(3):
         state, metrics = step(state, batch(), FRACTION, KEY)
         assert metrics["finite"]
@@ -306,14 +306,14 @@ def test_a_parameter_stays_as_it_is_until_its_stage(name):
 def test_a_gradient_that_is_not_finite_counts_only_where_a_parameter_trains():
     plan = unfreezing_plan()
     infinite = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.inf), deep_params())
-    opened = paths.flatten(plan.unfreezing.mask(infinite, jnp.int32(3)))
+    opened = layers.flatten(plan.unfreezing.mask(infinite, jnp.int32(3)))
     kernel = opened["encoder/layers/feed_forward/input/kernel"]
     assert np.isinf(kernel[3:]).all() and not kernel[:3].any() and not opened["embeddings/norm/scale"].any()
 
 
 def test_a_rate_of_zero_freezes_in_gradual_unfreezing_too():
     plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates="layers/1/=0"))
-    begins = paths.flatten(plan.unfreezing.begins)
+    begins = layers.flatten(plan.unfreezing.begins)
     assert begins["encoder/layers/feed_forward/input/kernel"].ravel().tolist() == [8, 4, 2]
     assert begins["embeddings/norm/scale"] == 10 and begins["classifier/dense/kernel"] == 0
 

@@ -24,13 +24,14 @@ from golden import (
 )
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface_export, name_table
+from bert_jax.interop import family as name_table
+from bert_jax.interop import huggingface_export
 from bert_jax.interop.families.albert import ALBERT
 from bert_jax.interop.families.bert import BERT
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
+from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors
+from bert_jax.model.transformer import gather_positions
 from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import MaskedLMObjective, means, total_loss
 
@@ -50,7 +51,7 @@ def test_pretraining_model_equals_the_reference(tmp_path, name):
         logits = masked_logits(model, encoded.last, batch.masked_positions)
         return encoded, pooled, logits, next_sentence_logits(model, pooled)
 
-    encoded, pooled, logits, next_sentence = run(paths.unflatten(loaded.params), batch)
+    encoded, pooled, logits, next_sentence = run(layers.unflatten(loaded.params), batch)
     assert_hidden_states_close(golden, encoded)
     assert_close(pooled[:, 0], golden.output("pooled"), "pooled")
     assert_close(logits[..., : loaded.model.vocab_size][real], golden.output("mlm_logits")[real], "mlm_logits")
@@ -74,11 +75,11 @@ def test_losses_and_gradients_equal_the_reference(tmp_path, name):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    (total, metrics), gradients = run(paths.unflatten(loaded.params), jax.tree.map(jnp.asarray, batch))
+    (total, metrics), gradients = run(layers.unflatten(loaded.params), jax.tree.map(jnp.asarray, batch))
     assert_close(total, golden.output("loss"), "loss")
     assert_close(metrics["mlm_loss"], golden.output("mlm_loss"), "mlm_loss")
     assert_close(metrics["nsp_loss"], golden.output("next_sentence_loss"), "next_sentence_loss")
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
     assert {tensor.removeprefix(family.prefix) for tensor in wanted} == set(theirs)
@@ -107,7 +108,7 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
         model = bind(loaded.model, loaded.heads, params, SCAN)
         return model.encode(batch, all_layers=True), objective.outputs(model, batch, None)
 
-    encoded, logits = run(paths.unflatten(loaded.params), batch)
+    encoded, logits = run(layers.unflatten(loaded.params), batch)
     assert_hidden_states_close(golden, encoded)
     wanted = golden.output("logits")
     rows = golden.real() if kind == "tagging" else slice(None)

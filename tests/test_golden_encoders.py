@@ -21,12 +21,12 @@ from golden import (
     read_arrays,
 )
 
-from bert_jax.model import paths
-from bert_jax.model.activations import activation
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import masked_logits, vocabulary_logits
-from bert_jax.model.heads import Heads
-from bert_jax.model.positions import rotation_speeds
+from bert_jax.model.embeddings import rotation_speeds
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.layers import activation
+from bert_jax.model.outputs import masked_logits, vocabulary_logits
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, total_loss
 
 MLM = Heads(mlm=True)
@@ -52,7 +52,7 @@ def test_an_architecture_equals_the_reference(tmp_path, name):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    params = jax.tree.map(jnp.asarray, layers.unflatten(golden.loaded.params))
     (total, (encoded, logits, mlm_loss)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
     assert_hidden_states_close(golden, encoded)
     vocab_size = model_config.vocab_size
@@ -80,7 +80,7 @@ def test_gpt_equals_the_reference(tmp_path):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    params = jax.tree.map(jnp.asarray, layers.unflatten(golden.loaded.params))
     (total, (encoded, logits)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
     assert_hidden_states_close(golden, encoded)
     vocab_size = model_config.vocab_size
@@ -91,7 +91,7 @@ def test_gpt_equals_the_reference(tmp_path):
 
 def assert_gradients_equal(golden: Golden, gradients: dict) -> None:
     vocab_size = golden.loaded.model.vocab_size
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     assert_no_gradient_in_padding(flat, vocab_size)
     wanted = golden.tensors("gradients")
     assert set(flat) == set(wanted)

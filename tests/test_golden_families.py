@@ -25,11 +25,12 @@ from golden import (
 )
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface, huggingface_export, name_table
+from bert_jax.interop import family as name_table
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families import FAMILIES
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, total_loss
 
@@ -72,7 +73,7 @@ def test_a_head_equals_the_reference(tmp_path, name):
         encoded = model.encode(batch, all_layers=True)
         return encoded, logits_of(model, encoded.last)
 
-    assert_outputs_close(golden, *run(paths.unflatten(golden.loaded.params)))
+    assert_outputs_close(golden, *run(layers.unflatten(golden.loaded.params)))
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -91,10 +92,10 @@ def test_a_step_equals_the_reference(tmp_path, name):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    (total, outputs), gradients = run(jax.tree.map(jnp.asarray, paths.unflatten(loaded.params)))
+    (total, outputs), gradients = run(jax.tree.map(jnp.asarray, layers.unflatten(loaded.params)))
     assert_outputs_close(golden, *outputs)
     assert_close(total, golden.output("loss"), "loss")
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     assert_no_gradient_in_padding(flat, loaded.model.vocab_size)
     if loaded.model.norm == "pre_but_first":
         assert not flat["encoder/layers/attention_norm/scale"][0].any(), "layer 0 has no norm before its attention"

@@ -18,15 +18,15 @@ from golden import IGNORED, SCAN, UNROLLED, assert_close, assert_hidden_states_c
 from random_checkpoints import assert_same_tensors, write_vocabulary
 from tokenizer_kinds import byte_pairs, make
 
-from bert_jax import tokenizer
-from bert_jax.interop import huggingface_export, name_table
+from bert_jax.interop import family as name_table
+from bert_jax.interop import huggingface_export
 from bert_jax.interop.families import FAMILIES
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import pool_vectors, vocabulary_logits
-from bert_jax.model.task_outputs import answer_logits, class_logits, tag_logits
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.model.outputs import answer_logits, class_logits, pool_vectors, tag_logits, vocabulary_logits
+from bert_jax.model.transformer import gather_positions
+from bert_jax.tasks.rows import TaskBatch
+from bert_jax.tokenization import tokenizer
 
 # The layer loop of each case; together they cover both forms.
 GOLDEN = {
@@ -101,7 +101,7 @@ def test_a_model_equals_the_reference(tmp_path, name):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    params = jax.tree.map(jnp.asarray, paths.unflatten(loaded.params))
+    params = jax.tree.map(jnp.asarray, layers.unflatten(loaded.params))
     (loss, (encoded, logits)), gradients = run(params, batch)
     flat_mask = golden._replace(arrays=arrays | {"inputs/attention_mask": batch.sequence_ids})
     assert_hidden_states_close(flat_mask, encoded)
@@ -112,7 +112,7 @@ def test_a_model_equals_the_reference(tmp_path, name):
         assert_close(np.asarray(values).reshape(wanted.shape)[rows], wanted[rows], kind)
     assert_close(loss, golden.output("loss"), "loss")
     family, architecture = family_of(arrays)
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
     assert {family.full_name(bare, architecture) for bare in theirs} == set(wanted)

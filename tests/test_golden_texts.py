@@ -14,28 +14,24 @@ from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import make, random_texts
 
-from bert_jax import tokenizer, vocabulary
-from bert_jax.command import UserError
+from bert_jax.commands.embed import embed
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.data.shards import open_dataset
-from bert_jax.embed import embed
-from bert_jax.fill_mask import fill_mask
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, stablehlo
-from bert_jax.model.heads import Heads
-from bert_jax.tasks import texts as texts_lib
-from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.kinds.question_files import Question
-from bert_jax.tasks.kinds.question_windows import encode_questions
-from bert_jax.tasks.pairs import encode_pairs
-from bert_jax.tasks.word_rows import encode_words
-from bert_jax.tokenization.byte_bpe_engine import ByteBPEEngine
+from bert_jax.errors import UserError
+from bert_jax.interop import export, huggingface, huggingface_export, stablehlo
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import embedder as texts_lib
+from bert_jax.tasks.fill_mask import fill_mask
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.kinds.question_data import Question, encode_questions
+from bert_jax.tasks.rows import Sentence, Split, encode_pairs, encode_words
+from bert_jax.tokenization import tokenizer, vocabulary
+from bert_jax.tokenization.byte_bpe import ByteBPEEngine
 from bert_jax.tokenization.engine import template
-from bert_jax.tokenization.tokenizer_spec import BERT_ROLES, MPNET_ROLES
-from bert_jax.tokenization.wordpiece import WordPieceSpec
-from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
-from bert_jax.tokenizer import Tokenizer
-from data_prep.build_examples import build
+from bert_jax.tokenization.specification import BERT_ROLES, MPNET_ROLES
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.wordpiece import WordPieceEngine, WordPieceSpec
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
 
@@ -97,7 +93,7 @@ def test_exports_encode_texts_as_the_folder_that_was_read(folder, tmp_path, name
     loaded = huggingface.read(path)
     huggingface_export.write(loaded, tmp_path / "again")
     again = huggingface.read(tmp_path / "again")
-    bert_jax_export.write(loaded, tmp_path / "orbax")
+    export.write(loaded, tmp_path / "orbax")
     for words in (again.vocabulary, vocabulary.load(tmp_path / "orbax" / "tokenizer")):
         assert words.spec == loaded.vocabulary.spec
         assert words.content_hash == loaded.vocabulary.content_hash

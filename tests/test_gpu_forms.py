@@ -12,7 +12,7 @@ from families import FAMILIES, random_params
 from tiny_batches import lay, random_sequence
 
 from bert_jax.data.example import Batch
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.layers import layer_norm_narrow
@@ -54,8 +54,8 @@ def test_a_model_with_dropout_has_the_loss_and_gradients_of_the_default_form(fam
     params = random_params(config, OBJECTIVE.heads)
     (wanted, expected), (found, gradients) = (loss_and_gradients(config, params, name) for name in ("cpu", "gpu"))
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    for path, gradient in paths.flatten(gradients).items():
-        theirs = np.asarray(paths.flatten(expected)[path])
+    for path, gradient in layers.flatten(gradients).items():
+        theirs = np.asarray(layers.flatten(expected)[path])
         np.testing.assert_allclose(gradient, theirs, atol=1e-5 * max(1.0, np.abs(theirs).max()), err_msg=path)
 
 
@@ -65,7 +65,7 @@ def test_gradients_in_bfloat16_are_as_near_to_float32_as_those_of_the_default_fo
     params = random_params(config, OBJECTIVE.heads)
 
     def flat(*arguments: str) -> np.ndarray:
-        gradients = paths.flatten(loss_and_gradients(config, params, *arguments)[1])
+        gradients = layers.flatten(loss_and_gradients(config, params, *arguments)[1])
         return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in gradients.values()])
 
     exact, default, form = flat("cpu"), flat("cpu", "bfloat16"), flat("gpu", "bfloat16")

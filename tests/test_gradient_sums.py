@@ -13,10 +13,10 @@ from test_meshes import DEFAULT, MESHES, ZERO_1, plan_of, step_on
 from test_steps import assert_close, make_plan, random_batch
 
 from bert_jax.config import MeshConfig
-from bert_jax.model import bert, paths
+from bert_jax.model import bert, layers
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import collectives, parse
-from bert_jax.train import mesh_placement, partitioning
+from bert_jax.train import sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective
@@ -37,15 +37,15 @@ def batch_of(vocab_size: int) -> Any:
 
 
 def plan_on_mesh(model: Any, microbatches: int, reduction: Reduction = DEFAULT, **runtime: Any) -> step_lib.Plan:
-    runtime = Runtime(**{"layer_loop": "scan"} | runtime, placement=mesh_placement.OnMesh())
+    runtime = Runtime(**{"layer_loop": "scan"} | runtime, placement=sharding.OnMesh())
     return make_plan(model, microbatches=microbatches, runtime=runtime, reduction=reduction)
 
 
 def arguments_on(mesh: Any, params: Any, vocab_size: int) -> tuple[Any, ...]:
     batch = batch_of(vocab_size)
     counts = OBJECTIVE.counts(jax.tree.map(jnp.asarray, batch))
-    spread = jax.device_put(params, partitioning.shardings(mesh, params))
-    return spread, partitioning.place(batch, ROWS, mesh), counts, jax.random.key(0)
+    spread = jax.device_put(params, sharding.shardings(mesh, params))
+    return spread, sharding.place(batch, ROWS, mesh), counts, jax.random.key(0)
 
 
 def bytes_by_kind(program: Any) -> dict[tuple[str, int], float]:
@@ -56,7 +56,7 @@ def bytes_by_kind(program: Any) -> dict[tuple[str, int], float]:
 
 def sharded_bytes(params: Any, mesh: Any, axis: str, **options: Any) -> int:
     """The bytes of the parameters that the rules shard over an axis of the mesh."""
-    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(partitioning.shardings(mesh, params, **options)), strict=True)
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(sharding.shardings(mesh, params, **options)), strict=True)
     return sum(4 * leaf.size for leaf, sharding in leaves if any(axis in (names or ()) for names in sharding.spec))
 
 
@@ -72,7 +72,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 @pytest.mark.slow
 def test_gradients_of_four_microbatches_are_reduced_once(tiny_config, params):
     model = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, model.vocab_size)
         program = accumulate.lower(plan_on_mesh(model, 4), *arguments).compile()
@@ -92,10 +92,10 @@ def test_gradients_of_four_microbatches_are_reduced_once(tiny_config, params):
 
 @pytest.mark.slow
 def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_that_of_the_key(tiny_config, params):
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
     kernels = {
         leaf.shape
-        for path, leaf in paths.flatten(params).items()
+        for path, leaf in layers.flatten(params).items()
         if path.startswith("encoder/layers/") and path.endswith("kernel")
     }
     with jax.set_mesh(mesh):
@@ -117,7 +117,7 @@ def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_t
 @pytest.mark.parametrize("sizes", [(2, 4, 1), (2, 2, 2)])
 def test_more_microbatches_move_no_more_bytes(tiny_config, params, sizes):
     """With tensor, sums of activations are among the bytes; they are as large for any number of microbatches, too."""
-    mesh = partitioning.make_mesh(MeshConfig(*sizes))
+    mesh = sharding.make_mesh(MeshConfig(*sizes))
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, tiny_config.vocab_size)
         programs = [accumulate.lower(plan_on_mesh(tiny_config, parts), *arguments).compile() for parts in (1, 2, 4)]
@@ -137,7 +137,7 @@ def test_a_layer_is_gathered_again_in_its_backward_pass(tiny_config):
     """So that no device keeps all layers whole; the last layer's backward pass follows its forward pass at once."""
     model = dataclasses.replace(tiny_config, layers=5)
     params = bert.init_params(model, OBJECTIVE.heads, jax.random.key(1))
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, model.vocab_size)
         program = accumulate.lower(plan_on_mesh(model, 1), *arguments).compile()
@@ -155,9 +155,9 @@ def test_a_layer_is_gathered_again_in_its_backward_pass(tiny_config):
 @pytest.mark.slow
 def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves():
     state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, reduction=ZERO_1, ema_decay=0.9))
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     everything = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    shardings = partitioning.shardings(mesh, state, shard_optimizer=True).optimizer_state
+    shardings = sharding.shardings(mesh, state, shard_optimizer=True).optimizer_state
     moments, laid = (
         next(part for part in tree if hasattr(part, "mu")).mu for tree in (state.optimizer_state, shardings)
     )
@@ -178,7 +178,7 @@ def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves(
 
 @pytest.mark.slow
 def test_a_reduction_in_bfloat16_rounds_gradients(tiny_config, params):
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
     found = []
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, tiny_config.vocab_size)

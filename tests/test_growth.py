@@ -8,10 +8,10 @@ import pytest
 import tokenizers
 from tokenizer_kinds import ROBERTA_TOKENS, byte_pairs, make, random_texts
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.resizing.growth import grow
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.interop.resizing import grow
+from bert_jax.tokenization import tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 KINDS = ("wordpiece_uncased", "bpe", "bpe_prefix_space", "unigram", "unigram_albert")
 WORDS = ["hepatocyte", "troponin", "ÿþ"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.train import hardware
+from bert_jax.train import host
 
 
 def write(path: Path, text: str = "") -> None:
@@ -20,7 +20,7 @@ def write_pci(root: Path, **parts: str) -> None:
 
 
 def found(root: Path) -> tuple[bool, bool, bool]:
-    return hardware.has_tpu(root), hardware.has_nvidia_gpu(root), hardware.has_amd_gpu(root)
+    return host.has_tpu(root), host.has_nvidia_gpu(root), host.has_amd_gpu(root)
 
 
 def test_a_machine_without_devices_or_without_these_files_has_none(tmp_path):
@@ -34,7 +34,7 @@ def test_a_machine_without_devices_or_without_these_files_has_none(tmp_path):
     assert found(tmp_path) == (False, False, False)
 
 
-@pytest.mark.parametrize("device", sorted(hardware.TPU_DEVICES))
+@pytest.mark.parametrize("device", sorted(host.TPU_DEVICES))
 def test_a_tpu_is_found_among_other_devices(device, tmp_path):
     write_pci(tmp_path, vendor="0x1ae0", device="0x0042")
     write_pci(tmp_path, vendor="0x1ae0", device=device)
@@ -44,7 +44,7 @@ def test_a_tpu_is_found_among_other_devices(device, tmp_path):
 def test_every_tpu_that_jax_knows_is_found():
     """After an update of jax, its new identifiers belong into TPU_DEVICES."""
     known = pytest.importorskip("jax._src.hardware_utils", reason="this jax keeps its table elsewhere")
-    assert set(known._TPU_PCI_DEVICE_IDS) <= hardware.TPU_DEVICES
+    assert set(known._TPU_PCI_DEVICE_IDS) <= host.TPU_DEVICES
 
 
 @pytest.mark.parametrize(

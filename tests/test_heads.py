@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.model import paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind, init_params
-from bert_jax.model.head_outputs import span_boundary_product
-from bert_jax.model.heads import Heads, SpanHeads, take_spans
-from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import (
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.model.heads.structured import take_spans
+from bert_jax.model.outputs import (
     answer_logits,
     choice_logits,
     relation_logits,
     sequence_vectors,
+    span_boundary_product,
     span_logits,
     span_vectors,
     tag_logits,
 )
+from bert_jax.model.runtime import Runtime
 
 CONFIG = ModelConfig(vocab_size=61, layers=1, width=12, heads=3, feed_forward=20, max_positions=32, dropout=0.2)
 OTHERS = Heads(
@@ -40,8 +41,8 @@ OTHERS = Heads(
 
 
 def test_paths_and_shapes_of_the_heads() -> None:
-    found = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(CONFIG, OTHERS)).items()}
-    without = paths.flatten(abstract_params(CONFIG, Heads(mlm=True)))
+    found = {path: leaf.shape for path, leaf in layers.flatten(abstract_params(CONFIG, OTHERS)).items()}
+    without = layers.flatten(abstract_params(CONFIG, Heads(mlm=True)))
     dense = {
         "span_boundary_head/first": (2 * 12 + 200, 12),
         "span_boundary_head/second": (12, 12),
@@ -71,7 +72,7 @@ def test_paths_and_shapes_of_the_heads() -> None:
 
 
 def test_heads_without_biases_keep_those_of_their_logits() -> None:
-    flat = paths.flatten(abstract_params(dataclasses.replace(CONFIG, bias=False), OTHERS))
+    flat = layers.flatten(abstract_params(dataclasses.replace(CONFIG, bias=False), OTHERS))
     biases = {path for path in flat if path.endswith("/bias")}
     outputs = ("classifier/dense", "tagger/dense", "question_head/dense", "mlm_head", "span_boundary_head")
     networks = ("spans/attention/output", "span_classifier/output", "span_relations/output")
@@ -119,8 +120,8 @@ def test_logits_are_float32_and_drop_out_by_the_key() -> None:
 def test_the_transform_of_modernbert_stands_before_the_heads_that_read_tokens() -> None:
     modern = dataclasses.replace(CONFIG, pooler="transform")
     for heads in (Heads(tags=3), Heads(question=True)):
-        assert "pooler/norm/scale" in paths.flatten(abstract_params(modern, heads))
-        assert "pooler/dense/kernel" not in paths.flatten(abstract_params(CONFIG, heads))
+        assert "pooler/norm/scale" in layers.flatten(abstract_params(modern, heads))
+        assert "pooler/dense/kernel" not in layers.flatten(abstract_params(CONFIG, heads))
 
 
 def test_heads_are_json_and_back() -> None:

@@ -11,11 +11,9 @@ import pytest
 from scipy.special import logsumexp
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads import CRF
-from bert_jax.model.heads.crf import allowed_by
-from bert_jax.model.heads.tag_scheme import scheme_of
+from bert_jax.model.heads.structured import CRF, allowed_by, scheme_of
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.task_losses import chain_sums
+from bert_jax.tasks.task import chain_sums
 
 CONFIG = ModelConfig(vocab_size=50, layers=1, width=4, heads=1, feed_forward=4)
 TAGS, SLOTS = 3, 7

@@ -9,12 +9,11 @@ import pytest
 from scipy.special import softmax
 
 from bert_jax.config import ModelConfig
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import Bert, abstract_params, bind
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.config import POOLINGS
+from bert_jax.model.heads.config import POOLINGS, Heads
+from bert_jax.model.outputs import sequence_vectors
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import sequence_vectors
 
 CONFIG = ModelConfig(vocab_size=20, layers=1, width=6, heads=2, feed_forward=4, max_positions=8)
 SEQUENCES = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], np.int32)
@@ -57,7 +56,7 @@ def by_hand(pooling: str, flat: dict, inside: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_each_sequence_is_pooled_by_itself(pooling: str) -> None:
-    flat = {path: np.asarray(leaf) for path, leaf in paths.flatten(params_of(pooling, True)).items()}
+    flat = {path: np.asarray(leaf) for path, leaf in layers.flatten(params_of(pooling, True)).items()}
     found = vectors(pooling, True, HIDDEN)
     for row, number in ((0, 1), (0, 2), (1, 1)):
         vector = by_hand(pooling, flat, HIDDEN[row, SEQUENCES[row] == number].astype(np.float64))

@@ -9,12 +9,13 @@ import pytest
 from scipy.special import erf, log_softmax, softmax
 
 from bert_jax.config import ModelConfig
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import Bert, abstract_params, bind
-from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.model.heads.structured import choose_spans, possible_spans, take_spans
+from bert_jax.model.outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import relation_logits, span_logits, span_vectors
-from bert_jax.tasks.task_losses import span_sums
+from bert_jax.tasks.task import span_sums
 
 CONFIG = ModelConfig(vocab_size=20, layers=1, width=6, heads=2, feed_forward=4, max_positions=8)
 LONGEST, CLASSES, RELATIONS = 3, 4, 2
@@ -70,7 +71,7 @@ def network(flat: dict, path: str, x: np.ndarray) -> np.ndarray:
 
 
 def vector_by_hand(kind: tuple[str, str], row: int, first: int, length: int) -> np.ndarray:
-    flat = paths.flatten(params_of(kind))
+    flat = layers.flatten(params_of(kind))
     inside = HIDDEN[row, first : first + length].astype(np.float64)
     start, end = inside[0], inside[-1]
     if kind[0] == "networks":
@@ -85,7 +86,7 @@ def vector_by_hand(kind: tuple[str, str], row: int, first: int, length: int) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_and_classes_of_all_spans(kind: tuple[str, str]) -> None:
     vectors, logits, _ = found(kind)
-    flat = paths.flatten(params_of(kind))
+    flat = layers.flatten(params_of(kind))
     for row, first, length in SPANS:
         wanted = vector_by_hand(kind, row, first, length)
         np.testing.assert_allclose(vectors[row, first, length - 1], wanted, atol=1e-5)
@@ -95,7 +96,7 @@ def test_vectors_and_classes_of_all_spans(kind: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_relations_of_pairs_of_spans(kind: tuple[str, str]) -> None:
-    flat = paths.flatten(params_of(kind))
+    flat = layers.flatten(params_of(kind))
     for row in range(2):
         chosen = [vector_by_hand(kind, row, *span) for span in zip(STARTS[row], LENGTHS[row], strict=True)]
         for one, first in enumerate(chosen):

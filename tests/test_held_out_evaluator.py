@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from bert_jax.config import MeshConfig, ModelConfig, TrainConfig
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import partitioning
+from bert_jax.train import sharding
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.evaluate import make_evaluator, make_source_evaluator
-from bert_jax.train.held_out import lower_is_better
+from bert_jax.train.evaluation import lower_is_better, make_evaluator, make_source_evaluator
 from bert_jax.train.hooks import Evaluate
 from bert_jax.train.objectives import Objective
 from bert_jax.train.objectives.objective import Term
@@ -53,7 +52,7 @@ def random_batches(count):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_is_computed(count, monkeypatch):
-    events, jit, place, device_get = [], jax.jit, partitioning.place, jax.device_get
+    events, jit, place, device_get = [], jax.jit, sharding.place, jax.device_get
 
     def noted(name, function):
         def call(*arguments):
@@ -71,8 +70,8 @@ def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_i
 
     monkeypatch.setattr(jax, "jit", lambda function, **options: noted("compute", jit(function, **options)))
     monkeypatch.setattr(jax, "device_get", noted("fetch", device_get))
-    monkeypatch.setattr(partitioning, "place", noted("place", place))
-    mesh = partitioning.make_mesh(MeshConfig())
+    monkeypatch.setattr(sharding, "place", noted("place", place))
+    mesh = sharding.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
         evaluator = make_evaluator(Plan(CONFIG, Runtime(), Mean()), mesh, batches, 8)
         metrics = evaluator({"scale": jnp.float32(3)}, 7)
@@ -89,7 +88,7 @@ def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_i
 
 def test_each_source_has_metrics_of_its_own_and_all_rows_together_count_once():
     parts = {"wiki": random_batches(3), "books": random_batches(4)[3:], "none": []}
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
 
     def sources(steps_done, rows):
         assert steps_done == 7

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from bert_jax.train.host_memory import trains_on_cpu
+from bert_jax.train.host import trains_on_cpu
 
 # Frees and asks again for large blocks, also in threads, counting the pages that the kernel had to hand out the
 # second time.
 PROGRAM = """
 import ctypes, resource, sys, threading
-from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.host import keep_freed_memory
 assert not {"jax", "numpy", "pyarrow"}.intersection(sys.modules)
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -56,7 +56,7 @@ def test_a_freed_block_is_not_faulted_in_again():
 @pytest.mark.parametrize(("name", "kept"), [("pretrain", True), ("finetune", True), ("recipes", False)])
 def test_a_training_command_keeps_memory_before_its_module_is_imported(name, kept):
     program = (
-        "import sys; from bert_jax import commands\n"
+        "import sys; from bert_jax.commands import main as commands\n"
         "def keep(): print('kept', {'jax', 'numpy', 'pyarrow'}.isdisjoint(sys.modules))\n"
         "commands.keep_freed_memory = keep; commands.main([sys.argv[1], '--help'])"
     )

@@ -21,7 +21,7 @@ pytest.importorskip("huggingface_hub")
 
 READ = """
 import json, sys
-from bert_jax.command import RunAgain, UserError
+from bert_jax.errors import RunAgain, UserError
 from data_prep.readers import Corpus, Reading, find_sources
 for address in sys.argv[1:]:
     try:
@@ -35,7 +35,7 @@ for address in sys.argv[1:]:
 STREAM = """
 import json, sys
 import numpy as np
-from bert_jax.data.streamed_dataset import open_streamed
+from bert_jax.data.streaming import open_streamed
 address, cache = sys.argv[1:]
 dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
 print(json.dumps([dataset.rows, dataset.gather(np.array([5, 0])).input_ids.tolist()]))
@@ -43,8 +43,8 @@ print(json.dumps([dataset.rows, dataset.gather(np.array([5, 0])).input_ids.tolis
 WINDOWS = """
 import contextlib, sys
 import numpy as np
-from bert_jax.data.streamed_dataset import open_streamed
-from bert_jax.data.window_cache import WindowCache
+from bert_jax.data.streaming import open_streamed
+from bert_jax.data.streaming import WindowCache
 address, cache = sys.argv[1:]
 dataset = open_streamed(address, 1e9, cache, False, lambda line: None)
 with contextlib.closing(WindowCache(dataset.order(4, 0), dataset.ranges)) as windows:

@@ -15,19 +15,19 @@ from exporting import assert_transformers_agrees
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs, make
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.interop import huggingface, huggingface_export, name_table
+from bert_jax.errors import UserError
+from bert_jax.interop import family, huggingface, huggingface_export
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
-from bert_jax.storage.local import MARKER
-from bert_jax.tasks import task_json, texts
-from bert_jax.tasks.example import Split
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import MARKER
+from bert_jax.tasks import embedder, registry
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_files import Question
+from bert_jax.tasks.kinds.question_data import Question
+from bert_jax.tasks.rows import Split
+from bert_jax.tokenization import tokenizer
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
@@ -82,9 +82,9 @@ def test_the_table_covers_every_parameter_of_every_head():
     config = odd_config()
     for heads, _ in CASES.values():
         table = BERT.table(huggingface_export.architecture_of(BERT, heads))
-        params = paths.flatten(abstract_params(config, heads))
+        params = layers.flatten(abstract_params(config, heads))
         assert {entry.path for entry in table} >= set(params)
-        assert sum(map(np.prod, name_table.tensor_shapes(table, config, heads).values())) == sum(
+        assert sum(map(np.prod, family.tensor_shapes(table, config, heads).values())) == sum(
             np.prod(leaf.shape) for leaf in params.values()
         ) - (256 - config.vocab_size) * (config.width * 1 + heads.mlm)
 
@@ -135,7 +135,7 @@ def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_te
     assert huggingface.read(tmp_path / "out").vocabulary.content_hash == words.content_hash
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("a river", "the river bank")
-    rows = texts.encode([("a river", "the river bank")], words, 24, by_word=False).rows
+    rows = embedder.encode([("a river", "the river bank")], words, 24, by_word=False).rows
     assert theirs.ids == rows.input_ids.tolist()
     assert theirs.type_ids == rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0].tolist()
     assert [theirs.tokens[0], theirs.tokens[-1]] == [words.roles.cls_token, words.roles.sep_token]
@@ -329,9 +329,9 @@ def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answerin
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
     huggingface_export.write(loaded, tmp_path / "out")
-    assert task_json.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
+    assert registry.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
-    foreign = task_json.task_of(huggingface.read(tmp_path / "out"))
+    foreign = registry.task_of(huggingface.read(tmp_path / "out"))
     assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 

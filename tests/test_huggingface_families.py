@@ -12,12 +12,12 @@ from exporting import assert_transformers_agrees
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs, make
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.heads import Heads, SpanHeads
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.tokenization import tokenizer
 
 HEADS = {
     "Model": Heads(pooler=True),

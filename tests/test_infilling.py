@@ -1,4 +1,4 @@
-"""Text infilling (bert_jax/data/masking/infilling.py): spans of any number of words become one position.
+"""Text infilling (bert_jax/data/masking/masker.py): spans of any number of words become one position.
 
 The reference below is plain Python, one sequence at a time. Statistical tests state the rate of false alarms of each.
 """
@@ -35,14 +35,14 @@ from masking_reference import (
 )
 from scipy import stats
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import MaskingRule, ReplacementShares
-from bert_jax.data.masking.run_selection import RunLengths
+from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
+from bert_jax.data.masking.selection import RunLengths
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import UserError
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
 

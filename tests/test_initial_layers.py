@@ -7,12 +7,12 @@ import pytest
 from families import FAMILIES
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.interop import bert_jax_export
-from bert_jax.interop.initial_checkpoint import open_initial, with_layers
+from bert_jax.errors import UserError
+from bert_jax.interop import export
+from bert_jax.interop.initial import open_initial, with_layers
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 
 
@@ -22,10 +22,10 @@ def loaded_of(tmp_path, model: ModelConfig) -> LoadedModel:
 
 def test_every_second_layer_is_that_of_the_checkpoint_and_the_rest_is_the_same(tmp_path):
     loaded = loaded_of(tmp_path, odd_config(layers=6))
-    bert_jax_export.write(loaded, tmp_path / "all")
+    export.write(loaded, tmp_path / "all")
     student = open_initial(TrainConfig(init_from=str(tmp_path / "all"), init_layers=(0, 2, 5)))
     assert student.model == dataclasses.replace(loaded.model, layers=3)
-    abstract = paths.flatten(abstract_params(student.model, student.heads))
+    abstract = layers.flatten(abstract_params(student.model, student.heads))
     assert {path: leaf.shape for path, leaf in abstract.items()} == {
         path: v.shape for path, v in student.params.items()
     }
@@ -42,7 +42,7 @@ def test_parameters_that_layers_share_stay_shared(tmp_path):
     student = with_layers(loaded, (1, 3))
     assert student.model.layers == 2
     assert {path: value.shape for path, value in student.params.items()} == {
-        path: leaf.shape for path, leaf in paths.flatten(abstract_params(student.model, student.heads)).items()
+        path: leaf.shape for path, leaf in layers.flatten(abstract_params(student.model, student.heads)).items()
     }
 
 

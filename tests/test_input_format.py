@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax.commands.clean import CleanOptions, clean
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.clean import CleanOptions, clean
 from data_prep.readers import Corpus, Reading, find_sources, read
-from data_prep.train_tokenizer import TokenizerOptions, train
+from data_prep.vocabulary import TokenizerOptions, train
 
 HTML = b"<!DOCTYPE html>\n<html><body><p>A page.</p></body></html>\n"
 TABLE = pa.table({"text": ["one", "two"]})
@@ -362,7 +362,7 @@ def test_a_chosen_format_is_in_the_manifest(tmp_path, sample_text, vocab_dir):
 def test_remote_text_is_checked_when_it_is_read(tmp_path, monkeypatch):
     """Its first bytes cost a request, so that a job of many files does not ask for them before it begins."""
     (tmp_path / "z").write_bytes(HTML)
-    monkeypatch.setattr("data_prep.readers.reading.is_remote", lambda path: True)
+    monkeypatch.setattr("data_prep.readers.corpus.is_remote", lambda path: True)
     corpus = Corpus(find_sources(f"{tmp_path}/z"))
     with pytest.raises(UserError, match="z: the content is HTML"):
         list(corpus.documents())

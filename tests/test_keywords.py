@@ -6,10 +6,9 @@ from typing import Any, Required, get_args, get_origin, get_type_hints
 
 import pytest
 
-from data_prep.build_options import BuildOptions
+from data_prep.build_options import BuildKeywords, BuildOptions, Input, TokenizerKeywords
 from data_prep.flags import REQUIRED
-from data_prep.keywords import BuildKeywords, Input, TokenizerKeywords
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep.vocabulary import TokenizerOptions
 
 
 def keyword_type(field: dataclasses.Field[Any], hint: Any) -> Any:

@@ -13,9 +13,10 @@ from families import FAMILIES
 from tiny_batches import lay, random_sequence
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.bert import Heads, abstract_params, bind
-from bert_jax.model.layer_groups import LayerGroups, repeating_groups
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import LayerGroups, repeating_groups
 
 MODERN = dataclasses.replace(FAMILIES["modernbert"], layers=8, global_every=3)
 

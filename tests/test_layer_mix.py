@@ -16,23 +16,22 @@ from rich.console import Console
 from scipy.special import softmax
 from tiny_batches import lay, random_sequence
 
-from bert_jax import export
-from bert_jax.command import UserError
+from bert_jax.commands import export as commands_export
+from bert_jax.commands.embed import embed
+from bert_jax.commands.features import result_table
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
-from bert_jax.embed import embed
-from bert_jax.evaluate import evaluate
-from bert_jax.features import result_table
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind, init_params
-from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import encode_for_task, tag_logits
-from bert_jax.predict import predict
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks import registry
-from bert_jax.tasks.frozen_heads import HeadOptions, train_head
-from bert_jax.tasks.frozen_vectors import WordVectors
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.features import HeadOptions, WordVectors, train_head
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.prediction import predict
 from bert_jax.train.optim import decays
 
 HEADS = Heads(tags=4, layer_mix=True)
@@ -51,7 +50,7 @@ def mix_parameters(layers: int) -> tuple[np.ndarray, float]:
 @pytest.mark.parametrize("family", [pytest.param("pre_norm", marks=pytest.mark.slow), "bilstm"])
 def test_heads_read_the_mix_of_the_embeddings_and_all_layers(family):
     config = FAMILIES[family]
-    flat = paths.flatten(init_params(config, HEADS, jax.random.key(0)))
+    flat = layers.flatten(init_params(config, HEADS, jax.random.key(0)))
     assert (flat["layer_mix/scores"] == 0).all() and (flat["layer_mix/gamma"] == 1).all()
     scores, gamma = mix_parameters(config.layers)
     flat |= {"layer_mix/scores": jnp.float32(scores), "layer_mix/gamma": jnp.full(1, gamma)}
@@ -63,7 +62,7 @@ def test_heads_read_the_mix_of_the_embeddings_and_all_layers(family):
         states = encode_for_task(model, batch)
         return model.encode(batch, all_layers=True), states, tag_logits(model, states)
 
-    encoded, states, logits = run(paths.unflatten(flat))
+    encoded, states, logits = run(layers.unflatten(flat))
     wanted = mixed(np.concatenate([encoded.embeddings[None], encoded.layers]), scores, gamma)
     np.testing.assert_allclose(states, wanted, atol=1e-5)
     tags = wanted @ np.asarray(flat["tagger/dense/kernel"], np.float64) + np.asarray(flat["tagger/dense/bias"])
@@ -71,7 +70,7 @@ def test_heads_read_the_mix_of_the_embeddings_and_all_layers(family):
 
 
 def test_the_weights_of_a_mix_do_not_decay():
-    params = paths.flatten(decays(OptimizerConfig(), init_params(FAMILIES["bert"], HEADS, jax.random.key(0))))
+    params = layers.flatten(decays(OptimizerConfig(), init_params(FAMILIES["bert"], HEADS, jax.random.key(0))))
     assert params["layer_mix/scores"] == params["layer_mix/gamma"] == 0 < params["tagger/dense/kernel"]
 
 
@@ -114,7 +113,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
     start = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=2, dropout=0.0), Heads(pooler=True))
     ones = {path: value * 0 + 1 for path, value in start.params.items() if path.endswith("norm/scale")}
     start = dataclasses.replace(start, params={**start.params, **ones})
-    bert_jax_export.write(start, tmp_path / "start")
+    export.write(start, tmp_path / "start")
     columns = {"text": "text", "label": "label"}
     config = FinetuneConfig(
         task=TaskConfig(**reviews, **columns, max_length=16, layer_mix=True),
@@ -141,7 +140,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the sizes of a program are symbolic
-        export.export(tmp_path / "run", tmp_path / "program", "stablehlo")
+        commands_export.export(tmp_path / "run", tmp_path / "program", "stablehlo")
     program = jax.export.deserialize((tmp_path / "program" / "predictions.stablehlo").read_bytes())
     words = loaded.vocabulary
     ids = np.array([[words.cls_id, *(words.id_of(word) for word in ("the", "cat", "sat")), words.sep_id]], np.int32)
@@ -149,8 +148,8 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
     parameters = safetensors.numpy.load_file(tmp_path / "program" / "parameters.safetensors")
     np.testing.assert_allclose(jax.jit(program.call)(parameters, inputs)["class_logits"][0], logits, atol=1e-4)
     with pytest.raises(UserError, match=r"cannot hold heads\.layer_mix=True. Use --format orbax"):
-        export.export(tmp_path / "run", tmp_path / "hf", "hf")
-    export.export(tmp_path / "run", tmp_path / "orbax", "orbax")
+        commands_export.export(tmp_path / "run", tmp_path / "hf", "hf")
+    commands_export.export(tmp_path / "run", tmp_path / "orbax", "orbax")
     assert predict(tmp_path / "orbax", ["the cat sat"], all_scores=True) == [found]
 
 

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from bert_jax.model.activations import activation
-from bert_jax.model.layers import (
-    Dense,
-    LayerNorm,
-    child_key,
-    layer_norm_narrow,
-    truncated_normal,
-)
-from bert_jax.model.ops import operations
-from bert_jax.model.ops.bias import add_bias
+from bert_jax.model.layers import Dense, LayerNorm, activation, child_key, layer_norm_narrow, truncated_normal
+from bert_jax.model.ops import add_bias, operations
 from bert_jax.model.runtime import Runtime
 
 KEY = jax.random.key(0)

@@ -11,12 +11,11 @@ import tokenizer_kinds
 import tokenizers
 import unspaced_text
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from data_prep.encoding import encode, refuse_newlines
-from data_prep.line_breaks import joined_sentences, kept_pieces
-from data_prep.sentences import document_sentences
+from bert_jax.errors import UserError
+from bert_jax.tokenization import tokenizer
+from data_prep.sentences import document_sentences, joined_sentences, kept_pieces
 from data_prep.units import Unit
+from data_prep.worker import encode, refuse_newlines
 
 KEEPING = ("bpe", "bpe_prefix_space", "bpe_nfc", "bpe_spaces")
 CODE = [

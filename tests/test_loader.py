@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.data import loader, shards
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import Masker, MaskingRule, ReplacementShares, rate_schedule
+from bert_jax.data.masking.masker import Masker
+from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
+from bert_jax.data.schedules import rate_schedule
+from bert_jax.errors import UserError
 
 CLS, SEP = 2, 3
 

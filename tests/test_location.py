@@ -8,7 +8,7 @@ import jax
 import pytest
 from etils import epath
 
-from bert_jax.command import RunAgain, UserError
+from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage.location import (
     copy_folder,
     is_store_failure,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from bert_jax.tokenization.longest_match import LongestMatch
+from bert_jax.tokenization.wordpiece import LongestMatch
 
 UNKNOWN = "[UNK]"
 OURS = string.ascii_lowercase + string.digits

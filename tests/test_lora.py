@@ -11,11 +11,11 @@ from families import FAMILIES
 from test_tasks_objective import MODEL, OBJECTIVES, batch_of
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
-from bert_jax.config.lora import MATRICES, WITHOUT, LoraConfig
-from bert_jax.model import bert, lora, paths
-from bert_jax.model.heads import Heads
+from bert_jax.config.model import MATRICES, WITHOUT, LoraConfig
+from bert_jax.errors import UserError
+from bert_jax.model import bert, layers, lora
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 
 OBJECTIVE = OBJECTIVES["classification"]
@@ -25,13 +25,13 @@ ALL = LoraConfig(rank=3, alpha=6.0, targets=".*")
 def random_params(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Parameters by path, adapters included, large enough that each one changes the outputs."""
     draw = np.random.default_rng(seed)
-    abstract = paths.flatten(bert.abstract_params(model, OBJECTIVE.heads))
+    abstract = layers.flatten(bert.abstract_params(model, OBJECTIVE.heads))
     found = {path: draw.normal(0, 0.2, leaf.shape).astype(np.float32) for path, leaf in abstract.items()}
     return {path: value + np.float32(path.endswith("/scale")) for path, value in found.items()}
 
 
 def outputs(model: ModelConfig, params: dict[str, np.ndarray], key: Any = None) -> np.ndarray:
-    nested = paths.unflatten({path: jnp.asarray(value) for path, value in params.items()})
+    nested = layers.unflatten({path: jnp.asarray(value) for path, value in params.items()})
     bound = bert.bind(model, OBJECTIVE.heads, nested, Runtime())
     return np.asarray(OBJECTIVE.outputs(bound, jax.tree.map(jnp.asarray, batch_of("classification")), key))
 
@@ -49,7 +49,7 @@ def test_merged_matrices_compute_what_the_adapters_do(family):
     params = random_params(model)
     plain, merged = lora.merge(model, params)
     assert plain == dataclasses.replace(model, lora=None)
-    assert set(merged) == set(paths.flatten(bert.abstract_params(plain, OBJECTIVE.heads)))
+    assert set(merged) == set(layers.flatten(bert.abstract_params(plain, OBJECTIVE.heads)))
     without = {path: value for path, value in params.items() if not lora.is_adapter(path)}
     assert np.abs(outputs(model, params) - outputs(plain, without)).max() > 0.01
     np.testing.assert_allclose(outputs(plain, merged), outputs(model, params), atol=1e-5, rtol=0)
@@ -76,7 +76,7 @@ def test_every_matrix_of_a_model_has_an_adapter_or_is_named_as_one_without():
     """The heads are those of frequent tasks; a new kind of matrix in a layer fails here."""
     heads = Heads(mlm=True, pooler=True, classes=3, tags=3, question=True)
     for name in LAYERED:
-        found = paths.flatten(bert.abstract_params(FAMILIES[name], heads))
+        found = layers.flatten(bert.abstract_params(FAMILIES[name], heads))
         kernels = {path.rpartition("/")[0] for path in found if path.endswith(("/kernel", "/table"))}
         within = {lora.kernel_of(matrix)[0].rpartition("/")[0] for matrix in MATRICES}
         rest = {path for path in kernels - within if path not in WITHOUT}
@@ -101,7 +101,7 @@ def test_an_adapter_adds_its_scaled_product_to_the_matrix():
 
 @pytest.mark.slow
 def test_new_adapters_change_nothing():
-    params = paths.flatten(bert.init_params(dataclasses.replace(MODEL, lora=ALL), OBJECTIVE.heads, jax.random.key(0)))
+    params = layers.flatten(bert.init_params(dataclasses.replace(MODEL, lora=ALL), OBJECTIVE.heads, jax.random.key(0)))
     narrow = [value for path, value in params.items() if lora.is_adapter(path) and path.endswith("/a")]
     assert len(narrow) == len(MATRICES)
     for value in narrow:
@@ -110,7 +110,7 @@ def test_new_adapters_change_nothing():
     assert not any(np.any(value) for path, value in params.items() if lora.is_adapter(path) and path.endswith("/b"))
     without = {path: value for path, value in params.items() if not lora.is_adapter(path)}
     plain = bert.init_params(MODEL, OBJECTIVE.heads, jax.random.key(0))
-    for path, value in paths.flatten(plain).items():
+    for path, value in layers.flatten(plain).items():
         np.testing.assert_array_equal(without[path], value, err_msg=path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from golden import IGNORED, REFRESH, read_arrays
 from scipy.special import log_expit, log_softmax
 
-from bert_jax.tasks.task_losses import answer_sums, choice_sums, squared_error_sum
+from bert_jax.tasks.task import answer_sums, choice_sums, squared_error_sum
 from bert_jax.train.losses import ClassCosts, binary_sums, classification_sums
 from bert_jax.train.objectives import Term, means, total_loss
 

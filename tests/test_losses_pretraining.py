@@ -11,15 +11,15 @@ import pytest
 from scipy.special import erf, log_softmax
 from tiny_batches import lay, random_sequence
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.masking.span_boundaries import span_targets
-from bert_jax.model import paths
+from bert_jax.data.masking.selection import span_targets
+from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, Objective, total_loss
-from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.objectives.language_modeling import unmasked
 
 ENCODER = ModelConfig(
     vocab_size=61,
@@ -83,7 +83,7 @@ def program(case: str, runtime: Runtime = Runtime()) -> Callable:  # noqa: B008
             return total_loss(terms, counts), (terms, counts, model.encode(text).last)
 
         gradients, (terms, counts, hidden) = jax.grad(loss, has_aux=True)(params)
-        return terms, counts, paths.flatten(gradients), hidden
+        return terms, counts, layers.flatten(gradients), hidden
 
     return run
 
@@ -105,7 +105,7 @@ def test_packed_sequences_give_the_losses_and_gradients_of_separate_rows(case: s
 def test_span_boundary_sums_by_hand() -> None:
     terms, counts, _, hidden = compute("span_boundary", True)
     hidden = np.asarray(hidden)
-    flat, made = paths.flatten(params_of("span_boundary")), jax.tree.map(np.asarray, batch(True))
+    flat, made = layers.flatten(params_of("span_boundary")), jax.tree.map(np.asarray, batch(True))
     loss = correct = 0.0
     predictions = list(zip(*np.nonzero(made.masked_weights), strict=True))
     reached = [prediction for prediction in predictions if made.span_offsets[prediction] <= 20]
@@ -137,7 +137,7 @@ def test_span_boundary_sums_by_hand() -> None:
 def test_causal_sums_by_hand(case: str) -> None:
     terms, counts, _, hidden = compute(case, True)
     hidden = np.asarray(hidden)
-    flat, made = paths.flatten(params_of(case)), jax.tree.map(np.asarray, batch(True))
+    flat, made = layers.flatten(params_of(case)), jax.tree.map(np.asarray, batch(True))
     table = flat["embeddings/token/table" if case == "causal" else "lm_head/output/table"]
     ids = made.input_ids.copy()
     for row, number in zip(*np.nonzero(made.masked_weights), strict=True):

@@ -28,9 +28,10 @@ from masking_reference import (
 )
 from scipy import stats
 
-from bert_jax.command import UserError
 from bert_jax.data.example import Rows, max_predictions
-from bert_jax.data.masking import UNITS, Masker, MaskingRule, ReplacementShares
+from bert_jax.data.masking.masker import Masker
+from bert_jax.data.masking.rule import UNITS, MaskingRule, ReplacementShares
+from bert_jax.errors import UserError
 
 FALSE_ALARM = 1e-6
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from masking_reference import CLS, FIRST_WHOLE, SEP, VOCABULARY, Facts, Sequence, pack_rows, random_rows
 from scipy import stats
 
-from bert_jax.command import UserError
 from bert_jax.data.example import SHORTEST_SEQUENCE, max_predictions
-from bert_jax.data.masking import UNITS, Masker, MaskingRule, ReplacementShares, rate_schedule
+from bert_jax.data.masking.masker import Masker
+from bert_jax.data.masking.rule import UNITS, MaskingRule, ReplacementShares
+from bert_jax.data.schedules import rate_schedule
+from bert_jax.errors import UserError
 
 FALSE_ALARM = 1e-6
 

@@ -11,8 +11,8 @@ from masking_reference import CLS, FIRST_WHOLE, MASK, PAD, SEP, Sequence, apply,
 from scipy import stats
 
 from bert_jax.data.loader import token_layout
-from bert_jax.data.masking import MaskingRule, span_targets
-from bert_jax.data.masking.run_selection import RunLengths
+from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.masking.selection import RunLengths, span_targets
 
 FALSE_ALARM = 1e-6
 DRAWS = 200_000

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.storage import compression
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from bert_jax.storage import files
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, mediawiki_dump, plain_text, read, wikitext
+from data_prep.readers import Corpus, Reading, find_sources, read, text, wiki
 from data_prep.readers.refusal import Omission
 
 mwparserfromhell = pytest.importorskip("mwparserfromhell")
@@ -152,7 +152,7 @@ def test_a_wiki_of_one_script_has_no_conversion(tmp_path):
 @pytest.mark.parametrize("repeated", ["-{", "}-", "-{zh:", "-{}-", "; ", "-{a;zh:b;", "[[", "[[-{a}-", "[[:", "|"])
 def test_variants_are_found_in_linear_time(repeated):
     """Were it quadratic, this would take minutes."""
-    reader = wikitext.WikitextReader(language="zh")
+    reader = wiki.WikitextReader(language="zh")
     for first, last in (("", ""), ("-{zh:", "}-"), ("-{" * 9, "}-" * 9)):
         assert isinstance(reader.text(first + repeated * (200_000 // len(repeated)) + last, "a"), str)
 
@@ -184,7 +184,7 @@ def test_the_newest_revision_is_read_whatever_the_blocks(tmp_path, monkeypatch):
         + END
     )
     for size in (7, 300, 1 << 16):
-        monkeypatch.setattr(compression, "BLOCK_BYTES", size)
+        monkeypatch.setattr(files, "BLOCK_BYTES", size)
         assert items(tmp_path, content) == [b"Version 8.", b"Two."]
 
 
@@ -229,7 +229,7 @@ def test_bad_pages_are_refused_and_the_rest_is_read(tmp_path, monkeypatch):
         return parse(markup, **options)
 
     monkeypatch.setattr(mwparserfromhell, "parse", fail)
-    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 2000)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 2000)
     content = head() + "".join(
         page(title, revision(text))
         for title, text in (("A", "One."), ("B", "unparsable"), ("C", "long " * 500), ("D", "bad \x7f"), ("E", "Two."))
@@ -258,8 +258,8 @@ def test_entities_of_entities_do_not_fill_the_memory(tmp_path):
 
 def test_other_processes_remove_markup_and_change_nothing(tmp_path, monkeypatch):
     """Articles, omitted and refused pages are the same and in the same order, also before damage."""
-    monkeypatch.setattr(mediawiki_dump, "BATCH_CHARACTERS", 40)
-    monkeypatch.setattr(mediawiki_dump, "BATCH_PAGES", 3)
+    monkeypatch.setattr(wiki, "BATCH_CHARACTERS", 40)
+    monkeypatch.setattr(wiki, "BATCH_PAGES", 3)
     pages = "".join(
         page(f"Page {number}", revision(f"''Article'' [[Datei:x.jpg]]{number}." + " \x7f" * (number == 7)))
         + page("Talk", revision("Talk."), namespace=1) * (number % 5)
@@ -288,7 +288,7 @@ def test_examples_are_built_from_a_dump(tmp_path, sample_text, vocab_dir):
 
 def test_empty_brackets_are_found_in_linear_time():
     """A page of templates alone leaves a long run of line ends; each of them once scanned all that follow."""
-    reader = wikitext.WikitextReader()
+    reader = wiki.WikitextReader()
     assert reader.text("Paris ( ; ) is\u00a0[ ] a city (, France) of f() and x[].", "a") == (
         "Paris is a city (France) of f() and x[]."
     )

@@ -10,7 +10,7 @@ import pytest
 # Touches and frees 20 MB, forty times, and prints how many pages the system gave for it.
 PROGRAM = """
 import resource, sys
-from data_prep.memory import keep_freed
+from data_prep.processes import keep_freed
 if "keep" in sys.argv:
     keep_freed()
 def use():
@@ -35,7 +35,7 @@ def test_freed_memory_is_used_again_without_the_system() -> None:
 
 
 HUGE = """
-from data_prep.memory import keep_freed
+from data_prep.processes import keep_freed
 keep_freed()
 areas = open("/proc/self/smaps").read().split("VmFlags:")
 print(any("[heap]" in area and " hg" in flags.split("\\n")[0] for area, flags in zip(areas, areas[1:])))

@@ -12,14 +12,17 @@ import tokenizer_kinds
 import unspaced_text
 from building import ROOT, contents
 
-from bert_jax.command import UserError
+from bert_jax.commands import inspect_shards
+from bert_jax.commands.merge_shards import folders, main
 from bert_jax.data.manifest import read_manifest
-from bert_jax.storage.local import MARKER
-from data_prep import build_parts, inspect_shards, readers, shares
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from bert_jax.storage.files import MARKER
+from data_prep import build as build_parts
+from data_prep import build_options, engines, readers
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.engines import remote
-from data_prep.merge_shards import folders, main, merge
+from data_prep.merge import merge
 from data_prep.readers import Source
 
 BOOKS = sorted((ROOT / "data_prep" / "sample" / "books").glob("*.txt.xz"))
@@ -109,7 +112,7 @@ def test_parts_built_by_an_engine_are_those_of_this_machine(text, vocab_dir, tmp
     whole = build(
         options(text, vocab_dir, tmp_path / "whole", "all/4", lowercase=True, tokenizer=vocab_dir / "vocab.txt")
     )
-    built, local = [], build_parts.engines.run
+    built, local = [], engines.run
 
     def engine(name, work, units, workers, *, directory, options, fails_at=None):
         if name == "local":  # within a part
@@ -126,11 +129,11 @@ def test_parts_built_by_an_engine_are_those_of_this_machine(text, vocab_dir, tmp
 
     given = {"engine": "ray", "workers": 3, "lowercase": True, "tokenizer": vocab_dir / "vocab.txt"}
     with monkeypatch.context() as patch:
-        patch.setattr(build_parts.engines, "run", functools.partial(engine, fails_at=3))
+        patch.setattr(engines, "run", functools.partial(engine, fails_at=3))
         with pytest.raises(UserError, match="the cluster is gone"):
             build(options(text, vocab_dir, tmp_path / "away", "all/4", **given))
     assert not (tmp_path / "away").exists()
-    monkeypatch.setattr(build_parts.engines, "run", engine)
+    monkeypatch.setattr(engines, "run", engine)
     assert build(options(text, vocab_dir, tmp_path / "away", "all/4", **given)) == whole
     assert built == [("ray", number) for number in (0, 1, 2, 2, 3)]
     shutil.copytree(text, tmp_path / "tree")  # which then holds the output, and the tokenizer that workers get
@@ -187,13 +190,13 @@ def test_links_to_shards_are_merged_as_their_files(text, vocab_dir, tmp_path):
 def test_files_are_divided_evenly_and_each_belongs_to_one_share():
     generator = np.random.default_rng(0)
     sources = [Source(f"{number:03}.txt", int(size)) for number, size in enumerate(generator.integers(1, 1000, 100))]
-    groups = [shares.sources_of(share, sources) for share in shares.parse("all/7")]
+    groups = [build_options.sources_of(share, sources) for share in build_options.parse_share("all/7")]
     assert sorted(source for group in groups for source in group) == sources
     sizes = [sum(source.bytes for source in group) for group in groups]
     assert max(sizes) - min(sizes) < 50
-    assert shares.sources_of(shares.WHOLE, sources) == tuple(sources)
+    assert build_options.sources_of(build_options.WHOLE, sources) == tuple(sources)
     with pytest.raises(UserError, match="--part divides files among 101 jobs, but --input matches 100"):
-        shares.sources_of(shares.parse("0/101")[0], sources)
+        build_options.sources_of(build_options.parse_share("0/101")[0], sources)
 
 
 def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
@@ -202,8 +205,8 @@ def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
     def divided(*paths: str) -> tuple[str, list[list[str]]]:
         """The hash, and the files of each share, each by the last character of its path."""
         sources = [Source(path, 100) for path in sorted(paths)]
-        groups = [shares.sources_of(share, sources) for share in shares.parse("all/2")]
-        return shares.digest(sources), [sorted(source.path[-1] for source in group) for group in groups]
+        groups = [build_options.sources_of(share, sources) for share in build_options.parse_share("all/2")]
+        return build_options.digest(sources), [sorted(source.path[-1] for source in group) for group in groups]
 
     assert divided("/data/x/1", "/data/y/2", "/data/z/3") == divided("/mnt/b/1", "gs://bucket/2", "/mnt/a/3")
     same_names = divided("/data/a/1", "/data/b/1", "/data/c/2")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax import finetuning, pretraining
+from bert_jax.commands import finetune, pretrain
+from bert_jax.commands.embed import embed
 from bert_jax.config import MeshConfig
-from bert_jax.embed import embed
-from bert_jax.evaluate import evaluate
+from bert_jax.tasks.evaluation import evaluate
 from bert_jax.train import metrics
 from bert_jax.train.workdir import latest_step
 
@@ -19,7 +19,7 @@ CUBE = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
 
 
 def pretrained(shards: Path, workdir: Path, *overrides: str) -> dict:
-    pretraining.main(
+    pretrain.main(
         [
             f"--config={RECIPE}",
             f"--workdir={workdir}",
@@ -78,7 +78,7 @@ def test_finetuning_on_a_mesh_measures_as_on_rows(rows, tmp_path):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + text)
     found = []
     for name, mesh in (("rows", ()), ("cube", CUBE)):
-        finetuning.main(
+        finetune.main(
             [
                 f"--config={ROOT}/configs/own.py",
                 f"--workdir={tmp_path / name}",

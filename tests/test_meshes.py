@@ -12,11 +12,11 @@ from families import FAMILIES
 from tiny_batches import lay, random_sequence
 
 from bert_jax.config import MeshConfig, OptimizerConfig
-from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.data.schedules import StepSchedule
 from bert_jax.lineage import BidirectionalLMObjective
-from bert_jax.model import bert, paths
+from bert_jax.model import bert, layers
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import (
@@ -97,21 +97,21 @@ def plan_of(
     if family == "causal phase":
         objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
-    runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
+    runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
     return step_lib.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
 
 
 def step_on(shape: tuple[int, ...], plan: step_lib.Plan) -> tuple[Any, dict[str, Any], Any]:
     """The state and the metrics after a step on a number of devices, and the program."""
-    mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
-    partitioning.check_model(plan.model, mesh)
+    mesh = sharding.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
+    sharding.check_model(plan.model, mesh)
     first = first_state(plan)
     with jax.set_mesh(mesh):
-        shardings = partitioning.shardings(mesh, first, shard_optimizer=plan.reduction.shard_optimizer)
+        shardings = sharding.shardings(mesh, first, shard_optimizer=plan.reduction.shard_optimizer)
         state = jax.tree.map(jax.device_put, first, shardings)
-        batch = partitioning.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
-        arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
+        batch = sharding.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
+        arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), sharding.replicated(mesh)))
         program = step_lib.jitted(plan, mesh, state).lower(state, *arguments).compile()
         state, metrics = program(state, *arguments)
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
@@ -122,10 +122,10 @@ def first_state(plan: step_lib.Plan) -> Any:
     """The initial state, sampled by numpy because programs that sample take long to compile."""
     generator = np.random.default_rng(1)
     params = {}
-    for path, leaf in paths.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():
+    for path, leaf in layers.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():
         drawn = generator.normal(float(path.endswith("scale")), 0.02, leaf.shape)
         params[path] = drawn.astype(leaf.dtype)
-    return jax.device_get(step_lib.initial_state(plan, paths.unflatten(params)))
+    return jax.device_get(step_lib.initial_state(plan, layers.unflatten(params)))
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     part = parts.get(family, "feed_forward/input")
     kernel = f"encoder/layers/{part}/kernel"
     before, got, wanted = (
-        jax.device_get(paths.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)
+        jax.device_get(layers.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)
     )
     # Of a trust ratio or an orthogonalized update, a device's own part of the matrix would give another.
     assert np.linalg.norm((got - wanted).ravel()) < 1e-2 * np.linalg.norm((wanted - before).ravel())
@@ -179,7 +179,7 @@ def test_a_device_holds_its_share_of_the_parameters_and_of_the_optimizer():
     kernel = "encoder/layers/feed_forward/output/kernel"
     moments = next(part for part in state.optimizer_state if hasattr(part, "mu"))
     for tree in (state.params, moments.mu, moments.nu, state.average):
-        assert paths.flatten(tree)[kernel].addressable_shards[0].data.size == 2 * 48 * 32 // 8
+        assert layers.flatten(tree)[kernel].addressable_shards[0].data.size == 2 * 48 * 32 // 8
     # Parameters are gathered and sums are reduced; there is no other communication.
     text = program.as_text()
     assert "all-gather" in text and "all-to-all" not in text and "collective-permute" not in text

@@ -11,8 +11,7 @@ import pytest
 
 from bert_jax.config import ModelConfig
 from bert_jax.train import metric_accumulator
-from bert_jax.train.finite import FiniteCheck
-from bert_jax.train.metric_accumulator import MetricAccumulator
+from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 
 CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
 BATCH = SimpleNamespace(input_ids=np.zeros((2, 8), np.int32))

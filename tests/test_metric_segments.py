@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.train import metric_segments
-from bert_jax.train.metric_segments import FOLDER, Segments, read_segments
-from bert_jax.train.metrics import METRICS_FILE, read_metrics
+from bert_jax.train import metrics
+from bert_jax.train.metrics import FOLDER, METRICS_FILE, Segments, read_metrics, read_segments
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_start_that_is_killed_before_it_removed_older_segments_counts(workdir,
 
 
 def test_a_full_segment_is_not_written_again(workdir, monkeypatch):
-    monkeypatch.setattr(metric_segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(metrics, "SEGMENT_BYTES", 100)
     lines = [f"{number:04d} {'x' * 30}" for number in range(20)]
     segments = Segments(workdir, lines[:1])
     for line in lines[1:]:
@@ -62,7 +61,7 @@ def test_a_full_segment_is_not_written_again(workdir, monkeypatch):
 def test_a_line_is_written_after_a_minute_without_a_checkpoint(workdir, monkeypatch):
     segments = Segments(workdir, [])
     segments.append("early")
-    monkeypatch.setattr(metric_segments, "SECONDS", 0.0)
+    monkeypatch.setattr(metrics, "SECONDS", 0.0)
     segments.append("late")
     assert read_segments(workdir) == ["early", "late"]
 

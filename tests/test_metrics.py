@@ -14,11 +14,11 @@ from tensorboardX.proto.event_pb2 import Event
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
-from bert_jax.model.head_outputs import masked_logits, span_boundary_product, vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import masked_logits, span_boundary_product, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import count_flops
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.rows import TaskBatch
 from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics, training_flops
 
 WIDE = ModelConfig(vocab_size=1024, layers=2, width=256, heads=4, feed_forward=512, max_positions=64)

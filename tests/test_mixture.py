@@ -12,19 +12,18 @@ from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
 from bert_jax import pretraining
-from bert_jax.command import UserError
+from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, PretrainConfig, PretrainDataConfig
-from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.mixture import Mixture, check_sources
-from bert_jax.data.mixture_spec import parse_mixture
-from bert_jax.data.opening import open_held_out, open_phases
-from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.mixture import Mixture, check_sources, parse_mixture
+from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
+from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.errors import UserError
 from bert_jax.planning.compile import RowSpec
 from bert_jax.train import metrics, workdir
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 NAMES = ("large", "middle", "small")
@@ -218,7 +217,7 @@ def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders,
     other = edited(folders["large"], tmp_path / "other", **changes)
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=said) as caught:
-        pretraining.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
+        pretrain.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -253,7 +252,7 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
 def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, overrides, said):
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={THREE}", *TINY]
     with pytest.raises(UserError, match=said) as caught:
-        pretraining.main([flag.format(**folders) for flag in (*flags, *overrides)])
+        pretrain.main([flag.format(**folders) for flag in (*flags, *overrides)])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -271,7 +270,7 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
         flags = [f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *(f"--config.{one}" for one in pace)]
         phases = "9:one={large}:0.25,three={small}:0.75".format(**folders)
         mixed = (f"--config.data.mixture={mixture.format(**folders)}", f"--config.data.phases={phases}")
-        pretraining.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
+        pretrain.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.data.mixture_spec import MixtureSpec, NamedFolder, is_mixture, parse_mixture
+from bert_jax.data.mixture import MixtureSpec, NamedFolder, is_mixture, parse_mixture
+from bert_jax.errors import UserError
 
 
 @pytest.mark.parametrize(

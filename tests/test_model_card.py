@@ -5,17 +5,16 @@ import json
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import export
+from bert_jax.commands import export as commands_export
 from bert_jax.config import PretrainDataConfig
 from bert_jax.data.manifest import read_manifest
-from bert_jax.data.opening import open_phases
-from bert_jax.data.summary import summarize
-from bert_jax.interop import bert_jax_export
+from bert_jax.data.phases import open_phases, summarize
+from bert_jax.interop import export
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.model_card import TRANSFORMERS, render
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.storage.scratch import IN_MEMORY
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import IN_MEMORY
 from bert_jax.train.workdir import write_params
 
 THRESHOLDS = ("threshold/good", "threshold", "best_f1_thresh")
@@ -24,9 +23,9 @@ THRESHOLDS = ("threshold/good", "threshold", "best_f1_thresh")
 def card_of(tmp_path, result, heads=None, **known) -> str:
     """The card of an exported workdir, whose run had these records and this result.json."""
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads or Heads(mlm=True), **known)
-    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text(json.dumps(result))
-    export.export(tmp_path / "workdir", tmp_path / "out")
+    commands_export.export(tmp_path / "workdir", tmp_path / "out")
     return (tmp_path / "out" / "README.md").read_text()
 
 
@@ -176,14 +175,14 @@ def test_the_card_of_a_fine_tuned_model_has_scores_over_seeds_and_numbers_of_exa
 
 def test_an_export_in_bert_jax_format_keeps_the_records(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True), data=(source("wiki"),))
-    bert_jax_export.write(loaded, tmp_path / "workdir")
-    export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
+    export.write(loaded, tmp_path / "workdir")
+    commands_export.export(tmp_path / "workdir", tmp_path / "out", format="orbax")
     assert open_checkpoint(tmp_path / "out").data == (source("wiki"),)
 
 
 def test_only_the_step_that_a_run_results_in_has_its_scores(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True))
-    bert_jax_export.write(loaded, tmp_path / "run")
+    export.write(loaded, tmp_path / "run")
     write_params(tmp_path / "run", 20, loaded.params)
     (tmp_path / "run" / "result.json").write_text('{"step": 20, "eval_mlm_loss": 3.25}')
     for folder, scores in (("run", {"step": 20, "eval_mlm_loss": 3.25}), ("run/checkpoints/0", {})):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import readers
-from data_prep.cleaning.near_duplicates import BANDS, ROWS, Index, bands, minhash, shingles
+from data_prep.cleaning.unit import BANDS, ROWS, Index, bands, minhash, shingles
 
 BOOKS = Path(__file__).parent.parent / "data_prep" / "sample" / "books"
 WORDS = 200

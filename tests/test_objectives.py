@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax import tokenizer as tokenizers
-from bert_jax.data.manifest import PAIRS
+from bert_jax.data.manifest import OBJECTIVES, PAIRS
+from bert_jax.tokenization import tokenizer as tokenizers
 from data_prep import readers
-from data_prep.encoding import encode
-from data_prep.objectives import OBJECTIVES, Encoded, Spans, spans, usable
 from data_prep.packing import pack
-from data_prep.split_for_packing import SHORTEST, sequence_lengths
+from data_prep.sequences import SHORTEST, Encoded, Spans, sequence_lengths, spans, usable
 from data_prep.units import UnitSplitter
+from data_prep.worker import encode
 
 SEPARATOR = 0  # other ids count from 1, each once
 

@@ -16,13 +16,14 @@ from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 from test_families_modernbert import modernbert
 from test_golden_roberta import words_of
 
-from bert_jax import export
-from bert_jax.command import UserError
-from bert_jax.embed import embed
-from bert_jax.interop import onnx_export, onnx_program
+from bert_jax.commands import export as commands_export
+from bert_jax.commands.embed import embed
+from bert_jax.errors import UserError
+from bert_jax.interop import export
+from bert_jax.interop import onnx as onnx_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.model.heads.config import Heads
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 onnx = pytest.importorskip("onnx", reason="needs the extra: pip install '.[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra: pip install '.[onnx]'")
@@ -169,7 +170,7 @@ def test_int8_quantizes_every_matrix_and_its_outputs_stay_near(tmp_path, config)
 
 
 def test_tensors_beyond_the_limit_of_a_file_are_in_a_second_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_program, "TENSORS_LIMIT", 1000)
+    monkeypatch.setattr(onnx_export, "TENSORS_LIMIT", 1000)
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(pooler=True, classes=3))
     for dtype, error in (("float32", TOLERANCE), ("int8", 0.1)):
         found = onnx_export.write(loaded, tmp_path / dtype, dtype)
@@ -181,8 +182,8 @@ def test_a_program_that_differs_is_not_written(tmp_path, monkeypatch):
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(tags=4))
     bias = loaded.params["tagger/dense/bias"] + np.array([0, 0.01, 0, 0], np.float32)
     other = dataclasses.replace(loaded, params={**loaded.params, "tagger/dense/bias": bias})
-    convert = onnx_program.convert
-    monkeypatch.setattr(onnx_program, "convert", lambda _, compute: convert(other, compute))
+    convert = onnx_export.convert
+    monkeypatch.setattr(onnx_export, "convert", lambda _, compute: convert(other, compute))
     with pytest.raises(UserError, match=r"the ONNX program's logits differs from the model's by 1\.0e-02"):
         onnx_export.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -206,7 +207,7 @@ def test_the_command_writes_a_folder_whose_readme_runs(tmp_path):
     loaded = random_checkpoint(tmp_path / "words", odd_config(layers=1), Heads(pooler=True, classes=2), task=task)
     export.export_loaded(loaded, tmp_path / "workdir", "orbax")
     out = tmp_path / "out"
-    export.main(["--checkpoint", str(tmp_path / "workdir"), "--format", "onnx", "--output", str(out)])
+    commands_export.main(["--checkpoint", str(tmp_path / "workdir"), "--format", "onnx", "--output", str(out)])
     with pytest.raises(UserError, match="holds an ONNX program, not a checkpoint"):
         open_checkpoint(out)
     [shown] = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)

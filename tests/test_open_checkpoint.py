@@ -9,17 +9,17 @@ import pytest
 from etils import epath
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
-from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES
-from bert_jax.config.lora import LoraConfig
-from bert_jax.interop import bert_jax_export, huggingface_export
+from bert_jax.config.model import LoraConfig
+from bert_jax.errors import UserError
+from bert_jax.interop import export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
-from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.initial import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.lineage import WITHOUT_ATTENTION
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads, SpanHeads
+from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.workdir import read_config, write_config, write_params
 
@@ -30,7 +30,7 @@ def loaded(tmp_path):
 
 
 def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
-    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.write(loaded, tmp_path / "workdir")
     write_params(tmp_path / "workdir", 7, {path: value + 1 for path, value in loaded.params.items()})
     (tmp_path / "workdir" / "result.json").write_text(json.dumps({"step": 7, "eval_loss": 1.25}))
     huggingface_export.write(loaded, tmp_path / "exported")
@@ -47,7 +47,7 @@ def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
 def test_a_workdir_opens_at_its_last_step_and_with_early_stop_at_its_best(tmp_path, loaded):
     """Both keep the best step, which checkpoint.best asks for; only a run with early_stop results in it."""
     workdir = tmp_path / "workdir"
-    bert_jax_export.write(loaded, workdir)
+    export.write(loaded, workdir)
     for step in (1, 2):
         write_params(workdir, step, {path: value + step for path, value in loaded.params.items()})
     with Checkpoints(workdir / "checkpoints", keep=0, best="eval_f1") as checkpoints:
@@ -65,7 +65,7 @@ def test_a_workdir_opens_at_its_last_step_and_with_early_stop_at_its_best(tmp_pa
 def test_adapters_stay_unmerged_in_a_store_as_on_disk(tmp_path, loaded, monkeypatch):
     lora = LoraConfig(rank=2)
     adapted = random_checkpoint(tmp_path / "vocabulary", dataclasses.replace(loaded.model, lora=lora))
-    bert_jax_export.write(adapted, tmp_path / "workdir")
+    export.write(adapted, tmp_path / "workdir")
     monkeypatch.setattr("bert_jax.interop.open_checkpoint.location", epath.Path)  # of a store by its interface
     assert not isinstance(epath.Path(tmp_path), Path)
     for path in (tmp_path / "workdir", tmp_path / "workdir" / "checkpoints" / "0"):
@@ -76,7 +76,7 @@ def test_adapters_stay_unmerged_in_a_store_as_on_disk(tmp_path, loaded, monkeypa
 
 
 def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):
-    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.write(loaded, tmp_path / "workdir")
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.incomplete").mkdir()
@@ -92,7 +92,7 @@ def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):
 
 
 def test_a_config_that_does_not_match_the_weights_names_the_parameter(tmp_path, loaded):
-    bert_jax_export.write(loaded, tmp_path / "workdir")
+    export.write(loaded, tmp_path / "workdir")
     config = read_config(tmp_path / "workdir")
     for model, heads, message in (
         (odd_config(feed_forward=32), PRETRAINING, "parameter encoder/layers/feed_forward/input/bias"),
@@ -110,7 +110,7 @@ def test_a_config_that_does_not_match_the_weights_names_the_parameter(tmp_path, 
 
 def missing(initial, model, heads):
     """The parameters that a run initializes itself."""
-    return set(paths.flatten(abstract_params(model, heads))) - set(initial)
+    return set(layers.flatten(abstract_params(model, heads))) - set(initial)
 
 
 def test_a_new_head_is_initialized_and_reported(loaded, capsys):
@@ -123,7 +123,7 @@ def test_a_new_head_is_initialized_and_reported(loaded, capsys):
         in capsys.readouterr().err
     )
     same = initial_params(loaded, loaded.model, PRETRAINING, loaded.vocabulary)
-    assert set(same) == set(loaded.params) == set(paths.flatten(abstract_params(loaded.model, PRETRAINING)))
+    assert set(same) == set(loaded.params) == set(layers.flatten(abstract_params(loaded.model, PRETRAINING)))
     assert not capsys.readouterr().err
 
 
@@ -195,7 +195,7 @@ def test_another_tokenizer_is_refused(tmp_path, loaded):
     other = random_checkpoint(folder, odd_config()).vocabulary
     assert other.content_hash == loaded.vocabulary.content_hash
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("river", "brook"))
-    from bert_jax import tokenizer
+    from bert_jax.tokenization import tokenizer
 
     with pytest.raises(UserError, match=r"another tokenizer .* --tokenizer="):
         initial_params(loaded, loaded.model, PRETRAINING, tokenizer.load(folder, lowercase=True))

@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
-from bert_jax.model import paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers as paths
 from bert_jax.train import optim, rules
-from bert_jax.train.freezing import Trained
+from bert_jax.train.rules import Trained
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.1, clip_norm=1.0, epsilon=1e-6)
 

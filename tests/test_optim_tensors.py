@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from bert_jax.config import MeshConfig, OptimizerConfig
-from bert_jax.model import paths
-from bert_jax.train import optim, partitioning
-from bert_jax.train.optim import muon
+from bert_jax.model import layers
+from bert_jax.train import optim, sharding
+from bert_jax.train.optim import directions
 
 LAYERS, WIDTH, HEADS, HEAD, INNER = 2, 8, 2, 3, 10
 SHAPES = {
@@ -54,13 +54,13 @@ def tensors(path: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 def apart(nested: dict) -> dict[str, np.ndarray]:
     return {
         name: tensor
-        for path, array in paths.flatten(nested).items()
+        for path, array in layers.flatten(nested).items()
         for name, tensor in tensors(path, np.asarray(array))
     }
 
 
 def draw(random: np.random.Generator, scale: float = 1.0) -> dict:
-    return paths.unflatten({path: jnp.float32(scale * random.normal(size=shape)) for path, shape in SHAPES.items()})
+    return layers.unflatten({path: jnp.float32(scale * random.normal(size=shape)) for path, shape in SHAPES.items()})
 
 
 def descend(config: OptimizerConfig) -> Iterator[tuple[dict, dict, dict]]:
@@ -195,7 +195,7 @@ def test_muon_equals_torch(name):
         weight_decay=float(arrays["settings/decay"]),
         clip_norm=0.0,
     )
-    params = paths.unflatten({"encoder/layers/feed_forward/output/kernel": jnp.asarray(start)[None]})
+    params = layers.unflatten({"encoder/layers/feed_forward/output/kernel": jnp.asarray(start)[None]})
     optimizer = optim.build(config, params)
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for gradient, wanted in zip(arrays[f"{name}/gradients"], after, strict=True):
@@ -208,9 +208,9 @@ def test_muon_equals_torch(name):
 @pytest.mark.slow
 def test_orthogonalized_matrices_have_singular_values_near_one():
     matrix = np.random.default_rng(0).normal(size=(2, 12, 30)).astype(np.float32)
-    values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
+    values = np.linalg.svd(np.asarray(directions.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
     assert values.min() > 0.68 and values.max() < 1.16
-    np.testing.assert_array_equal(muon.orthogonalize(jnp.zeros((3, 4))), 0)
+    np.testing.assert_array_equal(directions.orthogonalize(jnp.zeros((3, 4))), 0)
 
 
 def test_devices_divide_the_matrices_of_muon():
@@ -218,7 +218,7 @@ def test_devices_divide_the_matrices_of_muon():
     params = draw(np.random.default_rng(0))
     optimizer = optim.build(OptimizerConfig(name="muon"), params)
     state = optimizer.init(params)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     assert mesh.size == 8
 
     def update(arguments, **shardings):
@@ -228,10 +228,10 @@ def test_devices_divide_the_matrices_of_muon():
 
     alone, products = update((params, state, params))
     with jax.set_mesh(mesh):
-        whole = partitioning.replicated(mesh)
+        whole = sharding.replicated(mesh)
         together, divided = update(jax.device_put((params, state, params), whole), out_shardings=whole)
-    for path, leaf in paths.flatten(together).items():
-        np.testing.assert_allclose(leaf, paths.flatten(alone)[path], rtol=1e-5, atol=1e-6)
+    for path, leaf in layers.flatten(together).items():
+        np.testing.assert_allclose(leaf, layers.flatten(alone)[path], rtol=1e-5, atol=1e-6)
     assert {shape for shape, _ in products} == {"8,6,6", "8,6,8", "6,8,8", "6,8,10"}
     assert {shape for shape, name in divided if name == "dot"} == {"6,6", "6,8", "8,8", "8,10"}
     assert sorted(shape for shape, name in divided if name == "all-gather") == ["8,6,8", "8,8,10"]

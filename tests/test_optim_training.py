@@ -11,9 +11,9 @@ import pytest
 from test_steps import ROWS, random_batch
 
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.model import bert, paths
+from bert_jax.model import bert, layers
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, partitioning
+from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.step import TrainState
@@ -67,8 +67,8 @@ def descend(plan: step_lib.Plan) -> Callable[[TrainState, dict], TrainState]:
 
 
 def assert_near(got: dict, wanted: dict, tolerance: float) -> None:
-    wanted_flat = paths.flatten(wanted)
-    for path, leaf in paths.flatten(got).items():
+    wanted_flat = layers.flatten(wanted)
+    for path, leaf in layers.flatten(got).items():
         np.testing.assert_allclose(leaf, wanted_flat[path], atol=tolerance, rtol=0, err_msg=path)
 
 
@@ -88,11 +88,11 @@ def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(n
     assert losses[-1] < losses[0] - 1, losses
     assert made.alone(state.average, batch)[1] < losses[0] - 1  # the moving average has learned, too
 
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
         state = step_lib.initial_state(plan, made.params)
-        state = jax.device_put(state, partitioning.shardings(mesh, state))
-        gradients, _ = made.spread(state.params, partitioning.place(batch, ROWS, mesh))
+        state = jax.device_put(state, sharding.shardings(mesh, state))
+        gradients, _ = made.spread(state.params, sharding.place(batch, ROWS, mesh))
         spread = step(state, gradients)
     cut = [leaf for leaf in jax.tree.leaves(spread.optimizer_state) if not leaf.sharding.is_fully_replicated]
     assert cut, "no moment is sharded"

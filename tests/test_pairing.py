@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.pairing import Pair, next_sentence_pairs, sentence_order_pairs, truncate
+from data_prep.sequences import Pair, next_sentence_pairs, sentence_order_pairs, truncate
 
 # Documents as the lengths of their sentences in tokens.
 documents_of_lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=2, max_size=6)

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
-from bert_jax.model import bert, paths
-from bert_jax.model.heads import Heads
-from bert_jax.train import parameter_summary, partitioning
+from bert_jax.errors import UserError
+from bert_jax.model import bert, layers
+from bert_jax.model.heads.config import Heads
+from bert_jax.train import parameter_summary, sharding
 from bert_jax.train.step import TrainState
 
 
 @pytest.fixture
 def mesh():
-    return partitioning.make_mesh(MeshConfig())
+    return sharding.make_mesh(MeshConfig())
 
 
 @pytest.fixture
 def cube():
-    return partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=-1))
+    return sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=-1))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def cube():
     ],
 )
 def test_one_axis_takes_what_the_others_leave(config, shape):
-    assert tuple(partitioning.make_mesh(config).shape.values()) == shape
+    assert tuple(sharding.make_mesh(config).shape.values()) == shape
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_one_axis_takes_what_the_others_leave(config, shape):
 )
 def test_a_mesh_that_does_not_come_to_the_devices_is_refused(config, told):
     with pytest.raises(UserError, match=told):
-        partitioning.make_mesh(config)
+        sharding.make_mesh(config)
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def test_data_is_outermost_and_spans_the_slices():
     slices = [chip.slice_index for chip in chips]
     assert slices != sorted(slices)
     with pytest.raises(UserError, match=r"mesh\.data=1 does not divide over 2 slices.*divides the 4 devices"):
-        partitioning.make_mesh(MeshConfig(fsdp=4, tensor=2), chips)
+        sharding.make_mesh(MeshConfig(fsdp=4, tensor=2), chips)
     for config in (MeshConfig(), MeshConfig(fsdp=2), MeshConfig(fsdp=2, tensor=2), MeshConfig(fsdp=4)):
-        laid = partitioning.device_array(partitioning.axis_sizes(config, 8), chips)
+        laid = sharding.device_array(sharding.axis_sizes(config, 8), chips)
         spanned = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(laid)
         half = len(laid) // 2
         assert (spanned[:half] == 0).all() and (spanned[half:] == 1).all()
@@ -85,19 +85,19 @@ def test_data_is_outermost_and_spans_the_slices():
 @pytest.mark.parametrize(("batch_size", "microbatches", "better"), [(100, 1, 104), (8, 2, 16), (0, 1, 8)])
 def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(mesh, batch_size, microbatches, better):
     with pytest.raises(UserError, match=rf"batch_size={better}$"):
-        partitioning.check_batch(batch_size, microbatches, mesh)
+        sharding.check_batch(batch_size, microbatches, mesh)
 
 
 def test_rows_are_cut_by_data_and_fsdp_alone(cube):
-    partitioning.check_batch(4, 1, cube)
+    sharding.check_batch(4, 1, cube)
     with pytest.raises(UserError, match=r"4 shards of rows \(mesh\.data=2, mesh\.fsdp=2\).*batch_size=8$"):
-        partitioning.check_batch(6, 1, cube)
-    assert partitioning.whole_rows(6, cube) == 8
+        sharding.check_batch(6, 1, cube)
+    assert sharding.whole_rows(6, cube) == 8
     rows = np.arange(32).reshape(16, 2)
-    batch = partitioning.place({"x": rows}, 16, cube)
+    batch = sharding.place({"x": rows}, 16, cube)
     assert batch["x"].addressable_shards[3].data.shape == (4, 2)
     np.testing.assert_array_equal(batch["x"], rows)
-    assert partitioning.local_rows(16, cube) == slice(0, 16)
+    assert sharding.local_rows(16, cube) == slice(0, 16)
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,26 @@ def test_rows_are_cut_by_data_and_fsdp_alone(cube):
 def test_a_model_that_does_not_divide_is_refused(tiny_config, mesh, changes, told):
     model = dataclasses.replace(tiny_config, **changes)
     sizes = {"heads": {"tensor": 2}, "feed_forward": {"tensor": 4}, "width": {"fsdp": 8}}[next(iter(changes))]
-    cut = partitioning.make_mesh(MeshConfig(**sizes))
-    partitioning.check_model(tiny_config, cut)
-    partitioning.check_model(model, mesh)
+    cut = sharding.make_mesh(MeshConfig(**sizes))
+    sharding.check_model(tiny_config, cut)
+    sharding.check_model(model, mesh)
     with pytest.raises(UserError, match=told):
-        partitioning.check_model(model, cut)
+        sharding.check_model(model, cut)
 
 
 def test_a_width_that_data_and_fsdp_do_not_divide_together_is_refused_for_a_sharded_optimizer(tiny_config):
-    model, mesh = dataclasses.replace(tiny_config, width=36), partitioning.make_mesh(MeshConfig(fsdp=4))
-    partitioning.check_model(model, mesh)
-    partitioning.check_model(tiny_config, mesh, shard_optimizer=True)
+    model, mesh = dataclasses.replace(tiny_config, width=36), sharding.make_mesh(MeshConfig(fsdp=4))
+    sharding.check_model(model, mesh)
+    sharding.check_model(tiny_config, mesh, shard_optimizer=True)
     with pytest.raises(UserError, match=r"data=2 x mesh\.fsdp=4.*36 units of width.*over 8;.*shard_optimizer=False$"):
-        partitioning.check_model(model, mesh, shard_optimizer=True)
+        sharding.check_model(model, mesh, shard_optimizer=True)
 
 
 def test_parameters_lie_by_the_rules(tiny_config, mesh, cube):
     heads = Heads(mlm=True, next_sentence=True, pooler=True)
     params = bert.abstract_params(tiny_config, heads)
-    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(partitioning.shardings(mesh, params)))
-    found = paths.flatten(partitioning.shardings(cube, params))
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(sharding.shardings(mesh, params)))
+    found = layers.flatten(sharding.shardings(cube, params))
     specs = {path: sharding.spec for path, sharding in found.items()}
     layer = "encoder/layers"
     fsdp, tensor = ("fsdp",), ("tensor",)
@@ -146,19 +146,19 @@ def test_parameters_lie_by_the_rules(tiny_config, mesh, cube):
     assert specs["pooler/dense/kernel"] == PartitionSpec(fsdp, None)
     assert specs[f"{layer}/attention_norm/scale"] == specs["next_sentence_head/dense/bias"] == PartitionSpec()
     gated = bert.abstract_params(dataclasses.replace(tiny_config, gated=True), heads)
-    inner = paths.flatten(partitioning.shardings(cube, gated))[f"{layer}/feed_forward/input/kernel"]
+    inner = layers.flatten(sharding.shardings(cube, gated))[f"{layer}/feed_forward/input/kernel"]
     assert inner.spec == PartitionSpec(None, fsdp, None, tensor)
 
 
 def test_an_optimizer_lies_where_its_parameters_lie_and_odd_shapes_are_whole(cube):
     kernel = "encoder/layers/feed_forward/output/kernel"
     state = {
-        "mu": paths.unflatten({kernel: jax.ShapeDtypeStruct((2, 48, 32), np.float32)}),
-        "norms": paths.unflatten({kernel: jax.ShapeDtypeStruct((2,), np.float32)}),
+        "mu": layers.unflatten({kernel: jax.ShapeDtypeStruct((2, 48, 32), np.float32)}),
+        "norms": layers.unflatten({kernel: jax.ShapeDtypeStruct((2,), np.float32)}),
         "count": jax.ShapeDtypeStruct((), np.int32),
-        "odd": paths.unflatten({"pooler/dense/kernel": jax.ShapeDtypeStruct((3, 32), np.float32)}),
+        "odd": layers.unflatten({"pooler/dense/kernel": jax.ShapeDtypeStruct((3, 32), np.float32)}),
     }
-    found = paths.flatten(partitioning.shardings(cube, state))
+    found = layers.flatten(sharding.shardings(cube, state))
     assert found[f"mu/{kernel}"].spec == PartitionSpec(None, ("tensor",), ("fsdp",))
     others = [sharding for path, sharding in found.items() if not path.startswith("mu")]
     assert len(others) == 3 and all(sharding.is_fully_replicated for sharding in others)
@@ -167,7 +167,7 @@ def test_an_optimizer_lies_where_its_parameters_lie_and_odd_shapes_are_whole(cub
 def test_shard_optimizer_shards_moments_and_the_average_over_data_too(mesh, cube):
     kernel, bias = "encoder/layers/feed_forward/output/kernel", "encoder/layers/feed_forward/output/bias"
     odd = "pooler/dense/kernel"  # fsdp divides it, fsdp and data do not
-    params = paths.unflatten(
+    params = layers.unflatten(
         {
             path: jax.ShapeDtypeStruct(shape, np.float32)
             for path, shape in {kernel: (2, 48, 32), bias: (2, 32), odd: (34, 32)}.items()
@@ -176,33 +176,33 @@ def test_shard_optimizer_shards_moments_and_the_average_over_data_too(mesh, cube
     state = TrainState(None, params, {"mu": params}, params, None)
     for each, whole, update in ((mesh, None, ("data",)), (cube, ("fsdp",), ("fsdp", "data"))):
         tensor = None if each is mesh else ("tensor",)
-        found = partitioning.shardings(each, state, shard_optimizer=True)
+        found = sharding.shardings(each, state, shard_optimizer=True)
         assert found.optimizer_state["mu"] == found.average
-        moments = {path: sharding.spec for path, sharding in paths.flatten(found.average).items()}
+        moments = {path: sharding.spec for path, sharding in layers.flatten(found.average).items()}
         assert moments[kernel] == PartitionSpec(None, tensor, update)
         assert moments[bias] == PartitionSpec()
         assert moments[odd] == PartitionSpec(whole, None)
-        assert found.params == partitioning.shardings(each, state).params == partitioning.shardings(each, state).average
-        assert paths.flatten(found.params)[kernel].spec == PartitionSpec(None, tensor, whole)
+        assert found.params == sharding.shardings(each, state).params == sharding.shardings(each, state).average
+        assert layers.flatten(found.params)[kernel].spec == PartitionSpec(None, tensor, whole)
 
 
 def test_rows_reach_their_devices_in_any_order_of_devices():
     """As on a TPU pod, where a process's chips are a square of a torus that the mesh runs along."""
     devices = np.array(jax.devices()).reshape(8, 1, 1)
-    crossed = Mesh(devices[[0, 2, 4, 6, 1, 3, 5, 7]], partitioning.AXES, axis_types=(AxisType.Auto,) * 3)
-    placed = partitioning.place(np.arange(16), 16, crossed)
+    crossed = Mesh(devices[[0, 2, 4, 6, 1, 3, 5, 7]], sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    placed = sharding.place(np.arange(16), 16, crossed)
     np.testing.assert_array_equal(placed, np.arange(16))
     by_device = {shard.device.id: shard.data.tolist() for shard in placed.addressable_shards}
     assert by_device[2] == [2, 3] and by_device[1] == [8, 9]
 
 
 def test_the_largest_replicated_tensor_is_reported_and_what_the_mesh_does_not_divide(tiny_config):
-    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
     heads = Heads(mlm=True, span_boundary=True)
-    state = partitioning.with_shardings(mesh, {"params": bert.abstract_params(tiny_config, heads)})
+    state = sharding.with_shardings(mesh, {"params": bert.abstract_params(tiny_config, heads)})
     # 2 x 32 + 200 inputs are divided by 4, the 31 of a made-up head are not.
-    odd = paths.unflatten({"extra/dense/kernel": jax.ShapeDtypeStruct((31, 7), np.float32)})
-    state["params"] |= partitioning.with_shardings(mesh, odd)
+    odd = layers.unflatten({"extra/dense/kernel": jax.ShapeDtypeStruct((31, 7), np.float32)})
+    state["params"] |= sharding.with_shardings(mesh, odd)
     line = parameter_summary.device_memory_summary(state, mesh)
     assert "replicated tensor is params/mlm_head/bias, 0.0041 MB" in line  # 1,024 entries
     assert line.endswith("; the mesh does not divide params/extra/dense/kernel")
@@ -212,14 +212,14 @@ def test_the_largest_replicated_tensor_is_reported_and_what_the_mesh_does_not_di
 
 def test_the_average_is_gathered_by_one_program_in_all_evaluations(mesh, caplog):
     """mesh.shard_optimizer shards the moving average further than the parameters, by whose program it is measured."""
-    whole, sharded = partitioning.replicated(mesh), NamedSharding(mesh, PartitionSpec("data"))
+    whole, sharded = sharding.replicated(mesh), NamedSharding(mesh, PartitionSpec("data"))
     params = {"kernel": jax.device_put(np.zeros(24, np.float32), whole)}
 
     def gathered(step: int) -> dict[str, jax.Array]:
         average = {"kernel": jax.device_put(np.full(24, step, np.float32), sharded)}
         caplog.clear()
         with jax.log_compiles():
-            return partitioning.put_like(average, params)
+            return sharding.put_like(average, params)
 
     assert gathered(1)["kernel"].sharding == whole and "Compiling" in caplog.text
     np.testing.assert_array_equal(gathered(2)["kernel"], np.full(24, 2.0))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.passages import blocks, sentence_passages
+from data_prep.sequences import blocks, sentence_passages
 
 # Documents as the lengths of their sentences in tokens.
 documents_of_lengths = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), min_size=1, max_size=6)

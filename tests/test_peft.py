@@ -15,17 +15,18 @@ from golden import assert_close, read_arrays, task_batch
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint, write_vocabulary
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.config.lora import LoraConfig
-from bert_jax.export import export
-from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, peft_export, sentence_transformers
+from bert_jax.commands.export import export
+from bert_jax.config.model import LoraConfig
+from bert_jax.errors import UserError
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop import huggingface, huggingface_export, peft, sentence_transformers
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, lora, paths
-from bert_jax.model.heads import Heads
+from bert_jax.model import bert, layers, lora
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.kinds.classification import ClassificationTask
+from bert_jax.tokenization import tokenizer
 
 SCRIPT = Path(__file__).parent / "tools" / "run_peft.py"
 CASES = {
@@ -72,7 +73,7 @@ def write_golden(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def logits(loaded: LoadedModel, arrays: dict[str, np.ndarray]) -> jax.Array:
-    params = paths.unflatten({path: jnp.asarray(value) for path, value in loaded.params.items()})
+    params = layers.unflatten({path: jnp.asarray(value) for path, value in loaded.params.items()})
     model = bert.bind(loaded.model, loaded.heads, params, Runtime())
     batch = jax.tree.map(jnp.asarray, task_batch(arrays))
     return TASK.objective().outputs(model, batch, None)
@@ -111,7 +112,7 @@ def trained(base: LoadedModel, heads: Heads, folder: Path, **known: object) -> L
 
 
 def expected(model: object) -> dict[str, jax.ShapeDtypeStruct]:
-    return paths.flatten(bert.abstract_params(model, HEADS))
+    return layers.flatten(bert.abstract_params(model, HEADS))
 
 
 @pytest.mark.parametrize("name", [*CASES, "peft_electra"])
@@ -141,7 +142,7 @@ def test_the_head_of_a_masked_language_model_is_left_out_where_its_adapters_have
     base = huggingface.read(tmp_path / "base")
     assert json.loads((tmp_path / "base" / "config.json").read_text())["model_type"] == name
     run = trained(base, HEADS, tmp_path / "base")
-    peft_export.write(run, tmp_path / "adapters")
+    peft.write(run, tmp_path / "adapters")
     loaded = open_checkpoint(tmp_path / "adapters")
     assert loaded.heads == HEADS
     model, params = lora.merge(run.model, run.params)
@@ -184,7 +185,7 @@ def test_the_settings_of_vectors_are_written_and_read_with_their_adapters(tmp_pa
     others = VECTORS | {"pooling": "max", "normalize": False}
     huggingface_export.write_sentence_transformer(dataclasses.replace(base, task=others), tmp_path / "base")
     task = VECTORS | {"query_prompt": "query: ", "prompts": [["query", "query: "]]}
-    peft_export.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
+    peft.write(trained(base, Heads(), tmp_path / "base", task=task), tmp_path / "adapters")
     assert open_checkpoint(tmp_path / "adapters").task == task
     (tmp_path / "adapters" / "task.json").unlink()
     for pooling in ("max", "last"):
@@ -198,7 +199,7 @@ def test_adapters_of_multiple_choice_which_peft_has_no_task_type_for_are_read_wi
     heads = Heads(pooler=True, choices=True)
     task = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
     run = trained(huggingface.read(tmp_path / "base"), heads, tmp_path / "base", task=task)
-    peft_export.write(run, tmp_path / "adapters")
+    peft.write(run, tmp_path / "adapters")
     loaded = open_checkpoint(tmp_path / "adapters")
     assert loaded.heads == heads and loaded.task == task
     _, params = lora.merge(run.model, run.params)

@@ -17,40 +17,35 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax import config as config_lib
-from bert_jax import evaluate, pretraining, report
-from bert_jax.command import UserError
+from bert_jax import pretraining
+from bert_jax.commands import pretrain
 from bert_jax.config import PretrainConfig
-from bert_jax.data import step_schedule
-from bert_jax.data.batch_schedule import batch_schedule
+from bert_jax.data import schedules
 from bert_jax.data.example import Batch
-from bert_jax.data.masking import rate_schedule
+from bert_jax.data.schedules import batch_schedule, rate_schedule
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths, sizes
-from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model import bert, layers, sizes
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
+from bert_jax.reporting import report
+from bert_jax.tasks import evaluation
 from bert_jax.train import metrics, optim
-from bert_jax.train.finite import FiniteCheck
-from bert_jax.train.metric_accumulator import MetricAccumulator
-from bert_jax.train.objectives import (
-    OBJECTIVES,
-    MaskedLMObjective,
-    PhasedObjective,
-    means,
-    pretraining_objective,
-)
-from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.clock import TokenLength
+from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
+from bert_jax.train.objectives import OBJECTIVES, MaskedLMObjective, PhasedObjective, means, pretraining_objective
+from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.orbax_io import read_meta
-from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import latest_step
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.objectives import OF_TRAINING
+from data_prep.sequences import OF_TRAINING
 
 WORDS = 40
 CONFIG = odd_config(vocab_size=WORDS, layers=1)
-OBJECTIVE = PhasedObjective(step_schedule.parse("0:causal,3:mlm", "objective", str, ""))
+OBJECTIVE = PhasedObjective(schedules.parse("0:causal,3:mlm", "objective", str, ""))
 
 
 def packed_batch(rows: int = 4) -> Batch:
@@ -137,7 +132,7 @@ def test_each_phase_trains_every_parameter(params, step):
     """So weight decay and old moments never move a parameter that the loss of a phase does not reach."""
     batch = OBJECTIVE.batch_at(step, packed_batch())
     gradients = jax.jit(jax.grad(lambda params: loss_of(OBJECTIVE, CONFIG, params, batch)))(params)
-    for path, gradient in paths.flatten(gradients).items():
+    for path, gradient in layers.flatten(gradients).items():
         assert np.abs(gradient).max() > 0, path
 
 
@@ -271,7 +266,7 @@ def tokens_of(shards: tuple[Path, Path]) -> float:
 def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
     short, long = shards
     tokens = tokens_of(shards)
-    pretraining.main(
+    pretrain.main(
         [
             f"--config={RECIPE}",
             f"--workdir={workdir}",
@@ -344,7 +339,7 @@ def test_a_run_through_all_phases_logs_evaluates_and_resumes_each_by_its_objecti
 
     opened = open_checkpoint(whole)
     assert not opened.model.causal and opened.heads.mlm and not opened.heads.lm
-    measured = evaluate.evaluate(whole, shards[1], max_rows=16)
+    measured = evaluation.evaluate(whole, shards[1], max_rows=16)
     assert measured["mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-5)
     page = report.report(whole).read_text()
     for title in ("Next tokens: loss", "Masked tokens: loss", "Next-token loss, held out", "at step 3, where"):

@@ -14,19 +14,19 @@ from dying_loader import DyingLoader, Killed
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax import pretraining
-from bert_jax.command import UserError
+from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, MeshConfig, PretrainConfig, PretrainDataConfig
-from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import Mixture
-from bert_jax.data.opening import open_held_out, open_phases
-from bert_jax.data.phases import Phase, PhasedLoader
+from bert_jax.data.phases import Phase, PhasedLoader, open_held_out, open_phases
+from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import metrics, partitioning
-from bert_jax.train.ahead import later_batch_shapes
+from bert_jax.errors import UserError
+from bert_jax.train import metrics, sharding
+from bert_jax.train.compilation import later_batch_shapes
 from bert_jax.train.workdir import read_params
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 SCHEDULE = batch_schedule("0:3,4:24,11:15", 0)  # enough rows that epochs end within the test
@@ -86,7 +86,7 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     batches = batch_schedule("0:8,4:16,9:8,20:24", 0)
     phases = [Phase(first, Mixture.single(dataset)) for first in (0, 6)]
     source = PhasedLoader(phases, dataset.vocabulary(), batches=batches, seed=3)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
 
     def shapes(first: int, end: int = 0) -> dict[int, tuple[int, ...]]:
         return {step: b.input_ids.shape for step, b in later_batch_shapes(source, first, end, mesh).items()}
@@ -94,7 +94,7 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     assert shapes(0) == {4: (16, 64), 20: (24, 64)}
     assert shapes(5) == {9: (8, 64), 20: (24, 64)}
     assert shapes(5, end=20) == {9: (8, 64)} and shapes(30) == shapes(4, end=9) == {}
-    real = partitioning.place(source.batch(4), 16, mesh)
+    real = sharding.place(source.batch(4), 16, mesh)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), real) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), later_batch_shapes(source, 0, 9, mesh)[4]
     ), "another program would be compiled"
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes,
     overrides = [f"--config.data.phases=9:{other}", *overrides]
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     with pytest.raises(UserError, match=said) as caught:
-        pretraining.main([*flags, *overrides, "--config.batch_size=16"])
+        pretrain.main([*flags, *overrides, "--config.batch_size=16"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -147,12 +147,12 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
     with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
-        pretraining.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
     other = edited(shards_dir, tmp_path / "another")
     with pytest.raises(
         UserError, match=r"compares evaluations of the whole run, but the held-out rows of data\.phases"
     ):
-        pretraining.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
     assert not (tmp_path / "run").exists()
     data = PretrainDataConfig(train=str(shards_dir), phases=f"9:{other}", eval=str(shards_dir))
     config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
@@ -200,7 +200,7 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
             "--config.checkpoint.every_steps=3",
             "--config.eval.every_steps=4",
         )
-        pretraining.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
+        pretrain.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")

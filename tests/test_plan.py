@@ -10,27 +10,20 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from streamed_outputs import served
 
-from bert_jax import plan
-from bert_jax.command import UserError
-from bert_jax.config import (
-    DistillConfig,
-    MeshConfig,
-    ModelOptions,
-    OptimizerConfig,
-    PretrainConfig,
-    PretrainDataConfig,
-)
+from bert_jax.commands import plan
+from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import rate_schedule
+from bert_jax.data.schedules import rate_schedule
 from bert_jax.data.shards import open_dataset
-from bert_jax.interop import bert_jax_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, bytes_per_device, with_architecture
 from bert_jax.planning.estimate import Estimate, StepTime, advice, document, notes, run_of
 from bert_jax.planning.program import Collective, Flops, count_flops
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.terminal import print_document
-from bert_jax.train import compiler
+from bert_jax.train import sharding
 from bert_jax.train.metrics import training_flops
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +64,7 @@ def make_estimate(step, memory, **changes):
 
 def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(step, monkeypatch):
     asked = []
-    monkeypatch.setattr(compiler, "options", lambda mesh, overlap: asked.append((mesh, overlap)))
+    monkeypatch.setattr(sharding, "options", lambda mesh, overlap: asked.append((mesh, overlap)))
     rows, model = step.rows, step.model
     wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions)
     # The last layer is computed only at the predicted positions; position and segment look-ups are matmuls.
@@ -287,7 +280,7 @@ def test_a_recipe_with_a_teacher_is_refused(step):
 def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
     """The recipe `continued` and branches take it from there, with the parts that the recipe sets itself."""
     loaded = random_checkpoint(tmp_path / "words", odd_config(gated=True, positions="rotary", heads=5))
-    bert_jax_export.write(loaded, tmp_path / "start")
+    export.write(loaded, tmp_path / "start")
     options = ModelOptions(preset="checkpoint", dropout=0.0, remat="layer")
     for origin in ({"init_from": str(tmp_path / "start")}, {"branch_from": str(tmp_path / "start/checkpoints/0")}):
         given = PretrainConfig(model=options, batch_size=64, **origin)

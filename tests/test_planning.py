@@ -13,8 +13,8 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from benchmarks import plans
-from bert_jax.command import UserError
-from bert_jax.model.ops.attention_splash import splash_attention
+from bert_jax.errors import UserError
+from bert_jax.model.attention.library import splash_attention
 from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import parse_out_of_memory
@@ -507,7 +507,7 @@ needs_cuda = pytest.mark.skipif(
 )
 def test_a_real_plan(name, devices, basis, tmp_path):
     file = tmp_path / "plan.json"
-    line = [sys.executable, "-m", "bert_jax.plan", "--config", "configs/bert_tiny.py", "--topology", name]
+    line = [sys.executable, "-m", "bert_jax.commands.plan", "--config", "configs/bert_tiny.py", "--topology", name]
     line += ["--seq_len", "128", "--config.model.attention_dropout=0.0", "--config.model.layer_loop=scan"]
     subprocess.run([*line, "--json", str(file)], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))
@@ -524,7 +524,15 @@ def test_a_real_plan(name, devices, basis, tmp_path):
 @needs_libtpu
 def test_a_step_that_exceeds_the_memory_is_reported_by_the_compiler(tmp_path):
     file = tmp_path / "plan.json"
-    line = [sys.executable, "-m", "bert_jax.plan", "--config", "configs/bert_tiny.py", "--topology", "v5litepod-1"]
+    line = [
+        sys.executable,
+        "-m",
+        "bert_jax.commands.plan",
+        "--config",
+        "configs/bert_tiny.py",
+        "--topology",
+        "v5litepod-1",
+    ]
     line += ["--seq_len", "512", "--config.batch_size=4096", "--config.model.attention=einsum"]
     subprocess.run([*line, "--json", str(file)], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))

@@ -17,20 +17,23 @@ import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import evaluate, progress
-from bert_jax import predict as predict_lib
-from bert_jax.command import UserError
-from bert_jax.embed import embed
-from bert_jax.interop import bert_jax_export
+from bert_jax import progress
+from bert_jax.commands import evaluate
+from bert_jax.commands import predict as commands_predict
+from bert_jax.commands.embed import embed
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
-from bert_jax.model.heads import Heads, SpanHeads
-from bert_jax.predict import predict
-from bert_jax.tasks import embedder, input_lines, measurement, predictor, registry
-from bert_jax.tasks.kinds.question_metrics import compared_words
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.submission import write_squad
-from bert_jax.train import partitioning
+from bert_jax.model import layers
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.tasks import embedder, measurement, registry
+from bert_jax.tasks import prediction as predict_lib
+from bert_jax.tasks.kinds.question import compared_words
+from bert_jax.tasks.measurement import write_squad
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading import inputs
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.train import sharding
 
 CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
 SCORE = {"name": "own", "kind": "regression", "labels": [], "max_length": 16}
@@ -56,7 +59,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory, classifier: LoadedModel) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "moods"
-    bert_jax_export.write(classifier, folder)
+    export.write(classifier, folder)
     return folder
 
 
@@ -122,7 +125,7 @@ def test_a_pipe_that_is_named_as_a_file_is_read_once(workdir: Path, capsys: pyte
     reader, writer = os.pipe()
     os.write(writer, b"the cat sat\na dog\n")
     os.close(writer)
-    predict_lib.main([f"--checkpoint={workdir}", f"--input=/dev/fd/{reader}"])
+    commands_predict.main([f"--checkpoint={workdir}", f"--input=/dev/fd/{reader}"])
     os.close(reader)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
@@ -138,13 +141,13 @@ def test_a_tab_in_a_text_of_a_caller_is_white_space(classifier: LoadedModel, tag
 def test_parameters_are_copied_to_the_device_once(classifier: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = dataclasses.replace(classifier)
     copied: list[str] = []
-    put = partitioning.put
+    put = sharding.put
 
     def counting(tree: Any, mesh: Any) -> Any:
-        copied.extend(paths.flatten(tree))
+        copied.extend(layers.flatten(tree))
         return put(tree, mesh)
 
-    monkeypatch.setattr(partitioning, "put", counting)
+    monkeypatch.setattr(sharding, "put", counting)
     first = predict(loaded, TEXTS)
     assert "classifier/dense/kernel" in copied and len(copied) == len(set(copied))
     assert predict(loaded, TEXTS) == first
@@ -160,7 +163,7 @@ def test_parameters_are_copied_to_the_device_once(classifier: LoadedModel, monke
 def test_progress_is_shown_where_somebody_watches(
     classifier: LoadedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(predictor, "WINDOW", 1)
+    monkeypatch.setattr(predict_lib, "WINDOW", 1)
     seconds = itertools.count(0, 20)  # a line appears every 15
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     predict(classifier, TEXTS * 4, batch_size=8)
@@ -188,7 +191,7 @@ def test_a_score_that_is_nan_is_written_as_null_and_reported(
 ) -> None:
     loaded = model(tmp_path_factory, Heads(pooler=True, classes=1), SCORE)
     loaded.params["classifier/dense/bias"][:] = np.nan
-    bert_jax_export.write(loaded, tmp_path / "model")
+    export.write(loaded, tmp_path / "model")
     (tmp_path / "in.txt").write_text("\n".join(TEXTS) + "\n")
     run("--checkpoint", tmp_path / "model", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == '{"score": null}\n' * len(TEXTS)
@@ -223,7 +226,7 @@ def test_a_model_is_measured_at_another_length(classifier: LoadedModel, tmp_path
     assert "lost tokens to task.max_length=8" in " ".join(short.remarks)
     with pytest.raises(UserError, match="--max_length is 25; use 8 to 24"):
         measurement.evaluate(classifier, file, columns=columns, max_length=25)
-    bert_jax_export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
+    export.write(random_checkpoint(tmp_path / "words", odd_config(layers=1)), tmp_path / "pretrained")
     arguments = [f"--checkpoint={tmp_path / 'pretrained'}", f"--data={tmp_path}", "--max_length=16"]
     with pytest.raises(UserError, match="--max_length is 16, but shards have a length of their own; omit it"):
         evaluate.main(arguments)
@@ -247,7 +250,7 @@ def test_tags_of_raw_text_lie_in_it(tagger: LoadedModel) -> None:
 
 
 def run(*arguments: object) -> None:
-    predict_lib.main([str(argument) for argument in arguments])
+    commands_predict.main([str(argument) for argument in arguments])
 
 
 def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,7 +385,7 @@ def test_blank_lines_do_not_decide_the_form_of_standard_input(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "lines").write_text("\n" * 70 + " \n" + "".join(json.dumps({"text": one}) + "\n" for one in TEXTS[:2]))
-    monkeypatch.setattr("bert_jax.tasks.predictor.WINDOW", 2)
+    monkeypatch.setattr("bert_jax.tasks.prediction.WINDOW", 2)
     with (tmp_path / "lines").open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         run("--checkpoint", workdir, "--input", "-")
@@ -399,12 +402,12 @@ def test_options_without_effect_on_inputs_of_python_are_refused(classifier: Load
 
 def test_windows_of_a_stream_have_a_maximum_of_lines(tmp_path: Path) -> None:
     lines = [(number, str(number)) for number in range(1, 11)]
-    assert [len(window) for window in input_lines.windows(lines, 4)] == [4, 4, 2]
+    assert [len(window) for window in inputs.windows(lines, 4)] == [4, 4, 2]
     path = tmp_path / "lines"
     for content in ("\ufeff" + "\n".join(text for _, text in lines), "\r\n".join(text for _, text in lines) + "\r\n"):
         path.write_bytes(content.encode())
         with path.open("rb") as stream:
-            found = list(input_lines.stream_windows(stream, 4))
+            found = list(inputs.stream_windows(stream, 4))
         assert [len(window) for window in found] == [4, 4, 2]
         assert [line for window in found for line in window] == lines
 
@@ -412,7 +415,7 @@ def test_windows_of_a_stream_have_a_maximum_of_lines(tmp_path: Path) -> None:
 def test_a_line_of_a_stream_that_is_not_utf_8_is_an_error_after_the_lines_that_arrived_before() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as pipe:
-        windows = input_lines.stream_windows(stream, 4)
+        windows = inputs.stream_windows(stream, 4)
         pipe.write(b"one\ntwo\nthr")
         assert next(windows) == [(1, "one"), (2, "two")]
         pipe.write(b"ee\n\xff\n")
@@ -422,9 +425,9 @@ def test_a_line_of_a_stream_that_is_not_utf_8_is_an_error_after_the_lines_that_a
 
 def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
     lines = ['{"text": "a"}', '{"text": ', "[1]", "plain", ""]
-    assert [input_lines.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
+    assert [inputs.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
     names = {"a.txt": "text", "a.jsonl.gz": "jsonl", "a": "text", "a.tsv": "task", "a.conllu.xz": "task"}
-    assert {name: input_lines.form_of_file(Path(name)) for name in names} == names
+    assert {name: inputs.form_of_file(Path(name)) for name in names} == names
 
 
 @pytest.mark.parametrize(
@@ -465,7 +468,7 @@ def test_the_file_that_a_leaderboard_takes(classifier: LoadedModel, tmp_path: Pa
     labels = {"labels": ["entailment", "neutral", "contradiction"]}
     task = {"name": "mnli", "kind": "classification", "max_length": 16} | labels
     task["columns"] = {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"}
-    bert_jax_export.write(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
+    export.write(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
     pairs = [("the cat", "a dog"), ("mat", "river"), ("sat", "the")]
     lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
     for name in ("test_mismatched.tsv", "mine.tsv"):
@@ -492,7 +495,7 @@ ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
 def test_squad_s_files_leave_out_invalid_questions(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bert_jax_export.write(model(tmp_path_factory, Heads(question=True), QUESTION), tmp_path / "squad")
+    export.write(model(tmp_path_factory, Heads(question=True), QUESTION), tmp_path / "squad")
     (tmp_path / "q.jsonl").write_text(json.dumps({"id": "a", **ASKED}) + "\n" + json.dumps({"id": "b"}) + "\n")
     files = ["--input", tmp_path / "q.jsonl", "--output", tmp_path / "out"]
     run("--checkpoint", tmp_path / "squad", *files, "--format", "squad", "--on_error", "skip")
@@ -523,7 +526,7 @@ def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
     shares = sorted(one["no_answer_probability"] for one in predict(asked, file))
     least = (shares[1] + shares[2]) / 2  # two questions have an answer
     asked = dataclasses.replace(asked, task=task | {"null_threshold": least})
-    bert_jax_export.write(asked, tmp_path / "squad")
+    export.write(asked, tmp_path / "squad")
     reads: list[Path] = []
     read = registry.read
     with monkeypatch.context() as patch:
@@ -563,7 +566,7 @@ def test_a_model_that_always_answers_abstains_where_it_is_asked_to(
 ) -> None:
     """So Hugging Face's models of SQuAD 2.0 are, which record neither that nor a threshold."""
     always = model(tmp_path_factory, Heads(question=True), QUESTION)
-    bert_jax_export.write(always, tmp_path / "squad")
+    export.write(always, tmp_path / "squad")
     entry = {"id": "a", "question": "the cat", "answers": [{"text": "dog", "answer_start": 0}]}
     paragraph = {"context": "dog sat on mat", "qas": [entry, {"id": "b", "question": "a dog", "answers": []}]}
     file = tmp_path / "dev.json"
@@ -622,7 +625,7 @@ def test_the_command_predicts_every_kind(
     tmp_path: Path,
 ) -> None:
     loaded = model(tmp_path_factory, heads, task)
-    bert_jax_export.write(loaded, tmp_path / "run")
+    export.write(loaded, tmp_path / "run")
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(bad) + "\n")
     arguments = ["--checkpoint", tmp_path / "run", "--input", tmp_path / "in.jsonl"]
     run(*arguments, "--output", tmp_path / "out.jsonl", "--on_error=skip")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.heads import Heads, SpanHeads
-from bert_jax.predict import predict
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.tasks.prediction import predict
 
 SCRIPT = Path(__file__).parent / "tools" / "run_pipelines.py"
 SENTENCES = ["the cat sat on a mat .", "un unwantable dog", "river.river a"]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config.training import DataConfig, PretrainDataConfig
 from bert_jax.data.prefetch import Prefetched
+from bert_jax.errors import UserError
 
 
 def prefetch_threads() -> list[threading.Thread]:

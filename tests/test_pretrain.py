@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 from tiny_runs import TINY
 
-from bert_jax import config, evaluate, finetuning, pretraining, report
-from bert_jax.command import UserError
+from bert_jax import config, pretraining
+from bert_jax.commands import evaluate, finetune, pretrain
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import UserError
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.runtime import Runtime
+from bert_jax.reporting import report
 from bert_jax.train import loop, metrics, prepare
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.workdir import read_config, read_params
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +52,7 @@ def measured_in(workdir: Path) -> set[str]:
 def trained(shards_dir, tmp_path_factory):
     """Returns a workdir after four steps of the tiny recipe."""
     workdir = tmp_path_factory.mktemp("pretrained") / "run"
-    pretraining.main(arguments(shards_dir, workdir))
+    pretrain.main(arguments(shards_dir, workdir))
     return workdir
 
 
@@ -61,7 +63,7 @@ def test_sentence_order_of_packed_pairs_is_trained_from_labels(sample_text, voca
             sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1
         )
     )
-    pretraining.main(arguments(tmp_path / "shards", tmp_path / "run"))
+    pretrain.main(arguments(tmp_path / "shards", tmp_path / "run"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_nsp_accuracy"] is not None
     assert all(line["nsp_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
 
@@ -119,7 +121,7 @@ def test_a_held_out_batch_has_the_rows_of_one_microbatch(shards_dir, tmp_path, m
     monkeypatch.setattr(pretraining, "make_source_evaluator", evaluator)
     flags = arguments(shards_dir, tmp_path / "run", *(f"--config.{override}" for override in overrides))
     with pytest.raises(UserError, match="no training here"):
-        pretraining.main(flags)
+        pretrain.main(flags)
     assert found == [rows]
 
 
@@ -155,19 +157,19 @@ def test_mask_schedule_of_a_span_run_cannot_change_on_resume(sample_text, vocab_
         )
     )
     schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
-    pretraining.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
+    pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_mlm_loss"] > 0
     for other, message in (
         ("--config.data.mask_schedule=0:0.3,3:0.1", r"data\.mask_schedule: 0:0\.3,2:0\.1 -> 0:0\.3,3:0\.1"),
         ("--config.data.mask_rate=0.3", r"data\.mask_rate: none -> 0\.3; data\.mask_schedule: 0:0\.3,2:0\.1 -> none"),
     ):
         with pytest.raises(UserError, match=message):
-            pretraining.main(arguments(shards, tmp_path / "run", other, "--config.microbatches=2", "--config.steps=5"))
+            pretrain.main(arguments(shards, tmp_path / "run", other, "--config.microbatches=2", "--config.steps=5"))
 
 
 @pytest.mark.slow
 def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_path, capsys):
-    pretraining.main(arguments(shards_dir, tmp_path / "run", "--config.model.causal=true", "--config.model.layers=1"))
+    pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.causal=true", "--config.model.layers=1"))
     result = json.loads(capsys.readouterr().out)
     assert result["eval_lm_loss"] == result["eval_loss"] and result["eval_mlm_loss"] is None
     assert all(line["lm_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
@@ -216,7 +218,7 @@ def test_an_ablation_is_pretrained_on_labelled_pairs_evaluated_and_fine_tuned(
 ):
     recipe = f"--config={ROOT}/configs/ablation.py:{name}"
     run = tmp_path / "run"
-    pretraining.main([*arguments(shards_dir, run, *TINY)[1:], recipe])
+    pretrain.main([*arguments(shards_dir, run, *TINY)[1:], recipe])
     objective = CausalLMObjective() if name == "ltr" else MaskedLMObjective(next_sentence=False)
     assert measured_in(run) == set(objective.metric_names)
     capsys.readouterr()
@@ -226,7 +228,7 @@ def test_an_ablation_is_pretrained_on_labelled_pairs_evaluated_and_fine_tuned(
     place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={run}"]
     task = [f"--config.task.{key}={tmp_path / 'train.tsv'}" for key in ("train", "dev")]
     task += ["--config.task.text=text", "--config.task.label=label", f"--config.task.pooling={pooling}"]
-    finetuning.main([*place, *task, "--config.batch_size=8", "--config.epochs=1"])
+    finetune.main([*place, *task, "--config.batch_size=8", "--config.epochs=1"])
     tuned = read_config(tmp_path / "tuned")
     assert tuned.model == read_config(run).model and tuned.model.causal is (name == "ltr")
     assert tuned.heads.pooling == pooling and tuned.heads.classes == 2
@@ -239,7 +241,7 @@ def test_span_boundary_term_is_trained_with_masked_tokens(sample_text, vocab_dir
             str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1
         )
     )
-    pretraining.main(arguments(tmp_path / "shards", tmp_path / "run", "--config.span_boundary=true"))
+    pretrain.main(arguments(tmp_path / "shards", tmp_path / "run", "--config.span_boundary=true"))
     result = json.loads(capsys.readouterr().out)
     terms = [result[f"eval_{term}_loss"] for term in ("mlm", "sbo")]
     assert all(terms) and result["eval_loss"] > sum(terms)
@@ -252,7 +254,7 @@ def test_static_masks_reject_a_mask_rate(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(BuildOptions(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1))
     with pytest.raises(UserError, match=r"Leave out data\.mask_rate and .*data\.mask_rate=none") as caught:
-        pretraining.main(arguments(shards, tmp_path / "run", "--config.data.mask_rate=0.3"))
+        pretrain.main(arguments(shards, tmp_path / "run", "--config.data.mask_rate=0.3"))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
@@ -273,7 +275,7 @@ def test_held_out_shards_must_fit_the_objective(unlabelled, shards_dir, tmp_path
     train, evaluated = (unlabelled[held_out], shards_dir) if held_out == "span" else (shards_dir, unlabelled[held_out])
     flags = [f"--config.{override}" for override in (*overrides, f"data.eval={evaluated}")]
     with pytest.raises(UserError, match=message):
-        pretraining.main(arguments(train, tmp_path / "run", *flags))
+        pretrain.main(arguments(train, tmp_path / "run", *flags))
     assert not (tmp_path / "run").exists()
 
 
@@ -291,7 +293,7 @@ def unlabelled(sample_text, vocab_dir, tmp_path_factory):
 @pytest.mark.slow
 def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
-    pretraining.main(arguments(shards_dir, tmp_path / "on", *overrides))
+    pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))
     before, after = read_params(trained), read_params(tmp_path / "on")
     for path, value in before.items():
         np.testing.assert_array_equal(after[path], value, err_msg=path)
@@ -345,7 +347,7 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
 )
 def test_invalid_option_gives_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, message):
     with pytest.raises(UserError, match=message) as caught:
-        pretraining.main(arguments(shards_dir, tmp_path / "run", *overrides))
+        pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -353,13 +355,13 @@ def test_invalid_option_gives_one_line_and_writes_nothing(shards_dir, tmp_path, 
 def test_checkpoint_of_another_architecture_is_rejected(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.model.preset=mini")
     with pytest.raises(UserError, match="another architecture: layers is 2, but the configuration has 4"):
-        pretraining.main(arguments(shards_dir, tmp_path / "run", *overrides))
+        pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
 
 
 @pytest.mark.slow
 def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.model.preset=checkpoint", "--config.steps=1")
-    pretraining.main(arguments(shards_dir, tmp_path / "run", *overrides))
+    pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
     assert read_config(tmp_path / "run").model == read_config(trained).model
 
 
@@ -367,25 +369,25 @@ def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_d
 def test_longer_context_continues_with_larger_rotary_base(shards_dir, tmp_path):
     short = tmp_path / "short"
     rotary = ("--config.model.layers=1", "--config.model.positions=rotary", "--config.steps=1")
-    pretraining.main(arguments(shards_dir, short, *rotary, "--config.model.max_positions=64"))
+    pretrain.main(arguments(shards_dir, short, *rotary, "--config.model.max_positions=64"))
     stretched = ("--config.model.max_positions=128", "--config.model.rotary_base=160000")
     overrides = (f"--config.init_from={short}", "--config.model.preset=checkpoint", "--config.steps=1", *stretched)
-    pretraining.main(arguments(shards_dir, tmp_path / "long", *overrides))
+    pretrain.main(arguments(shards_dir, tmp_path / "long", *overrides))
     there = read_config(tmp_path / "long").model
     assert (there.max_positions, there.rotary_base, there.layers) == (128, 160_000.0, 1)
     with pytest.raises(UserError, match="norm is post, but the configuration has pre"):
-        pretraining.main(arguments(shards_dir, tmp_path / "other", *overrides, "--config.model.norm=pre"))
+        pretrain.main(arguments(shards_dir, tmp_path / "other", *overrides, "--config.model.norm=pre"))
 
 
 def test_shards_with_another_tokenizer_are_rejected(shards_dir, tmp_path):
-    from data_prep import train_tokenizer
-    from data_prep.train_tokenizer import TokenizerOptions
+    from data_prep import vocabulary
+    from data_prep.vocabulary import TokenizerOptions
 
     copy = tmp_path / "shards"
     shutil.copytree(shards_dir, copy)
     shutil.rmtree(copy / "tokenizer")
     text = tmp_path / "text.txt"
     text.write_text("quite another text of very few words indeed\n\nand words again\n" * 3)
-    train_tokenizer.train(TokenizerOptions(text, copy / "tokenizer", vocab_size=60, lowercase=True))
+    vocabulary.train(TokenizerOptions(text, copy / "tokenizer", vocab_size=60, lowercase=True))
     with pytest.raises(UserError, match="tokenizer"):
-        pretraining.main(arguments(copy, tmp_path / "run"))
+        pretrain.main(arguments(copy, tmp_path / "run"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.processes import map_in_order
 from data_prep.readers import Refusal

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
+from bert_jax.errors import UserError
 from bert_jax.train.hooks import Point, Profile
 from bert_jax.train.prepare import traced_steps
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import (
     CheckpointConfig,
     EvalConfig,
@@ -19,12 +18,13 @@ from bert_jax.config import (
 )
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
+from bert_jax.data.schedules import StepSchedule
 from bert_jax.data.shards import open_dataset
-from bert_jax.data.step_schedule import StepSchedule
-from bert_jax.train import branch
+from bert_jax.errors import UserError
+from bert_jax.train import workdir
+from bert_jax.train.clock import TokenLength
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import TOKENS_BEFORE, Run
-from bert_jax.train.token_length import TokenLength
 from bert_jax.train.workdir import check_provenance, provenance, runtime_choices
 
 
@@ -132,7 +132,7 @@ def test_a_branch_chooses_the_rows_that_choose_its_checkpoint(make):
     trunk = make(PretrainConfig(eval=EvalConfig(every_steps=5)))
     best = CheckpointConfig(best="eval_loss")
     tail = make(PretrainConfig(checkpoint=best, eval=EvalConfig(every_steps=5, max_rows=64)))
-    lines = check_provenance(tail, provenance(tail), provenance(trunk), "step 5 of trunk", branch.MAY_CHANGE)
+    lines = check_provenance(tail, provenance(tail), provenance(trunk), "step 5 of trunk", workdir.MAY_CHANGE)
     assert lines == ["changed from here on: eval.max_rows: 0 -> 64"]
 
 
@@ -290,7 +290,7 @@ def test_a_run_that_resumes_with_other_batches_counts_on(make):
         if before is not None:
             meta = {"step": step, "provenance": before[1], TOKENS_BEFORE: before[0].tokens_before(step)}
         made_by = provenance(run)
-        return branch.counting_on(run, made_by, meta), made_by
+        return workdir.counting_on(run, made_by, meta), made_by
 
     small, large = PretrainConfig(batch_size=16), PretrainConfig(batch_size=32)
     first = counting(small)
@@ -306,7 +306,7 @@ def test_a_run_that_resumes_with_other_batches_counts_on(make):
 
     for same in (small, dataclasses.replace(small, batch_schedule="0:16,10:32")):  # in the steps before it
         run, made_by = counting(same, 10, first)
-        assert run.tokens_before(10) == first[0].tokens_before(10) and branch.COUNTED not in made_by
+        assert run.tokens_before(10) == first[0].tokens_before(10) and workdir.COUNTED not in made_by
 
 
 def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
@@ -318,7 +318,7 @@ def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
         optimizer=OptimizerConfig(schedule="wsd", decay_share=0.5, learning_rate=3e-4, final_share=0.1),
     )
     trunk, decay = make(), make(phase, starts=(5,))
-    lines = check_provenance(decay, provenance(decay), provenance(trunk), "step 5 of trunk", branch.MAY_CHANGE)
+    lines = check_provenance(decay, provenance(decay), provenance(trunk), "step 5 of trunk", workdir.MAY_CHANGE)
     assert {line.split(": ")[1] for line in lines if line.startswith("changed from here on")} == {
         *("batch_size", "data.mask_schedule", "data.mask_shape", "data.phases.5", "objective", "steps"),
         *(f"optimizer.{key}" for key in ("decay_share", "final_share", "learning_rate", "schedule")),
@@ -329,4 +329,4 @@ def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
     for other in ({"seed": 1}, {"optimizer": OptimizerConfig(weight_decay=0.1)}, {"microbatches": 2}):
         changed = make(PretrainConfig(**other))
         with pytest.raises(UserError, match="belongs to another run"):
-            check_provenance(changed, provenance(changed), provenance(trunk), "step 5", branch.MAY_CHANGE)
+            check_provenance(changed, provenance(changed), provenance(trunk), "step 5", workdir.MAY_CHANGE)

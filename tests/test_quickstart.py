@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import quickstart
-from bert_jax.command import Stopped, UserError
-from bert_jax.quickstart import Plan
-from bert_jax.stages import RECORD, Stages
+from bert_jax.commands import quickstart
+from bert_jax.commands.quickstart import RECORD, Plan, Stages
+from bert_jax.errors import Stopped, UserError
 
 
 def test_a_stage_is_recorded_when_it_succeeds_and_its_seconds_add_up(tmp_path: Path) -> None:

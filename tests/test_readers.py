@@ -19,9 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from streamed_outputs import interrupted
 
-from bert_jax.command import RunAgain, UserError
-from bert_jax.storage import compression, remote
-from data_prep.readers import Corpus, Reading, Refusal, documents, expand, find_sources, plain_text, read
+from bert_jax.errors import RunAgain, UserError
+from bert_jax.storage import files, remote
+from data_prep.readers import Corpus, Reading, Refusal, documents, expand, find_sources, read, text
 from data_prep.readers.corpus import Source
 from data_prep.readers.refusal import check
 
@@ -98,7 +98,7 @@ def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, content
     path = tmp_path_factory.getbasetemp() / "text.txt"
     path.write_bytes(content.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "BLOCK_BYTES", size)
+        patch.setattr(files, "BLOCK_BYTES", size)
         # auto refuses what looks like TSV
         found = [item.decode() for item in read(str(path), Reading(input_format="text"))]
     assert found == by_line(content.encode())
@@ -188,8 +188,8 @@ def test_refusal_names_file_and_line_and_the_rest_is_read(tmp_path, content, rea
     "suffix, compress", [COMPRESSIONS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in DAMAGED)]
 )
 def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path, monkeypatch, suffix, compress):
-    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
     endless = [b"word " * 400_000, b"line\n" * 400_000]
     path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 2_000_000])))
@@ -210,7 +210,7 @@ def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path,
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
 def test_truncated_compressed_file_is_named_and_read_up_to_the_end(tmp_path, monkeypatch, suffix, compress, kept):
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"cut.txt{suffix}"
     documents_there = [" ".join(f"document {number * 7919}" for _ in range(10)) for number in range(3_000)]
     whole = compress("\n\n".join(documents_there).encode())
@@ -257,7 +257,7 @@ def test_everything_before_damage_is_read_with_blocks_of_any_size(tmp_path_facto
     found = []
     for size in (1, generator.randint(2, 99), 1 << 20):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compression, "BLOCK_BYTES", size)
+            patch.setattr(files, "BLOCK_BYTES", size)
             found.append([item if isinstance(item, bytes) else item.reason for item in read(str(path))])
     assert found[0] == found[1] == found[2]
     if suffix != ".zst" and found[0][-1:] == ["damaged_file"]:
@@ -281,7 +281,7 @@ def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeyp
     path.write_bytes(compress("".join(f"{text}\n\n" for text in texts).encode()) + compress(b"cut short")[:8])
     assert path.stat().st_size > 500_000
     for size in (1 << 12, 1 << 14):
-        monkeypatch.setattr(compression, "BLOCK_BYTES", size)
+        monkeypatch.setattr(files, "BLOCK_BYTES", size)
         *found, refusal = read(str(path))
         assert refusal.reason == "damaged_file" and len(found) == len(texts)
     assert found == [text.encode() for text in texts]

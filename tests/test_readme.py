@@ -16,10 +16,10 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import config
-from bert_jax.command import UserError
-from bert_jax.commands import MODULES
-from bert_jax.export import export_loaded
-from data_prep import build_examples
+from bert_jax.commands.main import MODULES
+from bert_jax.errors import UserError
+from bert_jax.interop.export import export_loaded
+from data_prep import build
 from data_prep.build_options import BuildOptions
 from website.code_blocks import COMMAND, code_blocks
 from website.run_blocks import run_blocks
@@ -108,7 +108,7 @@ def test_every_command_line_is_taken_by_its_own_parser(
         given = vars(found.namespace) | {"output": str(tmp_path / "out"), "input": str(tmp_path / "none")}
         given["weights"] = ()
         with pytest.raises(UserError, match="matches no file"):
-            build_examples.build(BuildOptions(**given))
+            build.build(BuildOptions(**given))
 
 
 def test_lines_are_found() -> None:

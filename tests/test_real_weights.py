@@ -15,7 +15,7 @@ from exporting import assert_transformers_agrees
 from random_checkpoints import assert_same_tensors
 
 from bert_jax.interop import huggingface, huggingface_export
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,11 @@ from scipy import stats
 
 from bert_jax.data.example import unmasked_ids
 from bert_jax.data.shards import open_dataset
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
-from data_prep.objectives import Encoded, Spans, borders, spans
-from data_prep.rearrangement import rearrange
+from data_prep.noise import rearrange
+from data_prep.sequences import Encoded, Spans, borders, spans
 
 FALSE_ALARM = 1e-6
 SEPARATOR = 3

@@ -26,16 +26,16 @@ from golden import (
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax import evaluate, export, pretraining
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
-from bert_jax.model import paths
-from bert_jax.model.attention import kernels
+from bert_jax.model import layers
+from bert_jax.model.attention.layer import kernels
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.train.objectives import CausalLMObjective, means, total_loss
 
 LM = Heads(lm=True)
@@ -46,7 +46,7 @@ def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_th
     code = """
 import sys
 import bert_jax.train.loop
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.config import ModelConfig
 sizes = dict(vocab_size=61, layers=1, width=8, heads=1, feed_forward=1, causal=True, positions="none")
 try:
@@ -77,14 +77,14 @@ def test_a_recurrent_model_equals_torch(tmp_path, name, runtime):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    params = jax.tree.map(jnp.asarray, layers.unflatten(golden.loaded.params))
     (total, (encoded, logits, lm_loss)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
     assert_hidden_states_close(golden, encoded)
     vocab_size = config.vocab_size
     assert_close(logits[..., :vocab_size][real], golden.output("logits")[real], "logits")
     assert_close(total, golden.output("loss"), "loss")
     assert_close(lm_loss, golden.output("loss"), "lm_loss")
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     wanted = golden.tensors("gradients")
     assert flat.keys() == wanted.keys()
     assert_no_gradient_in_padding(flat, vocab_size)
@@ -111,7 +111,7 @@ def stack_outputs(config, stack, hidden, cut: list[bool]):
     """The outputs of the layers of one direction, with states detached before the positions where `cut` is true."""
     cell, (rows, length, width) = CELLS[config.encoder], hidden.shape
     for layer in range(config.layers):
-        own = {path: value[layer] for path, value in paths.flatten(stack).items()}
+        own = {path: value[layer] for path, value in layers.flatten(stack).items()}
         state = (jnp.zeros((rows, width)),) * cell.states
         outputs = []
         for position in range(length):
@@ -150,9 +150,9 @@ def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), got, wanted)
     whole, whole_hidden = truncated(dataclasses.replace(config, bptt=0))
     assert np.abs(whole_hidden - got_hidden).max() > 1e-3
-    for path, cut in paths.flatten(got).items():
+    for path, cut in layers.flatten(got).items():
         if path.endswith("recurrent/kernel"):
-            assert np.abs(paths.flatten(whole)[path] - cut).max() > 1e-3
+            assert np.abs(layers.flatten(whole)[path] - cut).max() > 1e-3
 
 
 @pytest.mark.parametrize("runtime", [SCAN, UNROLLED], ids=["scan", "unrolled"])
@@ -228,7 +228,7 @@ def arguments(shards_dir, workdir, *options: str) -> list[str]:
 def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.optimizer.schedule=constant", "--config.model.bptt=20", f"--config.steps={steps}")
-        pretraining.main(arguments(shards_dir, workdir, *options))
+        pretrain.main(arguments(shards_dir, workdir, *options))
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -250,4 +250,4 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_pat
 
 def test_truncation_longer_than_the_rows_of_the_shards_is_refused(shards_dir, tmp_path):
     with pytest.raises(UserError, match=r"model\.bptt is 500, longer than the rows of .*, \d+; use at most"):
-        pretraining.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))
+        pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))

@@ -13,15 +13,16 @@ from random_checkpoints import assert_same_tensors
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, export, fill_mask, pretraining
-from bert_jax.command import UserError
-from bert_jax.interop import name_table
+from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.errors import UserError
+from bert_jax.interop import family
 from bert_jax.interop.families.electra import ELECTRA
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.replaced_tokens import generator_config
+from bert_jax.model import bert, layers
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.tokens import generator_config
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import fill_mask
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import ReplacedTokensObjective, means, replaced_tokens, total_loss
 
@@ -44,7 +45,7 @@ def test_a_step_of_both_models_equals_the_reference(tmp_path, monkeypatch):
     def tensor(kind: str):
         return lambda bare: arrays[f"outputs/generator_{kind}/{ELECTRA.full_name(bare, GENERATOR)}"]
 
-    theirs = name_table.import_params(table, tensor("weights"), small, Heads(mlm=True))
+    theirs = family.import_params(table, tensor("weights"), small, Heads(mlm=True))
     params = {to_pair(path): value for path, value in theirs.items()} | dict(golden.loaded.params)
     monkeypatch.setattr(
         replaced_tokens, "sample", lambda logits, seeds: jnp.asarray(arrays["inputs/sampled"], jnp.int32)
@@ -60,18 +61,18 @@ def test_a_step_of_both_models_equals_the_reference(tmp_path, monkeypatch):
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    (total, metrics), gradients = run(paths.unflatten(params), jax.tree.map(jnp.asarray, pretraining_batch(arrays)))
+    (total, metrics), gradients = run(layers.unflatten(params), jax.tree.map(jnp.asarray, pretraining_batch(arrays)))
     assert_close(metrics["mlm_loss"], golden.output("mlm_loss"), "mlm_loss")
     assert_close(metrics["rtd_loss"], golden.output("rtd_loss"), "rtd_loss")
     np.testing.assert_allclose(total, golden.output("loss"), rtol=1e-6)
-    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
     of_model = {path: value for path, value in flat.items() if not path.startswith("generator/")}
-    for bare, value in name_table.export_tensors(ELECTRA.table("ElectraForPreTraining"), of_model, model).items():
+    for bare, value in family.export_tensors(ELECTRA.table("ElectraForPreTraining"), of_model, model).items():
         wanted = golden.tensors("gradients")[ELECTRA.full_name(bare, "ElectraForPreTraining")]
         # The loss is 50 times the model's, and so are its gradients.
         np.testing.assert_allclose(value, wanted, rtol=0, atol=5e-5, err_msg=bare)
     of_generator = {path: flat[to_pair(path)] for path in theirs}
-    for bare, value in name_table.export_tensors(table, of_generator, small).items():
+    for bare, value in family.export_tensors(table, of_generator, small).items():
         np.testing.assert_allclose(value, tensor("gradients")(bare), rtol=0, atol=5e-5, err_msg=bare)
 
 
@@ -120,7 +121,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
     def run(workdir, steps: int) -> None:
         options = ("--config.objective=replaced_tokens", "--config.optimizer.schedule=constant", "--config.log_every=1")
         place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-        pretraining.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
+        pretrain.main([*place, *TINY, *options, "--config.batch_size=16", f"--config.steps={steps}"])
 
     run(tmp_path / "straight", 4)
     run(tmp_path / "resumed", 2)
@@ -154,7 +155,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluates(shards_dir, tmp_path, capsys):
 )
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):
     with pytest.raises(UserError, match=message):
-        pretraining.main(
+        pretrain.main(
             [
                 f"--config={RECIPE}",
                 f"--workdir={tmp_path / 'run'}",
@@ -169,7 +170,7 @@ def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, opti
 def trained(shards_dir, workdir, *further):
     options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
     place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
-    pretraining.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
+    pretrain.main([*place, *TINY, *options, "--config.generator_size=0.5", *further])
     return workdir
 
 

@@ -13,27 +13,28 @@ import numpy as np
 import pytest
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import report, tokenizer
-from bert_jax.command import UserError
+from bert_jax.commands import report as commands_report
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import UserError
 from bert_jax.lineage import WITHOUT_ATTENTION
-from bert_jax.model import bert, paths
-from bert_jax.model.heads import Heads
-from bert_jax.reporting import chart, curves, plot
+from bert_jax.model import bert, layers
+from bert_jax.model.heads.config import Heads
+from bert_jax.reporting import document, report, runs
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.document import Document, Section, Settings, Tile
-from bert_jax.reporting.masked_predictions import (
+from bert_jax.reporting.pretraining import (
     MaskedToken,
     Prediction,
     choose_masked_positions,
     join_tokens,
     masked_token_table,
     predict_masked_tokens,
+    unigram_baseline,
 )
-from bert_jax.reporting.unigram_baseline import unigram_baseline
+from bert_jax.tokenization import tokenizer
 from bert_jax.train.workdir import WorkdirConfig, read_config, write_config, write_params
 
 EVIL = "</script><script>alert(1)</script><b title='x\" onload=y'>&"
@@ -107,7 +108,7 @@ def pretrained(tmp_path: Path, shards_dir: Path, tiny_config: ModelConfig) -> Pa
         result={"step": 200, "seconds": 12.5, "tokens": 4321000, "eval_mlm_loss": 6.0, "eval_mlm_accuracy": 0.1818},
     )
     params = bert.init_params(model, heads, jax.random.key(0))
-    write_params(workdir, 200, {name: np.asarray(leaf) for name, leaf in paths.flatten(params).items()})
+    write_params(workdir, 200, {name: np.asarray(leaf) for name, leaf in layers.flatten(params).items()})
     write_config(workdir, dataclasses.replace(read_config(workdir), model=model, heads=heads))
     tokenizer.save(workdir / "tokenizer")
     return workdir
@@ -156,12 +157,12 @@ def test_report_of_a_mixture_has_a_table_of_its_sources_and_no_baselines_of_one_
     words = " ".join(page.words.split())
     assert "Sources of the mixture" in words and "wiki1.7550.0%" in words and "books0.512.5%" in words
     assert "held-out rows of wiki" in words and "unigram baseline" not in words
-    assert not any("wiki" in one.title.lower() for one in curves.charts(lines, {}))
+    assert not any("wiki" in one.title.lower() for one in runs.charts(lines, {}))
 
 
 def test_examples_of_a_pretraining_run_are_refused(pretrained: Path) -> None:
     with pytest.raises(UserError, match=r"--examples is for the report of a fine-tuned run"):
-        report.main([str(pretrained), "--examples", "5"])
+        commands_report.main([str(pretrained), "--examples", "5"])
 
 
 @pytest.mark.parametrize("data", [{"train": "{}/train"}, {"train": "{}", "phases": "100:/gone"}, {"eval": "{}"}])
@@ -297,46 +298,46 @@ def test_unigram_baseline_is_a_count(shards_dir: Path) -> None:
 def test_curves_keep_the_mean_and_the_last_step_when_thinned() -> None:
     values = np.random.default_rng(0).normal(size=100_000)
     lines = [{"step": step, "loss": float(value)} for step, value in enumerate(values, start=1)]
-    (drawn,) = curves.charts(lines, {})
+    (drawn,) = runs.charts(lines, {})
     (series,) = drawn.series
-    assert len(series.steps) == curves.MOST_POINTS and series.steps[-1] == 100_000
+    assert len(series.steps) == runs.MOST_POINTS and series.steps[-1] == 100_000
     assert series.values.mean() == pytest.approx(values.mean(), abs=1e-3)
     assert series.trend is not None and series.trend.std() < series.values.std()
 
 
 def test_curves_without_noise_are_not_smoothed() -> None:
     lines = [{"step": step, "learning_rate": step / 100, "loss": 1.0} for step in range(100)]
-    assert curves.curve(lines, "learning_rate", "x").trend is None
-    assert curves.curve(lines, "loss", "x").trend is not None
+    assert runs.curve(lines, "learning_rate", "x").trend is None
+    assert runs.curve(lines, "loss", "x").trend is not None
 
 
 @pytest.mark.parametrize(("last", "below"), [(0.75, True), (0.65, False)])
 def test_the_words_of_a_reference_are_on_the_side_without_the_curve(last: float, below: bool) -> None:
     steps = np.arange(10.0)
-    level = chart.Reference("one label", 0.7)
-    line = chart.Series("a", steps, np.full(10, last))
-    other = chart.Series("b", steps[:2], np.array([0.1, 0.9]))
-    both = chart.Chart("x", "", (line, other), chart.percent, references=(level,))
-    drawn = plot.figure(both)
+    level = document.Reference("one label", 0.7)
+    line = document.Series("a", steps, np.full(10, last))
+    other = document.Series("b", steps[:2], np.array([0.1, 0.9]))
+    both = document.Chart("x", "", (line, other), document.percent, references=(level,))
+    drawn = pages.figure(both)
     [at] = re.findall(r'<line class="reference" x1="\d+" x2="\d+" y1="([\d.]+)"', drawn)
     [words] = re.findall(r'<text class="reference" x="\d+" y="([\d.]+)"', drawn)
     assert (float(words) > float(at)) == below
 
 
 def test_names_of_metrics_are_written_as_usual() -> None:
-    assert curves.title_of("macro_f1") == "Macro F1" and curves.title_of("f1") == "F1"
+    assert runs.title_of("macro_f1") == "Macro F1" and runs.title_of("f1") == "F1"
 
 
 def test_the_sum_of_the_terms_is_plotted_only_for_several_terms() -> None:
     one = [{"step": 1, "loss": 2.0, "mlm_loss": 2.0, "eval_loss": 2.5, "eval_mlm_loss": 2.5}]
     two = [one[0] | {"nsp_loss": 0.7}]
-    titles = [[chart.title for chart in curves.charts(lines, {})] for lines in (one, two)]
+    titles = [[chart.title for chart in runs.charts(lines, {})] for lines in (one, two)]
     assert titles == [["Masked tokens: loss"], ["Masked tokens: loss", "Next sentence: loss", "Loss, all terms"]]
 
 
 def test_missing_values_and_one_point_draw() -> None:
     lines = [{"step": 1, "loss": None}, {"step": 2, "loss": 3.0, "learning_rate": 0.0}]
-    figures = [plot.figure(chart) for chart in curves.charts(lines, {})]
+    figures = [pages.figure(chart) for chart in runs.charts(lines, {})]
     assert len(figures) == 2
     assert all("nan" not in figure and "inf" not in figure.replace("info", "") for figure in figures)
 
@@ -344,27 +345,27 @@ def test_missing_values_and_one_point_draw() -> None:
 @pytest.mark.parametrize("highest", [0.643, 0.684, 0.69, 0.71, 1.3, 7.0])
 def test_everything_is_plotted_inside_the_axes(highest: float) -> None:
     lines = [{"step": step, "nsp_loss": 0.638 + (highest - 0.638) * step / 7} for step in range(1, 8)]
-    (drawn,) = curves.charts(lines, {"nsp_loss": chart.Reference("level", 0.66)})
-    tags = Page(plot.figure(drawn)).tags
+    (drawn,) = runs.charts(lines, {"nsp_loss": document.Reference("level", 0.66)})
+    tags = Page(pages.figure(drawn)).tags
     heights = [float(attributes[name]) for _, attributes in tags for name in ("y1", "y2", "cy") if attributes.get(name)]
     assert len(heights) > 12
-    assert min(heights) >= plot.TOP and sorted(set(heights))[-2] <= plot.BASE
-    assert max(heights) == plot.BASE + 4  # tick marks
+    assert min(heights) >= pages.TOP and sorted(set(heights))[-2] <= pages.BASE
+    assert max(heights) == pages.BASE + 4  # tick marks
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (5.5, 8.2), (0.0, 3e-4), (-3.0, 17.0), (0.0, 1e6)])
 def test_ticks_are_round_few_and_cover_the_range(low: float, high: float) -> None:
-    marks = plot.ticks(low, high)
+    marks = pages.ticks(low, high)
     assert marks[0] <= low + 1e-12 and marks[-1] >= high - 1e-12 * max(1, high)
     assert 3 <= len(marks) <= 9
     np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0])
 
 
 def test_formats_of_numbers() -> None:
-    assert [chart.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
+    assert [document.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
         *("0", "1,234", "2.502M", "0.0005", "2.5e-5", "5.685")
     ]
-    assert [chart.percent(value) for value in (0.153, 0.0707, 1.0, 0.0)] == ["15.3%", "7.07%", "100.0%", "0.0%"]
+    assert [document.percent(value) for value in (0.153, 0.0707, 1.0, 0.0)] == ["15.3%", "7.07%", "100.0%", "0.0%"]
 
 
 def test_pieces_are_joined_to_words() -> None:

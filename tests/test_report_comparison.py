@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from test_report import Page, make_workdir, metric_line
 
-from bert_jax import report
-from bert_jax.command import UserError
-from bert_jax.reporting.comparison import short_names
+from bert_jax.commands import report as commands_report
+from bert_jax.errors import UserError
+from bert_jax.reporting import report
+from bert_jax.reporting.runs import short_names
 
 TASK = {"name": "sst2", "kind": "classification"}
 
@@ -99,6 +100,6 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path):
         ([run, tuned, "--output", str(tmp_path / "no" / "page.html")], "Create it, or choose another file"),
     ):
         with pytest.raises(UserError, match=message) as refused:
-            report.main([str(argument) for argument in arguments])
+            commands_report.main([str(argument) for argument in arguments])
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "page.html").exists()

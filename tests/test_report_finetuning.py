@@ -14,28 +14,26 @@ from hypothesis import strategies as st
 from random_checkpoints import WORDS, odd_config, random_checkpoint
 from seqeval.metrics import classification_report
 
+from bert_jax.commands.report import main as report_main
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.interop import bert_jax_export
-from bert_jax.model.heads import Heads
-from bert_jax.report import main as report_main
-from bert_jax.report import report
-from bert_jax.reporting import class_metrics, curves, seed_curves, span_errors, square_plots
-from bert_jax.reporting.dev_predictions import predict_dev
-from bert_jax.reporting.errors import confusion_table, truncate
-from bert_jax.reporting.finetuning import error_sections, tagged_spans
-from bert_jax.reporting.questions import question_word
-from bert_jax.reporting.span_errors import compare_spans
-from bert_jax.storage.local import write_json
+from bert_jax.interop import export
+from bert_jax.model.heads.config import Heads
+from bert_jax.reporting import mistakes
+from bert_jax.reporting import runs as curves
+from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word, tagged_spans
+from bert_jax.reporting.mistakes import compare_spans, confusion_table, truncate
+from bert_jax.reporting.report import report
+from bert_jax.storage.files import write_json
 from bert_jax.tasks import registry
-from bert_jax.tasks.example import Span
-from bert_jax.tasks.task_json import to_json
+from bert_jax.tasks.registry import to_json
+from bert_jax.tasks.rows import Span
 from bert_jax.train import workdir as workdir_lib
 
 
 def test_the_most_frequent_confusions_are_listed_first() -> None:
     counts = np.random.default_rng(0).integers(0, 30, (5, 5))
     names = list("abcde")
-    listed = class_metrics.most_confused(counts, names, 3)
+    listed = mistakes.most_confused(counts, names, 3)
     assert [count for *_, count, _ in listed] == sorted((counts * (1 - np.eye(5, dtype=int))).ravel())[:-4:-1]
     assert listed[0][2] == counts[names.index(listed[0][0]), names.index(listed[0][1])]
 
@@ -43,17 +41,17 @@ def test_the_most_frequent_confusions_are_listed_first() -> None:
 def test_the_calibration_error_is_that_of_its_definition() -> None:
     draw = np.random.default_rng(1)
     confidence, right = draw.uniform(0.3, 1, 400), draw.random(400) < 0.6
-    found = class_metrics.calibrate(confidence, right)
+    found = mistakes.calibrate(confidence, right)
     error = 0.0
-    for bin in range(class_metrics.BINS):
-        inside = (confidence > bin / class_metrics.BINS) & (confidence <= (bin + 1) / class_metrics.BINS)
+    for bin in range(mistakes.BINS):
+        inside = (confidence > bin / mistakes.BINS) & (confidence <= (bin + 1) / mistakes.BINS)
         assert found.counts[bin] == inside.sum()
         if inside.any():
             error += inside.sum() / 400 * abs(right[inside].mean() - confidence[inside].mean())
     assert found.error == pytest.approx(error)
-    sure = class_metrics.calibrate(np.ones(8), np.array([True] * 6 + [False] * 2))
+    sure = mistakes.calibrate(np.ones(8), np.array([True] * 6 + [False] * 2))
     assert sure.error == pytest.approx(0.25) and sure.counts[-1] == 8
-    assert "nan" not in square_plots.reliability(sure) and "25.0%" in square_plots.reliability(sure)
+    assert "nan" not in mistakes.reliability(sure) and "25.0%" in mistakes.reliability(sure)
 
 
 TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=12)
@@ -63,17 +61,17 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 def test_correct_and_true_entities_are_counted_as_by_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
     judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
-    counts = span_errors.count_by_type(judged)
+    counts = mistakes.count_by_type(judged)
     guessed = [span for _, guess in sentences for span in tagged_spans(guess)]
-    if not any(outcome != span_errors.SPURIOUS for outcome, _ in judged):
+    if not any(outcome != mistakes.SPURIOUS for outcome, _ in judged):
         return
     wanted = classification_report(*zip(*sentences, strict=True), output_dict=True, zero_division=0)
     for name, each in counts.items():
-        true = sum(each.values()) - each[span_errors.SPURIOUS]
+        true = sum(each.values()) - each[mistakes.SPURIOUS]
         if true:
             assert true == wanted[name]["support"]
-            assert each[span_errors.CORRECT] / true == pytest.approx(wanted[name]["recall"])
-    assert sum(each[span_errors.SPURIOUS] for each in counts.values()) <= len(guessed)
+            assert each[mistakes.CORRECT] / true == pytest.approx(wanted[name]["recall"])
+    assert sum(each[mistakes.SPURIOUS] for each in counts.values()) <= len(guessed)
 
 
 def test_each_kind_of_span_error() -> None:
@@ -89,23 +87,23 @@ def test_runs_share_a_chart_and_many_show_their_range(tmp_path: Path) -> None:
         value = 0.1 * len(run)
         lines = [{"step": step, "task_loss": value, "eval_accuracy": value if step == 2 else None} for step in (1, 2)]
         (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    runs = seed_curves.read_runs(tmp_path)
+    runs = curves.read_runs(tmp_path)
     assert list(runs) == ["seed 0", "seed 2", "seed 10", "rate 5e-05, seed 1", "rate 0.0001, seed 1"]
-    accuracy, loss = seed_curves.seed_charts({name: runs[name] for name in list(runs)[:3]})
+    accuracy, loss = curves.seed_charts({name: runs[name] for name in list(runs)[:3]})
     assert (accuracy.title, loss.title) == ("Accuracy, held out", "Training loss")
     assert [series.name for series in accuracy.series] == ["seed 0", "seed 2", "seed 10"]
     assert accuracy.series[2].values.tolist() == pytest.approx([0.7])
     apart = {f"seed {n}": [{"step": 10 + n, "eval_accuracy": 0.5, "eval_threshold/a": 0.25}] for n in range(5)}
-    [drawn] = seed_curves.seed_charts(apart)  # the runs have no step in common, and a threshold is no score
+    [drawn] = curves.seed_charts(apart)  # the runs have no step in common, and a threshold is no score
     assert len(drawn.series) == 4
-    spanned = seed_curves.seed_charts(runs)[1].series
+    spanned = curves.seed_charts(runs)[1].series
     assert [series.name for series in spanned] == ["mean of 5 runs", "highest", "lowest"]
     assert [series.values[0] for series in spanned] == pytest.approx([1.08, 1.8, 0.6])
 
 
 def test_an_error_is_no_percentage() -> None:
     lines = [{"step": step, "task_loss": 1.0, "eval_mse": 2500.0, "eval_pearson": 0.5} for step in (1, 2)]
-    both = [*curves.charts(lines, {}), *seed_curves.seed_charts({"seed 0": lines, "seed 1": lines})]
+    both = [*curves.charts(lines, {}), *curves.seed_charts({"seed 0": lines, "seed 1": lines})]
     shown = {chart.title: chart.show(chart.series[0].values[-1]) for chart in both}
     assert shown["Mse"] == shown["Mse, held out"] == "2,500"
     assert shown["Pearson"] == shown["Pearson, held out"] == "50.0%"
@@ -116,7 +114,7 @@ def test_what_is_shown_is_escaped_and_cut() -> None:
     page = confusion_table(np.array([[3, 1], [0, 0]]), ["<a>", "b"])
     assert "<a>" not in page and "&lt;a&gt; predicted as b: 1, 25.0% of 4" in page
     assert truncate("x" * 700).endswith("x…") and len(truncate("x" * 700)) == 600
-    points = square_plots.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
+    points = mistakes.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
     assert "<b>" not in points and "nan" not in points
 
 
@@ -130,7 +128,7 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
     loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=to_json(resolved))
     assert isinstance(heads, Heads)
-    bert_jax_export.write(dataclasses.replace(loaded, training=training), folder / "run")
+    export.write(dataclasses.replace(loaded, training=training), folder / "run")
     lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]
     (folder / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     metrics = {"accuracy": {"mean": 0.5, "std": None, "values": [0.5]}}

@@ -11,24 +11,26 @@ from families import FAMILIES
 from random_checkpoints import PRETRAINING, SPECIAL, WORDS, assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import evaluate, pretraining, resize_vocabulary, tokenizer
-from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
+from bert_jax.commands import pretrain, resize_vocabulary
+from bert_jax.errors import UserError
+from bert_jax.interop import export, huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.interop.resizing import vocabulary_axes
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.resizing.rows import vocabulary_axes
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks import evaluation
+from bert_jax.tasks.rows import TaskBatch
+from bert_jax.tokenization import tokenizer
 from data_prep import readers
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.encoding import encode
-from data_prep.train_tokenizer import TokenizerOptions, train
 from data_prep.units import Unit
+from data_prep.vocabulary import TokenizerOptions, train
+from data_prep.worker import encode
 
 ROOT = Path(__file__).parent.parent
 NEW = ["doghouse", "unwants", "riverà"]  # the last one as an uncased vocabulary never sees it
@@ -68,7 +70,7 @@ def outputs(loaded: LoadedModel, ids: list[int]) -> tuple[np.ndarray, np.ndarray
         hidden = model.encode(batch).last
         return hidden, vocabulary_logits(model, hidden) if heads.mlm else hidden
 
-    hidden, logits = run(paths.unflatten(dict(loaded.params)), batch)
+    hidden, logits = run(layers.unflatten(dict(loaded.params)), batch)
     return np.array(hidden[0]), np.array(logits[0, :, : loaded.model.vocab_size])
 
 
@@ -177,7 +179,7 @@ def test_a_trimmed_model_of_vectors_keeps_the_tokens_of_its_prompts(tmp_path):
 
 def test_a_model_without_a_hugging_face_format_is_written_as_a_workdir(tmp_path, capsys):
     loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(tags=3, crf=True))
-    bert_jax_export.write(loaded, tmp_path / "old")
+    export.write(loaded, tmp_path / "old")
     arguments = ["--checkpoint", str(tmp_path / "old"), "--output", str(tmp_path / "new")]
     resize_vocabulary.main([*arguments, "--add_tokens", str(words_file(tmp_path, NEW[:2]))])
     assert "131 -> 133 tokens in a workdir; " in capsys.readouterr().out
@@ -191,7 +193,7 @@ def test_a_model_without_a_hugging_face_format_is_written_as_a_workdir(tmp_path,
 def test_a_model_of_vectors_that_cannot_be_computed_keeps_its_task(tmp_path):
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 24, "pooling": "mean + max"}
     loaded = random_checkpoint(tmp_path / "vocabulary", MODELS["tied"][0], Heads(), task=task)
-    bert_jax_export.write(loaded, tmp_path / "old")
+    export.write(loaded, tmp_path / "old")
     resize_vocabulary.add_tokens(tmp_path / "old", words_file(tmp_path, NEW[:2]), tmp_path / "new")
     assert huggingface.read(tmp_path / "new").task == task
 
@@ -200,7 +202,7 @@ def test_a_model_of_vectors_that_cannot_be_computed_keeps_its_task(tmp_path):
 def test_the_parameters_with_a_row_for_each_token_are_found_in_every_family(name):
     model = FAMILIES[name]
     heads = Heads(lm=True) if model.causal or model.directions > 1 else PRETRAINING
-    shapes = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(model, heads)).items()}
+    shapes = {path: leaf.shape for path, leaf in layers.flatten(abstract_params(model, heads)).items()}
     rows = {path for path, shape in shapes.items() if 128 in shape}
     assert vocabulary_axes(model, heads) == dict.fromkeys(rows, 0)
     assert "embeddings/token/table" in rows
@@ -266,12 +268,12 @@ def test_the_steps_of_the_guide_adapt_a_model_to_another_text(tmp_path, vocab_di
     keys = [f"init_from={tmp_path / 'grown'}", f"data.mixture={mixture}", "steps=40", "batch_size=16"]
     keys += ["optimizer.learning_rate=1e-2"]
     flags = ["--config", "continued", *(f"--config.{key}" for key in keys)]
-    pretraining.main([*flags, "--workdir", str(tmp_path / "run")])
+    pretrain.main([*flags, "--workdir", str(tmp_path / "run")])
 
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for name in ("domain", "general"):
         before, after = (
-            evaluate.evaluate(tmp_path / one, tmp_path / name, compute_dtype="float32")["mlm_loss"]
+            evaluation.evaluate(tmp_path / one, tmp_path / name, compute_dtype="float32")["mlm_loss"]
             for one in ("grown", "run")
         )
         assert after < before - 0.5, name

@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.tasks import beir, retrieval
-from bert_jax.tasks.retrieval import Nearest, ranks_of, retrieval_metrics
+from bert_jax.errors import UserError
+from bert_jax.tasks import measurement, metrics
+from bert_jax.tasks.metrics import Nearest, rank_metrics, ranks_of
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 40])
 @pytest.mark.parametrize("k", [1, 5, 60])
 def test_the_nearest_do_not_depend_on_chunks_and_equal_scores_are_in_order(monkeypatch, chunk, k):
-    monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 4)
+    monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 4)
     draw = np.random.default_rng(0)
     queries = draw.integers(-2, 3, (9, 3)).astype(np.float32)  # few values, so many equal scores
     documents = draw.integers(-2, 3, (40, 3)).astype(np.float32)
@@ -29,7 +29,7 @@ def test_the_nearest_do_not_depend_on_chunks_and_equal_scores_are_in_order(monke
 
 
 def test_ranks_count_the_candidates_with_a_higher_score_and_half_of_those_with_the_same(monkeypatch):
-    monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 2)
+    monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 2)
     queries = np.eye(3, dtype=np.float32)
     candidates = np.array([[1, 0, 3], [2, 0, 2], [2, 5, 1]], np.float32)
     assert ranks_of(queries, candidates, np.array([1, 2, 2])).tolist() == [1.5, 1, 3]
@@ -45,7 +45,7 @@ def test_a_score_that_is_not_a_number_counts_against_its_query():
 
 def test_metrics_of_a_known_ranking():
     hits = {"q1": ["a", "b", "c"], "q2": ["c", "a"], "q3": ["a"], "q4": ["a"]}
-    found = retrieval_metrics(hits, {"q1": {"b", "c", "x"}, "q2": {"c"}, "q3": {"x"}}, cutoffs=(1, 2))
+    found = rank_metrics(hits, {"q1": {"b", "c", "x"}, "q2": {"c"}, "q3": {"x"}}, cutoffs=(1, 2))
     gain, ideal = 1 / np.log2(3) + 1 / np.log2(4), 1 + 1 / np.log2(3) + 1 / np.log2(4)
     assert found["ndcg@10"] == pytest.approx((gain / ideal + 1 + 0) / 3)
     assert found["mrr@10"] == pytest.approx((1 / 2 + 1 + 0) / 3)
@@ -70,19 +70,23 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
-    monkeypatch.setattr(beir, "DOCUMENTS_AT_ONCE", chunk)
+    monkeypatch.setattr(measurement, "DOCUMENTS_AT_ONCE", chunk)
     seen = []
 
     def embed(texts, role):
         seen.extend((text, role) for text in texts)
         return np.ones((len(texts), 2), np.float32)  # equal scores: by the identifiers d1, d10, d2
 
-    assert beir.is_beir(folder) and beir.is_beir(folder / "qrels" / "dev.tsv") and not beir.is_beir(folder / "qrels")
-    metrics, counts = beir.measure(folder, embed)
+    assert (
+        measurement.is_beir(folder)
+        and measurement.is_beir(folder / "qrels" / "dev.tsv")
+        and not measurement.is_beir(folder / "qrels")
+    )
+    metrics, counts = measurement.measure_beir(folder, embed)
     assert seen == [("first", "query"), ("T two", "document"), ("ten", "document"), ("one", "document")]
     assert (metrics["mrr@10"], metrics["recall@1"], metrics["recall@5"]) == (1 / 2, 0, 1)
     assert counts == {"queries": 1, "documents": 3}
-    assert beir.measure(folder / "qrels" / "dev.tsv", embed)[0]["mrr@10"] == pytest.approx(1 / 3)
+    assert measurement.measure_beir(folder / "qrels" / "dev.tsv", embed)[0]["mrr@10"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +104,12 @@ def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
 def test_files_of_another_form_are_refused(folder, name, content, message):
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        beir.measure(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+        measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
 
 
 def test_a_qrels_file_without_a_header_keeps_its_first_judgment(folder):
     (folder / "qrels" / "test.tsv").write_text("q1\td1\t1.0\nq1\td10\t0\n")
-    found, _ = beir.measure(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+    found, _ = measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
     assert found["recall@1"] == 1
 
 
@@ -117,9 +121,9 @@ def test_queries_that_are_documents_find_themselves_unless_they_are_left_out(fol
     def embed(texts, role):
         return np.ones((len(texts), 2), np.float32)
 
-    assert beir.measure(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
+    assert measurement.measure_beir(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
     assert "1 of 2 queries have the _id of a document" in capsys.readouterr().err
-    assert beir.measure(folder, embed, skip_self=True)[0]["mrr@10"] == 1
+    assert measurement.measure_beir(folder, embed, skip_self=True)[0]["mrr@10"] == 1
     assert capsys.readouterr().err == ""
 
 
@@ -127,4 +131,4 @@ def test_several_splits_without_a_usual_name_are_refused(folder):
     for name in ("test", "dev"):
         (folder / "qrels" / f"{name}.tsv").rename(folder / "qrels" / f"{name}2.tsv")
     with pytest.raises(UserError, match="has the splits dev2, test2; name one"):
-        beir.measure(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+        measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))

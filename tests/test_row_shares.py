@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from bert_jax.data.row_shares import LaneShares, RowShares
+from bert_jax.data.mixture import LaneShares, RowShares
+from bert_jax.errors import UserError
 
 some_weights = st.lists(st.integers(1, 1000), min_size=1, max_size=6).map(tuple)
 ROWS = 120

@@ -2,12 +2,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.rows import TaskBatch
 
 
 def test_float32_multiplies_at_the_highest_precision():

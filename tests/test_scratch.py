@@ -11,12 +11,12 @@ import tempfile
 import pytest
 from tiny_runs import ROOT
 
-from bert_jax.command import UserError
-from bert_jax.storage.scratch import scratch_folder
+from bert_jax.errors import UserError
+from bert_jax.storage.files import scratch_folder
 
 KILLED = """
 import os, signal
-from bert_jax.storage.scratch import scratch_folder
+from bert_jax.storage.files import scratch_folder
 with scratch_folder() as folder:
     (folder / "large").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 import unspaced_text
 
-from bert_jax.tokenization.scripts import MARKS, UNSPACED, begins_unspaced, continues_character, is_unspaced
+from bert_jax.tokenization.specification import MARKS, UNSPACED, begins_unspaced, continues_character, is_unspaced
 
 
 def is_mark(character: str) -> bool:

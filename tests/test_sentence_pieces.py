@@ -6,14 +6,14 @@ import random
 import pytest
 import sentencepiece
 
-from bert_jax.command import UserError
-from data_prep import counting, readers, sentence_pieces
+from bert_jax.errors import UserError
+from data_prep import counting, learners, readers
 
-KINDS = list(sentence_pieces.MODEL_TYPES)
+KINDS = list(learners.MODEL_TYPES)
 
 
 def word_counts(documents):
-    splitter = sentence_pieces.SentencePieceSplitter()
+    splitter = learners.SentencePieceSplitter()
     counter = counting.ChunkCounter(splitter)
     counter.add(documents)
     return counting.count_words(counter.counts, splitter)
@@ -23,14 +23,14 @@ def word_counts(documents):
 def test_model_is_as_the_librarys_own_on_the_text(kind, sample_text):
     documents = list(readers.documents(sample_text))
     told: list[float] = []
-    model = sentence_pieces.learn(word_counts(documents), 1500, kind=kind, on_share=told.append)
+    model = learners.learn_sentence_pieces(word_counts(documents), 1500, kind=kind, on_share=told.append)
     ours = sentencepiece.SentencePieceProcessor(model_proto=model)
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(line for document in documents for line in document.split("\n")),
         model_writer=written,
-        model_type=sentence_pieces.MODEL_TYPES[kind],
-        vocab_size=1500 - sentence_pieces.ADDED_TOKENS,
+        model_type=learners.MODEL_TYPES[kind],
+        vocab_size=1500 - learners.ADDED_TOKENS,
         minloglevel=2,
         max_sentence_length=1 << 20,
     )
@@ -47,20 +47,22 @@ def test_model_is_as_the_librarys_own_on_the_text(kind, sample_text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_order_of_the_words_decides_nothing(kind, sample_text):
     counts = list(word_counts(readers.documents(sample_text)).items())
-    model = sentence_pieces.learn(dict(counts), 1200, kind=kind)
+    model = learners.learn_sentence_pieces(dict(counts), 1200, kind=kind)
     random.Random(0).shuffle(counts)
-    assert sentence_pieces.learn(dict(counts), 1200, kind=kind) == model
+    assert learners.learn_sentence_pieces(dict(counts), 1200, kind=kind) == model
 
 
 def test_words_begin_with_the_mark_and_windows_do_not():
-    splitter = sentence_pieces.SentencePieceSplitter()
+    splitter = learners.SentencePieceSplitter()
     assert list(splitter.words("word")) == ["\u2581word"]
     first, *others = splitter.words("ก" * 90)
     assert first == "\u2581" + "ก" * 30 and others == ["ก" * 30] * 2
 
 
 def test_lowercase_folds(sample_text):
-    model = sentence_pieces.learn(word_counts(readers.documents(sample_text)), 600, kind="unigram", lowercase=True)
+    model = learners.learn_sentence_pieces(
+        word_counts(readers.documents(sample_text)), 600, kind="unigram", lowercase=True
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     assert processor.encode("The HOUSE") == processor.encode("the house") and 0 not in processor.encode("The HOUSE")
 
@@ -68,15 +70,15 @@ def test_lowercase_folds(sample_text):
 def test_mistakes_are_one_line():
     counts = {f"\u2581{chr(97 + index)}b": 5 for index in range(20)}
     with pytest.raises(UserError, match=r"--vocab_size 12 is too small: .* already take 26\. Use more") as caught:
-        sentence_pieces.learn(counts, 12, kind="unigram")
+        learners.learn_sentence_pieces(counts, 12, kind="unigram")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="the sentencepiece library failed"):
-        sentence_pieces.learn({}, 100, kind="sentencepiece_bpe")
+        learners.learn_sentence_pieces({}, 100, kind="sentencepiece_bpe")
 
 
 def test_smaller_model_than_asked_for_is_given():
     generator = random.Random(0)
     counts = {"\u2581" + "".join(generator.choices("abc", k=4)): 3 for _ in range(30)}
     for kind in KINDS:
-        model = sentence_pieces.learn(counts, 5000, kind=kind)
+        model = learners.learn_sentence_pieces(counts, 5000, kind=kind)
         assert 10 < sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size() < 400

@@ -15,23 +15,29 @@ from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.api import Model
-from bert_jax.command import UserError
-from bert_jax.embed import embed
-from bert_jax.evaluate import evaluate
-from bert_jax.export import export
-from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
+from bert_jax.commands.embed import embed
+from bert_jax.commands.export import export
+from bert_jax.errors import UserError
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.model.placement import ALONE
-from bert_jax.predict import predict
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.runtime import ALONE
 from bert_jax.tasks import registry
-from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum, truncations
-from bert_jax.tasks.example import Split
-from bert_jax.tasks.kinds.embedding import EmbeddingTask
-from bert_jax.tasks.kinds.embedding_items import TextGroup
-from bert_jax.tasks.kinds.embedding_objective import EmbeddingRows
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.retrieval import Nearest, retrieval_metrics
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.kinds.embedding import (
+    EmbeddingRows,
+    EmbeddingTask,
+    TextGroup,
+    TextVectors,
+    contrastive_sums,
+    cosent_sum,
+    truncations,
+)
+from bert_jax.tasks.metrics import Nearest, rank_metrics
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Split
 
 FOLDERS = ("cls", "mean", "max", "last")
 
@@ -351,7 +357,7 @@ def test_retrieval_metrics_are_those_of_the_library(arrays):
     hits = {f"q{row}": [order[number] for number in found] for row, found in enumerate(nearest.documents)}
     relevant = {query: set(found) for query, found in json.loads(str(arrays["search/relevant"])).items()}
     wanted = json.loads(str(arrays["search/metrics"]))
-    for name, value in retrieval_metrics(hits, relevant).items():
+    for name, value in rank_metrics(hits, relevant).items():
         assert value == pytest.approx(wanted[f"cosine_{name}"], abs=1e-6), (name, REFRESH)
     assert 0 < wanted["cosine_ndcg@10"] < 1
 

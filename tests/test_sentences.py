@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep import readers
-from data_prep.languages import LANGUAGES
-from data_prep.sentences import RULE_VERSION, document_sentences, language_of, split_sentences
+from data_prep.sentences import LANGUAGES, RULE_VERSION, document_sentences, language_of, split_sentences
 
 SAMPLE = Path(__file__).parent.parent / "data_prep" / "sample" / "books"
 

@@ -10,9 +10,8 @@ import scipy.stats
 from families import BERT, random_params
 from tiny_batches import lay, random_sequence
 
-from bert_jax.model.dropout import uniform
+from bert_jax.model.dropout import content_seeds, derived_seeds, numbered_seeds, sequence_numbers, uniform
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.sequence_noise import content_seeds, derived_seeds, numbered_seeds, sequence_numbers
 from bert_jax.train.objectives import DiffusionObjective, ReplacedTokensObjective, means
 
 SPECIAL = (0, 1, 2, 3, 4)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig, PretrainDataConfig
 from bert_jax.data.manifest import PARTS
-from bert_jax.data.opening import open_held_out, open_phases
-from bert_jax.data.shard_cache import local_copy
-from bert_jax.data.shards import open_dataset
+from bert_jax.data.phases import open_held_out, open_phases
+from bert_jax.data.shards import local_copy, open_dataset
+from bert_jax.errors import UserError
 from bert_jax.storage import remote
 
 

@@ -11,23 +11,24 @@ from golden import assert_close, open_golden, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 from test_loader import Facts, Table, packed_rows
 
-from bert_jax import evaluate, shard_metrics
-from bert_jax.command import UserError
+from bert_jax.commands import evaluate
 from bert_jax.config import MeshConfig, ModelConfig, TrainConfig
-from bert_jax.data import shards, single_masks, word_counts
+from bert_jax.data import loader, shards
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.masking import token_kinds
-from bert_jax.interop import bert_jax_export
+from bert_jax.data.masking.masker import token_kinds
+from bert_jax.errors import UserError
+from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind, init_params
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.replaced_tokens import generator_config
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.tokens import generator_config
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TokenRows
+from bert_jax.tasks import evaluation
+from bert_jax.tasks.rows import TokenRows
 from bert_jax.train.objectives import Likelihood
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 CONFIG = TrainConfig(batch_size=16)
@@ -57,7 +58,7 @@ def a_model(pairs: shards.Dataset, heads: Heads, **changes: object) -> LoadedMod
     words = pairs.vocabulary()
     sizes = {"vocab_size": words.vocab_size, "layers": 1, "width": 20, "heads": 2, "feed_forward": 28}
     config = ModelConfig(**sizes, max_positions=48, initializer_range=0.5, **changes)
-    params = jax.device_get(paths.flatten(init_params(config, heads, jax.random.key(0))))
+    params = jax.device_get(layers.flatten(init_params(config, heads, jax.random.key(0))))
     return LoadedModel(config, heads, params, words, origin="the model")
 
 
@@ -88,7 +89,7 @@ def log_probabilities(loaded: LoadedModel, texts: list[tuple[np.ndarray, int]], 
         model = bind(loaded.model, loaded.heads, params, Runtime())
         return vocabulary_logits(model, model.encode(batch).last)[..., : loaded.model.vocab_size]
 
-    logits = np.asarray(run(paths.unflatten(loaded.params), made.batch(np.arange(len(texts)), length)), np.float64)
+    logits = np.asarray(run(layers.unflatten(loaded.params), made.batch(np.arange(len(texts)), length)), np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
@@ -129,7 +130,7 @@ def assert_pseudo(measured: dict, log_p: list[float], words: int) -> None:
 def test_pseudo_perplexity_of_packed_pairs_equals_a_loop_over_masked_tokens(pairs, rows, mesh):
     loaded = a_model(pairs, Heads(mlm=True, next_sentence=True, pooler=True))
     config = dataclasses.replace(CONFIG, mesh=mesh)
-    measured = shard_metrics.pseudo_perplexity(loaded, pairs, config, ROWS)
+    measured = evaluation.measure_pseudo_perplexity(loaded, pairs, config, ROWS)
     assert_pseudo(measured, masked_in_turn(loaded, rows), word_starts(loaded, rows))
 
 
@@ -146,7 +147,7 @@ def test_pseudo_perplexity_equals_the_reference(tmp_path):
         lengths[row, place], firsts[row, place] = len(sequence), arrays[f"first_length/{number}"]
     table = Table(Rows(ids, lengths, firsts, np.zeros((2, 2), np.int8), np.zeros((2, 2), np.uint64)))
     table.tokenizer_hash = golden.loaded.vocabulary.content_hash
-    measured = shard_metrics.pseudo_perplexity(golden.loaded, table, CONFIG)
+    measured = evaluation.measure_pseudo_perplexity(golden.loaded, table, CONFIG)
     log_p = np.concatenate([arrays[f"log_p/{number}"] for number in range(4)])
     assert_close(measured["pseudo_loss"], -log_p[log_p < 0].mean(), "pseudo_loss")
 
@@ -160,13 +161,13 @@ def test_the_generator_of_two_models_is_measured(pairs, rows):
     generator = dataclasses.replace(
         both, model=generator_config(both.model, 10), heads=Heads(mlm=True), params=shared | own
     )
-    measured = shard_metrics.pseudo_perplexity(both, pairs, CONFIG, ROWS)
+    measured = evaluation.measure_pseudo_perplexity(both, pairs, CONFIG, ROWS)
     assert_pseudo(measured, masked_in_turn(generator, rows), word_starts(both, rows))
 
 
 def test_every_ordinary_token_is_masked_once_and_nothing_else_changes():
     rows = packed_rows(7)
-    masks = single_masks.SingleMasks(Table(rows), WORDS, 6)
+    masks = loader.SingleMasks(Table(rows), WORDS, 6)
     seen = np.zeros(rows.input_ids.shape, int)
     batches = list(masks.batches(8))
     assert sum((batch.sequence_ids[:, 0] > 0).sum() for batch in batches) == masks.count
@@ -187,10 +188,10 @@ def test_every_ordinary_token_is_masked_once_and_nothing_else_changes():
 
 
 def test_words_are_those_that_whole_word_masking_masks(monkeypatch):
-    monkeypatch.setattr(word_counts, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(loader, "ROWS_AT_ONCE", 3)
     rows = packed_rows(8)
     rows.input_ids[0, 3] = 1  # an unknown token between two ordinary ones
-    counted = word_counts.count_words(Table(rows), WORDS)
+    counted = loader.count_words(Table(rows), WORDS)
     words = ordinary = special = 0
     for ids, _ in sequences(rows):
         for before, after in itertools.pairwise(ids):
@@ -198,7 +199,7 @@ def test_words_are_those_that_whole_word_masking_masks(monkeypatch):
             special += after < 5
             words += after >= 5 and (after < 30 or before < 5)
     assert counted == (ordinary, words, special)
-    assert word_counts.count_words(Table(rows), WORDS, 2) != counted
+    assert loader.count_words(Table(rows), WORDS, 2) != counted
     # Static masks are undone: the masks of the rows do not change the numbers.
     places = np.tile(np.array([1, 2], np.uint16), (8, 1))
     original = np.take_along_axis(rows.input_ids, places.astype(int), axis=1)
@@ -210,13 +211,13 @@ def test_words_are_those_that_whole_word_masking_masks(monkeypatch):
         masked_ids=original,
         masked_counts=np.full(8, 2, np.uint16),
     )
-    assert word_counts.count_words(Table(static, static=True), WORDS) == counted
+    assert loader.count_words(Table(static, static=True), WORDS) == counted
     assert set(np.flatnonzero(token_kinds(WORDS) == 2)) == set(range(30, 50))
 
 
 def test_perplexity_of_a_causal_model_equals_a_loop_over_sequences(pairs, rows):
     loaded = a_model(pairs, Heads(lm=True), **CAUSAL)
-    measured = shard_metrics.objective_metrics(loaded, pairs, CONFIG, ROWS)
+    measured = evaluation.objective_metrics(loaded, pairs, CONFIG, ROWS)
     texts = sequences(rows)
     found = log_probabilities(loaded, texts, rows.input_ids.shape[1])
     nats = tokens = ends = 0
@@ -232,14 +233,14 @@ def test_perplexity_of_a_causal_model_equals_a_loop_over_sequences(pairs, rows):
 
 def test_the_loss_has_the_z_loss_of_the_run(pairs):
     loaded = dataclasses.replace(a_model(pairs, Heads(lm=True), **CAUSAL), training={"z_loss": 0.01})
-    measured = shard_metrics.objective_metrics(loaded, pairs, CONFIG, ROWS)
+    measured = evaluation.objective_metrics(loaded, pairs, CONFIG, ROWS)
     assert measured["z_loss"] > 0
     assert measured["loss"] == pytest.approx(measured["lm_loss"] + 0.01 * measured["z_loss"], rel=1e-5)
 
 
 def test_bounds_of_a_diffusion_model_are_per_token_and_per_word_without_special_tokens(pairs, rows):
     loaded = dataclasses.replace(a_model(pairs, Heads(mlm=True)), training={"objective": "diffusion"})
-    measured = shard_metrics.objective_metrics(loaded, pairs, CONFIG, ROWS)
+    measured = evaluation.objective_metrics(loaded, pairs, CONFIG, ROWS)
     tokens = sum((~np.isin(ids, loaded.vocabulary.special_ids)).sum() for ids, _ in sequences(rows))
     assert measured["mdm_perplexity"] == pytest.approx(math.exp(measured["mdm_loss"]))
     per_word = measured["mdm_loss"] * tokens / word_starts(loaded, rows)
@@ -247,8 +248,8 @@ def test_bounds_of_a_diffusion_model_are_per_token_and_per_word_without_special_
 
 
 def test_perplexities_that_no_number_can_hold_are_null():
-    counts = word_counts.WordCounts(ordinary=10, words=0, special=0)
-    assert shard_metrics.perplexities(800.0, counts, Likelihood("", with_special=True)) == {
+    counts = loader.WordCounts(ordinary=10, words=0, special=0)
+    assert evaluation.perplexities(800.0, counts, Likelihood("", with_special=True)) == {
         "perplexity": None,
         "word_perplexity": None,
     }
@@ -263,21 +264,21 @@ def test_perplexities_that_no_number_can_hold_are_null():
 )
 def test_a_model_without_masked_tokens_has_no_pseudo_perplexity(pairs, heads, changes, message):
     with pytest.raises(UserError, match=message):
-        shard_metrics.pseudo_perplexity(a_model(pairs, heads, **changes), pairs, CONFIG)
+        evaluation.measure_pseudo_perplexity(a_model(pairs, heads, **changes), pairs, CONFIG)
 
 
 def test_a_tokenizer_of_other_shards_is_refused(pairs, tmp_path):
     other = random_checkpoint(tmp_path, odd_config(), Heads(mlm=True))
     with pytest.raises(UserError, match=r"the tokenizer \(hash .* differs from that of the shards"):
-        shard_metrics.pseudo_perplexity(other, pairs, CONFIG)
+        evaluation.measure_pseudo_perplexity(other, pairs, CONFIG)
 
 
 def test_the_command_prints_pseudo_perplexity_with_the_other_metrics(pairs, tmp_path, capsys):
     loaded = a_model(pairs, Heads(mlm=True, next_sentence=True, pooler=True))
-    bert_jax_export.write(loaded, tmp_path / "export")
+    export.write(loaded, tmp_path / "export")
     arguments = [f"--checkpoint={tmp_path / 'export'}", f"--data={pairs.directory}", f"--max_rows={ROWS}"]
     evaluate.main([*arguments, "--pseudo_perplexity", "--batch_size=16"])
     printed = capsys.readouterr().out
     assert '"mlm_loss"' in printed and '"nsp_accuracy"' in printed
-    found = shard_metrics.pseudo_perplexity(loaded, pairs, CONFIG, ROWS)
+    found = evaluation.measure_pseudo_perplexity(loaded, pairs, CONFIG, ROWS)
     assert f'"pseudo_perplexity": {found["pseudo_perplexity"]}' in printed

@@ -13,13 +13,11 @@ import pytest
 from emulated_store import EmulatedStore
 from streamed_outputs import many_rows, served
 
-from bert_jax.command import RunAgain, UserError
-from bert_jax.data.shard_ranges import Piece, ShardRanges
+from bert_jax.commands import build_examples
+from bert_jax.data import streaming
 from bert_jax.data.shards import open_dataset
-from bert_jax.data.streamed_dataset import open_streamed
-from bert_jax.data.window_cache import WindowCache
-from bert_jax.storage import ranges
-from data_prep import build_examples
+from bert_jax.data.streaming import Piece, ShardRanges, WindowCache, open_streamed
+from bert_jax.errors import RunAgain, UserError
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +80,8 @@ def refuse(path: str, start: int, end: int) -> bytes:
 
 
 def test_requests_are_exact_and_repeated_if_they_fail(output, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(ranges, "RETRY_SECONDS", (0.01, 0.01))
-    files = ranges.RangeFiles("gs://bucket/books")
+    monkeypatch.setattr(streaming, "RETRY_SECONDS", (0.01, 0.01))
+    files = streaming.RangeFiles("gs://bucket/books")
     content = (output / "train/shard-00000.arrow").read_bytes()
     store.requests = store.bytes_read = 0
     assert bytes(files.read("train/shard-00000.arrow", 100, 50)) == content[100:150]
@@ -133,8 +131,8 @@ def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
 
 def test_closing_interrupts_the_wait_for_another_attempt(output, store, monkeypatch):
     """A run that ends does not wait until its requests are given up."""
-    monkeypatch.setattr(ranges, "RETRY_SECONDS", (600.0,))
-    files = ranges.RangeFiles("gs://bucket/books")
+    monkeypatch.setattr(streaming, "RETRY_SECONDS", (600.0,))
+    files = streaming.RangeFiles("gs://bucket/books")
     store.failures = 10**9
     errors: list[RunAgain] = []
 

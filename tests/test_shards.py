@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, read_manifest, read_unigram_counts
-from bert_jax.data.masking import MaskingRule
+from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.errors import UserError
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 SEQ_LEN, MOST = 16, 3
 

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from bert_jax import config
-from bert_jax.command import UserError
-from bert_jax.config import FinetuneConfig, PretrainConfig, short_flags
+from bert_jax.config import FinetuneConfig, PretrainConfig, loading
+from bert_jax.errors import UserError
 from data_prep import build_options, flags
 from data_prep.build_options import BuildOptions
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep.vocabulary import TokenizerOptions
 from website import reference
 
 VALUES = {"learning_rate": "0.5", "batch_size": "48", "compute_dtype": "bfloat16", "budget_minutes": "2.5"}
@@ -33,9 +33,9 @@ def value_of(tree: dict, key: str) -> object:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
-    tree, listed = config.read_flags(recipe).to_dict(), short_flags.help_text(RECIPES[recipe])
-    own = {flag: key for flag, key in short_flags.KEYS.items() if value_of(tree, key) is not None}
-    assert len(own) == {"bert_tiny": 7, "own": len(short_flags.KEYS)}[recipe]
+    tree, listed = config.read_flags(recipe).to_dict(), loading.help_text(RECIPES[recipe])
+    own = {flag: key for flag, key in loading.KEYS.items() if value_of(tree, key) is not None}
+    assert len(own) == {"bert_tiny": 7, "own": len(loading.KEYS)}[recipe]
     values = {flag: VALUES.get(flag, "there") for flag in own}
     wanted = config.read_flags(recipe, [f"--config.{own[flag]}={value}" for flag, value in values.items()])
     assert config.read_flags(recipe, [f"--{flag}={value}" for flag, value in values.items()]) == wanted
@@ -45,9 +45,9 @@ def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
     for flag, key in own.items():
         assert value_of(wanted.to_dict(), key) != value_of(tree, key), flag
         assert re.search(rf"^  --{flag}=VALUE +--config\.{re.escape(key)}=VALUE$", listed, re.MULTILINE)
-    for flag in short_flags.KEYS.keys() - own:
+    for flag in loading.KEYS.keys() - own:
         assert f"--{flag}=VALUE" not in listed
-        with pytest.raises(UserError, match=f"unknown flag --{flag}, which sets config.{short_flags.KEYS[flag]}: the"):
+        with pytest.raises(UserError, match=f"unknown flag --{flag}, which sets config.{loading.KEYS[flag]}: the"):
             config.read_flags(recipe, [f"--{flag}=1"])
 
 
@@ -73,7 +73,7 @@ def test_the_last_of_equal_flags_counts_as_for_keys():
 
 def test_the_reference_has_every_short_flag():
     page = reference.config_page()
-    for flag, key in short_flags.KEYS.items():
+    for flag, key in loading.KEYS.items():
         assert f"| `--{flag}` | `{key}` |" in page
 
 

@@ -7,11 +7,11 @@ import jax
 import pytest
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
-from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES, ModelConfig, ModelOptions
+from bert_jax.errors import UserError
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.shapes import padded_vocabulary
 
 UNCASED, CASED, MULTILINGUAL = 30522, 28996, 119547  # ids of Google's vocabularies

@@ -4,15 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.train import soft_losses
+from bert_jax.train import losses
 
 DRAW = np.random.default_rng(0)
 OURS, THEIRS = DRAW.normal(0, 3, (2, 4, 5, 7))
 WEIGHTS = DRAW.random((4, 5))
-soft_class_sum = jax.jit(soft_losses.soft_class_sum, static_argnums=3)
-soft_binary_sum = jax.jit(soft_losses.soft_binary_sum, static_argnums=3)
-squared_difference_sum = jax.jit(soft_losses.squared_difference_sum)
-hidden_sum = jax.jit(soft_losses.hidden_sum, static_argnums=0)
+soft_class_sum = jax.jit(losses.soft_class_sum, static_argnums=3)
+soft_binary_sum = jax.jit(losses.soft_binary_sum, static_argnums=3)
+squared_difference_sum = jax.jit(losses.squared_difference_sum)
+hidden_sum = jax.jit(losses.hidden_sum, static_argnums=0)
 
 
 def softmax(values: np.ndarray) -> np.ndarray:

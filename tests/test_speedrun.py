@@ -16,7 +16,7 @@ from scipy import stats
 from tiny_runs import TINY, environment
 
 from benchmarks import common, speedrun, speedrun_page
-from bert_jax.command import Stopped, UserError
+from bert_jax.errors import Stopped, UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 

@@ -13,25 +13,26 @@ import safetensors.numpy
 from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
-from bert_jax.command import UserError
-from bert_jax.embed import embed
-from bert_jax.interop import program_outputs, stablehlo
+from bert_jax.commands.embed import embed
+from bert_jax.errors import UserError
+from bert_jax.interop import stablehlo
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import next_sentence_logits, vocabulary_logits
-from bert_jax.model.heads import Heads, SpanHeads
-from bert_jax.model.runtime import Runtime
-from bert_jax.model.task_outputs import (
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.model.outputs import (
     answer_logits,
     class_logits,
+    next_sentence_logits,
     sequence_vectors,
     span_logits,
     span_vectors,
     tag_logits,
+    vocabulary_logits,
 )
-from bert_jax.tasks import texts
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import embedder
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 WITHOUT_BERT_JAX = """
 import sys
@@ -65,7 +66,7 @@ def outputs_of_the_model(loaded, inputs):
 
     @jax.jit
     def outputs(params, rows):
-        model = bind(loaded.model, loaded.heads, paths.unflatten(params), Runtime())
+        model = bind(loaded.model, loaded.heads, layers.unflatten(params), Runtime())
         last = model.encode(rows).last
         found = {"last": last}
         if loaded.heads.pooler:
@@ -88,7 +89,7 @@ def outputs_of_the_model(loaded, inputs):
         return found
 
     return outputs(
-        dict(loaded.params), program_outputs.Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
+        dict(loaded.params), stablehlo.Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
     )
 
 
@@ -139,7 +140,7 @@ def test_the_program_in_the_readme_runs_without_this_package(tmp_path):
     assert run.returncode == 0, run.stderr
     shapes, logits = run.stdout.splitlines()
     assert shapes == "{'class_logits': (1, 3)}"
-    rows = texts.encode(["the cat sat unwantable"], Tokenizer(loaded.vocabulary.spec), 24, by_word=False).rows
+    rows = embedder.encode(["the cat sat unwantable"], Tokenizer(loaded.vocabulary.spec), 24, by_word=False).rows
     batch = rows.batch(np.array([0]), int(rows.lengths[0]))
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
     np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)
@@ -178,7 +179,7 @@ def test_a_program_gives_the_vectors_of_texts_that_embed_gives(tmp_path, setting
     assert said["vectors"].items() >= {"max_length": 16, "default_prompt_name": "other", **settings}.items()
     assert said["vectors"]["prompts"] == {"other": "the ", "query": "a "}
     program = jax.export.deserialize((tmp_path / "out" / said["programs"]["text_vectors"]["file"]).read_bytes())
-    rows = texts.encode(["the cat sat", "the unwantable"], Tokenizer(loaded.vocabulary.spec), 16, by_word=False).rows
+    rows = embedder.encode(["the cat sat", "the unwantable"], Tokenizer(loaded.vocabulary.spec), 16, by_word=False).rows
     batch = rows.batch(np.arange(2), int(rows.lengths.max()))
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
     got = jax.jit(program.call)(dict(loaded.params), inputs)["vector"]
@@ -240,7 +241,7 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 
     @jax.jit
     def wanted(params, rows):
-        model = bind(loaded.model, loaded.heads, paths.unflatten(params), Runtime())
+        model = bind(loaded.model, loaded.heads, layers.unflatten(params), Runtime())
         last = model.encode(rows).last
         logits = tag_logits(model, last)
         tags, _ = model.head("crf").decode(logits, tagged & real, rows.sequence_ids)
@@ -248,7 +249,7 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 
     positions = np.arange(9, dtype=np.int32) * inputs["attention_mask"]
     segments = inputs["segment_ids"] * inputs["attention_mask"]
-    rows = program_outputs.Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
+    rows = stablehlo.Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
     theirs = wanted(dict(loaded.params), rows)
     assert set(got) == set(theirs)
     for name, value in theirs.items():

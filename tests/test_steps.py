@@ -10,12 +10,12 @@ import pytest
 
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
-from bert_jax.model import bert, paths
-from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
+from bert_jax.model import bert, layers
+from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import gather_positions
 from bert_jax.planning import program as programs
-from bert_jax.train import mesh_placement, optim, partitioning
+from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -74,8 +74,8 @@ def step_once(plan, params, batch):
 
 
 def assert_close(got, wanted, tolerance):
-    wanted_flat = paths.flatten(wanted)
-    for path, leaf in paths.flatten(got).items():
+    wanted_flat = layers.flatten(wanted)
+    for path, leaf in layers.flatten(got).items():
         np.testing.assert_allclose(leaf, wanted_flat[path], atol=tolerance, rtol=0, err_msg=path)
 
 
@@ -95,11 +95,11 @@ def test_a_mesh_of_eight_gives_the_step_of_one(model, params):
     batch = random_batch(model.vocab_size)
     plan = make_plan(model)
     alone, alone_metrics = step_once(plan, params, batch)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     assert mesh.size == 8
     with jax.set_mesh(mesh):
-        spread = jax.device_put(params, partitioning.shardings(mesh, params))
-        together, metrics = step_once(plan, spread, partitioning.place(batch, ROWS, mesh))
+        spread = jax.device_put(params, sharding.shardings(mesh, params))
+        together, metrics = step_once(plan, spread, sharding.place(batch, ROWS, mesh))
     np.testing.assert_allclose(metrics["loss"], alone_metrics["loss"], rtol=1e-6)
     # Adam divides by the gradient's size: where that is rounding noise only the sign survives, so the moments compare.
     assert_close(together.optimizer_state[1].mu, alone.optimizer_state[1].mu, 1e-7)
@@ -110,10 +110,10 @@ def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
     batch = random_batch(tiny_config.vocab_size)
     plan = make_plan(tiny_config)
     _, alone = step_once(plan, params, batch)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        spread = jax.device_put(params, partitioning.shardings(mesh, params))
-        _, together = step_once(plan, spread, partitioning.place(batch, ROWS, mesh))
+        spread = jax.device_put(params, sharding.shardings(mesh, params))
+        _, together = step_once(plan, spread, sharding.place(batch, ROWS, mesh))
     np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-6)
 
 
@@ -123,14 +123,14 @@ def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_conf
     batch = random_batch(tiny_config.vocab_size)
     counts, key = MaskedLMObjective().counts(jax.tree.map(jnp.asarray, batch)), jax.random.key(0)
     plan = dataclasses.replace(
-        make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
+        make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=sharding.OnMesh())
     )
     accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     alone, alone_terms = accumulate(plan, params, batch, counts, key)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        spread = jax.device_put(params, partitioning.shardings(mesh, params))
-        arguments = (spread, partitioning.place(batch, ROWS, mesh), counts, key)
+        spread = jax.device_put(params, sharding.shardings(mesh, params))
+        arguments = (spread, sharding.place(batch, ROWS, mesh), counts, key)
         program = accumulate.lower(plan, *arguments).compile()
         together, terms = program(*arguments)
     np.testing.assert_allclose(terms["mlm"].loss, alone_terms["mlm"].loss, rtol=1e-6)
@@ -173,8 +173,8 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
     plan = make_plan(tiny_config)
     first, metrics = step_once(plan, params, batch)
     again, _ = step_once(plan, params, batch)
-    for path, leaf in paths.flatten(first.params).items():
-        np.testing.assert_array_equal(leaf, paths.flatten(again.params)[path], err_msg=path)
+    for path, leaf in layers.flatten(first.params).items():
+        np.testing.assert_array_equal(leaf, layers.flatten(again.params)[path], err_msg=path)
     later = step_lib.initial_state(plan, params)._replace(step=jnp.int32(5))
     batch = jax.tree.map(jnp.asarray, batch)
     _, other = train_step(plan, later, batch, jnp.float32(0.0), jax.random.key(0))

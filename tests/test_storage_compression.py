@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streamed_outputs import interrupted
 
-from bert_jax.storage.compression import SUFFIXES, DamagedFile, decompressed, read_blocks
+from bert_jax.storage.files import SUFFIXES, DamagedFile, decompressed, read_blocks
 
 COMPRESS = {
     ".gz": gzip.compress,

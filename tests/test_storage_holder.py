@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from building import ROOT
 
-from bert_jax.storage import holder
-from bert_jax.storage.holder import HOLDER_FILE, Held, Hold, NoLongerHeld, Record, Times, hold
+from bert_jax.storage import hold as holder
+from bert_jax.storage.hold import HOLDER_FILE, Held, Hold, NoLongerHeld, Record, Times, hold
 
 HOLDING = (
-    "import sys, time, pathlib; from bert_jax.storage import holder\n"
+    "import sys, time, pathlib; from bert_jax.storage import hold as holder\n"
     "with holder.hold(pathlib.Path(sys.argv[1]), print) as held:\n"
     "    print('held', flush=True); sys.stdin.readline()"
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from building import ROOT
 
-from bert_jax.command import UserError, explain_os_error
-from bert_jax.storage.local import MARKER, atomic_file, atomic_folder, incomplete_path, refuse_existing
+from bert_jax.command_line import explain_os_error
+from bert_jax.errors import UserError
+from bert_jax.storage.files import MARKER, atomic_file, atomic_folder, incomplete_path, refuse_existing
 
 
 def names(folder: Path) -> set[str]:
@@ -44,7 +45,7 @@ def test_leftover_of_a_killed_writer_is_replaced(tmp_path: Path, writer: str) ->
     output = tmp_path / "out"
     left = incomplete_path(output) / "left" if writer == "atomic_folder" else incomplete_path(output)
     code = (
-        "import sys, time, pathlib; from bert_jax.storage import local; output = pathlib.Path(sys.argv[1])\n"
+        "import sys, time, pathlib; from bert_jax.storage import files as local; output = pathlib.Path(sys.argv[1])\n"
         f"with local.{writer}(output) as new:\n"
         "    if isinstance(new, pathlib.Path): (new / 'left').mkdir(); (new / 'left' / 'file').touch()\n"
         "    else: new.write(b'a longer content'); new.flush()\n"
@@ -68,7 +69,7 @@ def test_leftover_of_a_killed_writer_is_replaced(tmp_path: Path, writer: str) ->
 def test_a_kill_between_the_marker_and_the_rename_is_no_dead_end(tmp_path: Path, last: str) -> None:
     """Whatever comes first, the output is complete afterwards, or the next job makes it."""
     code = (
-        "import os, pathlib, signal, sys; from bert_jax.storage import local\n"
+        "import os, pathlib, signal, sys; from bert_jax.storage import files as local\n"
         "def killed(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
         "with local.atomic_folder(sys.argv[1]) as folder:\n"
         "    (folder / 'new').touch(); setattr(pathlib.Path, sys.argv[2], killed)"
@@ -109,7 +110,7 @@ def test_unrelated_file_with_the_name_of_an_unfinished_folder_is_left_alone(tmp_
 def test_one_of_many_simultaneous_writers_creates_the_folder(tmp_path: Path) -> None:
     """All start at the same moment, a hundred times: no folder mixes files of two writers, and none is lost."""
     code = (
-        "import os, sys, time, pathlib; from bert_jax import command; from bert_jax.storage import local\n"
+        "import os, sys, time, pathlib; from bert_jax import command_line as command; from bert_jax.storage import files as local\n"
         "while not os.path.exists(sys.argv[1] + '/go'): time.sleep(0.0001)\n"
         "for number in range(100):\n"
         "    try:\n"

@@ -18,8 +18,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 from streamed_outputs import check_streaming
 
-from bert_jax.command import RunAgain, Stopped, UserError
-from bert_jax.storage import listing
+from bert_jax.errors import RunAgain, Stopped, UserError
+from bert_jax.storage import remote
 from bert_jax.storage.remote import Folder, address_of, failure
 from data_prep.readers import Corpus, Reading, find_sources
 
@@ -27,7 +27,7 @@ from data_prep.readers import Corpus, Reading, find_sources
 def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
     """Compares with Python's glob, on random trees and patterns. A folder takes the place of all buckets."""
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(listing, "open_store", lambda address: (store, address[5:]))
+    monkeypatch.setattr(remote, "open_store", lambda address: (store, address[5:]))
     generator = random.Random(0)
     for number in range(100):
         tree = tmp_path / str(number)
@@ -40,10 +40,10 @@ def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
         pattern = "/".join([str(number), generator.choice(["*", "**", "?"]), *parts])
         listed = glob.glob(pattern, root_dir=tmp_path, recursive=True)
         wanted = {path for path in listed if os.path.isfile(f"{tmp_path}/{path}")}
-        found = [file.path for file in listing.find_files(f"gs://{pattern}") if not file.is_folder]
+        found = [file.path for file in remote.find_files(f"gs://{pattern}") if not file.is_folder]
         assert found == [f"gs://{path}" for path in sorted(wanted)], pattern
     with pytest.raises(UserError, match=r"gs://0/foo\*\*\.txt is no valid pattern: .* Write \*\* between two slashes"):
-        listing.find_files("gs://0/foo**.txt")
+        remote.find_files("gs://0/foo**.txt")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_a_command_may_succeed_again_only_after_some_failures_of_a_store(tmp_pat
     def refuse(address: str) -> None:
         raise error
 
-    monkeypatch.setattr(listing, "open_store", refuse)
+    monkeypatch.setattr(remote, "open_store", refuse)
     with pytest.raises(kind, match=r"^gs://bucket/\*\.txt"):
         find_sources("gs://bucket/*.txt")
     folder = Folder(str(tmp_path))
@@ -314,7 +314,7 @@ def test_sigterm_while_reading_tfds_is_not_reported_as_damage(tmp_path, monkeypa
 
     write_tfds(tmp_path / "words" / "1.0.0", ["A document."])
     corpus = Corpus(find_sources(f"tfds:{tmp_path}/words/1.0.0"), Reading(on_error="skip"))
-    monkeypatch.setattr("data_prep.readers.tfds_corpus.check", stop)
+    monkeypatch.setattr("data_prep.readers.datasets.check", stop)
     with pytest.raises(Stopped):
         list(corpus.documents())
 

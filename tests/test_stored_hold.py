@@ -16,9 +16,9 @@ import s3_emulator
 import tensorstore
 from etils import epath
 
-from bert_jax.command import RunAgain, UserError
-from bert_jax.storage import conditional, holder
-from bert_jax.storage.holder import HOLDER_FILE, Held, NoLongerHeld, Record, StoredHold, Times, hold
+from bert_jax.errors import RunAgain, UserError
+from bert_jax.storage import hold as conditional
+from bert_jax.storage.hold import HOLDER_FILE, Held, NoLongerHeld, Record, StoredHold, Times, hold
 
 LEASE = 1.0
 TIMES = Times(renew_stored=0.2, lease=LEASE, poll_stored=0.05)
@@ -84,7 +84,7 @@ def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         made = Objects(client, conditional.S3Objects(client, "bucket", "run"))
         made.put(None)
     monkeypatch.setattr(conditional, "open_objects", lambda folder: made.through)
-    monkeypatch.setattr(holder, "TIMES", TIMES)
+    monkeypatch.setattr(conditional, "TIMES", TIMES)
     return made
 
 
@@ -146,9 +146,9 @@ def test_of_many_runs_that_find_a_dead_holder_one_replaces_it(objects):
 
 
 def test_a_replaced_run_notices_it_and_neither_renews_nor_removes_the_other(objects, monkeypatch):
-    monkeypatch.setattr(holder, "TIMES", dataclasses.replace(TIMES, renew_stored=1.5 * LEASE))
+    monkeypatch.setattr(conditional, "TIMES", dataclasses.replace(TIMES, renew_stored=1.5 * LEASE))
     suspended = StoredHold(FOLDER, print, FAR)  # its next renewal comes after the lease has run out
-    monkeypatch.setattr(holder, "TIMES", dataclasses.replace(TIMES, renew_stored=60.0))
+    monkeypatch.setattr(conditional, "TIMES", dataclasses.replace(TIMES, renew_stored=60.0))
     with hold(FOLDER, print) as mine:
         version = objects.get().version
         with pytest.raises(NoLongerHeld, match=rf"was taken over by process {os.getpid()}"):

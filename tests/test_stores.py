@@ -24,22 +24,23 @@ from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
 from benchmarks import resume
-from bert_jax import evaluate, export, pretraining, report
-from bert_jax.command import RunAgain, UserError
+from bert_jax.commands import export, pretrain
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.finetuning import finetune
+from bert_jax.errors import RunAgain, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.predict import predict
-from bert_jax.storage import holder, stores
-from bert_jax.storage.conditional import open_objects
-from bert_jax.storage.location import Location, is_store_failure, location
+from bert_jax.reporting import report
+from bert_jax.storage import hold
+from bert_jax.storage import location as stores
+from bert_jax.storage.hold import open_objects
+from bert_jax.storage.location import Location, check_access, is_store_failure, location
 from bert_jax.storage.remote import Folder
-from bert_jax.storage.stores import check_access
+from bert_jax.tasks import evaluation
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.prediction import predict
 from bert_jax.train import checkpoint
-from bert_jax.train.branch import open_branch
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.workdir import latest_step, read_config, read_params, saved_steps, write_params
+from bert_jax.train.workdir import latest_step, open_branch, read_config, read_params, saved_steps, write_params
 from data_prep.readers import Corpus, find_sources
 
 EMULATORS = {"gs": gcs_emulator, "s3": s3_emulator}
@@ -78,7 +79,7 @@ def arguments(shards: Path, workdir: str | Path, steps: int, *more: str) -> list
 @pytest.fixture(scope="module")
 def trained(bucket: str, shards_dir: Path) -> Location:
     """A run of four steps in the store."""
-    pretraining.main(arguments(shards_dir, f"{bucket}/trained", 4))
+    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 4))
     return location(f"{bucket}/trained")
 
 
@@ -172,10 +173,10 @@ def test_an_upload_that_ends_after_any_number_of_writes_leaves_complete_steps_on
 
 def test_a_run_that_was_suspended_removes_nothing_of_the_run_that_replaced_it(s3):
     def lost() -> None:
-        raise holder.NoLongerHeld("replaced")
+        raise hold.NoLongerHeld("replaced")
 
     folder = location("s3://bucket/replaced/checkpoints")
-    with pytest.raises(holder.NoLongerHeld), Checkpoints(folder, keep=1, check_held=lost) as checkpoints:
+    with pytest.raises(hold.NoLongerHeld), Checkpoints(folder, keep=1, check_held=lost) as checkpoints:
         write_params("s3://bucket/replaced", 2, tensors(2))
         checkpoints.save(2, tensors(5), None, {})
         checkpoints.wait()
@@ -271,12 +272,12 @@ def test_a_run_that_has_lost_its_workdir_marks_no_step(s3):
 
     def lost() -> None:
         if not next(held, False):
-            raise holder.NoLongerHeld("replaced")
+            raise hold.NoLongerHeld("replaced")
 
     write_params("s3://bucket/lost", 1, tensors(1))
     folder = location("s3://bucket/lost/checkpoints")
     with (
-        pytest.raises(holder.NoLongerHeld, match="replaced"),
+        pytest.raises(hold.NoLongerHeld, match="replaced"),
         Checkpoints(folder, keep=1, check_held=lost) as checkpoints,
     ):
         checkpoints.save(2, tensors(2), None, {})
@@ -304,11 +305,11 @@ def test_a_run_is_recorded_and_released(trained):
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4]
     assert json.loads((trained / "result.json").read_text())["step"] == 4
     assert read_config(trained).kind == "pretraining" and latest_step(trained) == 4
-    assert not (trained / holder.HOLDER_FILE).exists()
+    assert not (trained / hold.HOLDER_FILE).exists()
 
 
 def test_commands_read_a_run_from_the_store(bucket, trained, shards_dir, tmp_path, capsys):
-    assert evaluate.evaluate(f"{bucket}/trained", shards_dir, max_rows=16)["loss"] > 0
+    assert evaluation.evaluate(f"{bucket}/trained", shards_dir, max_rows=16)["loss"] > 0
     export.export(f"{bucket}/trained", tmp_path / "exported")
     exported, there = open_checkpoint(tmp_path / "exported"), open_checkpoint(f"{bucket}/trained/checkpoints/4")
     assert exported.vocabulary.content_hash == there.vocabulary.content_hash
@@ -341,7 +342,7 @@ def test_several_seeds_are_fine_tuned_in_the_store_from_a_run_in_the_store(bucke
 
 
 def test_a_finished_run_is_left_as_it_is_and_a_longer_one_resumes(bucket, trained, shards_dir, capsys):
-    pretraining.main(arguments(shards_dir, f"{bucket}/trained", 6, "--config.checkpoint.keep=1"))
+    pretrain.main(arguments(shards_dir, f"{bucket}/trained", 6, "--config.checkpoint.keep=1"))
     assert f"resuming from step 4 of {bucket}/trained" in capsys.readouterr().err
     assert [line["step"] for line in read_metrics(trained)] == [1, 2, 3, 4, 5, 6]
 
@@ -394,21 +395,21 @@ def test_missing_credentials_are_reported_in_one_line(bucket, tmp_path):
 def test_the_store_grants_one_of_two_requests_that_expect_the_same_version(bucket):
     folder = location(f"{bucket}/held")
     check_access(folder)
-    with holder.hold(folder, print) as mine:
+    with hold.hold(folder, print) as mine:
         mine.check()
         objects = open_objects(folder)
-        objects.write(holder.HOLDER_FILE, b"other", None)
+        objects.write(hold.HOLDER_FILE, b"other", None)
         mine.check()
-        first = objects.read(holder.HOLDER_FILE)
+        first = objects.read(hold.HOLDER_FILE)
         assert first is not None
-        objects.write(holder.HOLDER_FILE, first.content, first.version)
-        second = objects.read(holder.HOLDER_FILE)
+        objects.write(hold.HOLDER_FILE, first.content, first.version)
+        second = objects.read(hold.HOLDER_FILE)
         assert second is not None and second.content == first.content and second.version != first.version
         for content in (b"other", None):
-            objects.write(holder.HOLDER_FILE, content, first.version)
+            objects.write(hold.HOLDER_FILE, content, first.version)
             mine.check()
-        objects.write(holder.HOLDER_FILE, b"other", second.version)
-        with pytest.raises(holder.NoLongerHeld):
+        objects.write(hold.HOLDER_FILE, b"other", second.version)
+        with pytest.raises(hold.NoLongerHeld):
             mine.check()
     objects.write("none", b"x", second.version)
     assert objects.read("none") is None
@@ -417,7 +418,7 @@ def test_the_store_grants_one_of_two_requests_that_expect_the_same_version(bucke
 @pytest.mark.slow
 def test_a_second_command_is_refused_while_the_holder_lives_and_replaces_a_killed_one_at_once(bucket, shards_dir):
     workdir = f"{bucket}/shared"
-    holding = "import sys; from bert_jax.storage import holder, location\n"
+    holding = "import sys; from bert_jax.storage import hold as holder, location\n"
     holding += f"with holder.hold(location.location('{workdir}'), print): print('held'); sys.stdin.read()"
     line, pipe = [sys.executable, "-u", "-c", holding], subprocess.PIPE
     second = [sys.executable, "-m", "bert_jax", "pretrain", *arguments(shards_dir, workdir, 2)]
@@ -429,8 +430,8 @@ def test_a_second_command_is_refused_while_the_holder_lives_and_replaces_a_kille
         process.kill()
         process.wait()
         began = time.monotonic()
-        with holder.hold(location(workdir), pytest.fail):
-            assert time.monotonic() - began < holder.TIMES.lease / 2
+        with hold.hold(location(workdir), pytest.fail):
+            assert time.monotonic() - began < hold.TIMES.lease / 2
 
 
 @pytest.mark.slow

@@ -15,18 +15,15 @@ from test_phases import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, TINY
 
 from bert_jax import pretraining
-from bert_jax.command import UserError
+from bert_jax.commands import pretrain
 from bert_jax.config import PretrainConfig, PretrainDataConfig
-from bert_jax.data import window_order
-from bert_jax.data.batch_schedule import batch_schedule
+from bert_jax.data import order
 from bert_jax.data.example import Batch, Rows
-from bert_jax.data.opening import open_held_out, open_phases
-from bert_jax.data.phases import PhasedLoader
-from bert_jax.data.shard_ranges import Piece
+from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
+from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.data.streamed_dataset import StreamedDataset, open_streamed
-from bert_jax.data.window_cache import WindowCache
-from bert_jax.storage.ranges import RangeFiles
+from bert_jax.data.streaming import Piece, RangeFiles, StreamedDataset, WindowCache, open_streamed
+from bert_jax.errors import UserError
 
 SEED = 3
 
@@ -49,8 +46,8 @@ def store(output, monkeypatch) -> EmulatedStore:
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch) -> None:
     """Windows of a few rows, so that the lanes of a small data set have several."""
-    monkeypatch.setattr(window_order, "LEAST_BLOCK_ROWS", 1)
-    monkeypatch.setattr(window_order, "LEAST_BLOCKS", 4)
+    monkeypatch.setattr(order, "LEAST_BLOCK_ROWS", 1)
+    monkeypatch.setattr(order, "LEAST_BLOCKS", 4)
 
 
 @contextlib.contextmanager
@@ -290,7 +287,7 @@ def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_pa
         pace = ("steps=12", "log_every=1", "checkpoint.every_steps=3", "batch_schedule=0:16,7:32", "eval.max_rows=16")
         data = ("data.train=gs://bucket/books", "data.cache_bytes=3e5", f"data.cache_dir={tmp_path / 'cache'}")
         flags = [f"--config.{each}" for each in (*pace, *data, *more)]
-        pretraining.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
+        pretrain.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])
         return json.loads((tmp_path / name / "result.json").read_text())
 
     whole = train("whole")

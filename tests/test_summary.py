@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer
-from bert_jax.data.manifest import Part
-from bert_jax.data.shards import Dataset, open_dataset, read_manifest
-from data_prep import build_examples, summary
+from bert_jax.commands import build_examples
+from bert_jax.data.manifest import Part, read_manifest
+from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.tokenization import tokenizer
+from data_prep import build, summary
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import measure
 from data_prep.sentences import document_sentences
@@ -27,7 +28,7 @@ def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path
     """A vocabulary of a few words; two pairings."""
     words = vocabulary(tmp_path / "vocab.txt", "the of and to a in . ,")
     output = tmp_path / "out"
-    manifest = build_examples.build(
+    manifest = build.build(
         BuildOptions(
             str(sample_text), words, output, 64, objective=objective, dupe_factor=2, eval_fraction=0.25, workers=1
         )
@@ -85,7 +86,7 @@ def test_rows_that_are_written_twice_give_a_warning(
     sample_text: Path, vocab_dir: Path, tmp_path: Path, objective: str, options: dict
 ) -> None:
     arguments = {"objective": objective, "dupe_factor": 2, "workers": 1} | options
-    manifest = build_examples.build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **arguments))
+    manifest = build.build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **arguments))
     dataset = open_dataset(tmp_path / "out", "train")
     distinct = {row.tobytes() for row in dataset.gather(np.arange(dataset.rows)).input_ids}
     assert bool(summary.copy_lines(manifest)) == (2 * len(distinct) <= dataset.rows)
@@ -115,7 +116,7 @@ def test_blank_lines_after_every_paragraph_give_a_warning(
         path = tmp_path / f"{name}.txt"
         path.write_text(text, encoding="utf-8")
         options = BuildOptions(path, vocab_dir, tmp_path / name, 128, objective=objective, workers=1)
-        manifest = build_examples.build(options, quiet=False)
+        manifest = build.build(options, quiet=False)
         counts = manifest["counts"]
         documents = text.split("\n\n")
         assert counts["one_sentence"] == sum(len(document_sentences(document)) == 1 for document in documents)

@@ -12,22 +12,21 @@ import pytest
 from golden import assert_close, open_golden, task_batch
 from scipy.special import log_softmax
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
-from bert_jax.finetuning import finetune
-from bert_jax.model import paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import registry, task_json
-from bert_jax.tasks.example import Split, TaskBatch
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask
-from bert_jax.tasks.kinds.choice_items import MultipleChoice
+from bert_jax.tasks import registry
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask, MultipleChoice
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.rows import Split, TaskBatch
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_losses import IMPOSSIBLE
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import partitioning
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train import sharding
 from bert_jax.train.objectives import total_loss
 
 TASK = ChoiceTask("own", max_length=12, metrics=("accuracy",))
@@ -138,7 +137,7 @@ def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> No
         outputs = objective.outputs(model, batch, None)
         return outputs, total_loss(objective.terms_of(model, outputs, batch), objective.counts(batch))
 
-    scores, loss = run(paths.unflatten(dict(loaded.params)), batch)
+    scores, loss = run(layers.unflatten(dict(loaded.params)), batch)
     assert_close(scores, golden.output("logits"), "logits")
     assert_close(loss, golden.output("loss"), "loss")
 
@@ -175,9 +174,9 @@ def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooli
 def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
     """Rows become sequences without a device asking another, and the loss is that of one device."""
     batch = rows.batch(np.array([0, 1, 2, 0, 1, 2, 1, 2]), 12)
-    mesh = partitioning.make_mesh(MeshConfig())
+    mesh = sharding.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
-        placed, held = partitioning.place(batch, 8, mesh), partitioning.put(params(), mesh)
+        placed, held = sharding.place(batch, 8, mesh), sharding.put(params(), mesh)
         compiled = gradient.lower(held, placed).compile()
         loss, _ = compiled(held, placed)
     talk = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
@@ -308,7 +307,7 @@ def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path
     train, dev = (numbers_of(tmp_path / name, *labels) for name, labels in (("a.jsonl", "013"), ("b.jsonl", "123")))
     for first, second, expected in ((train, dev, [1, 2, 3]), (dev, train, None)):
         task = TASK.complete(first)
-        assert task_json.from_json(task_json.to_json(task)) == task
+        assert registry.from_json(registry.to_json(task)) == task
         if expected:
             assert task.encode(second, letters).labels.tolist() == expected
             continue

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.tasks import registry
-from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.kinds.tagging import TaggingTask
-from bert_jax.tasks.kinds.tagging_objective import TagLabels
+from bert_jax.tasks.kinds.tagging import TaggingTask, TagLabels
+from bert_jax.tasks.rows import Example, Sentence, Split, TaskBatch
 from bert_jax.train.losses import ClassCosts
 
 LABELS = ["b"] * 5 + ["a"] * 2 + ["c"]

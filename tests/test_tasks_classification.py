@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.storage.location import location
-from bert_jax.tasks import measurement, pairs, texts
-from bert_jax.tasks.example import Example, Split
+from bert_jax.tasks import embedder, measurement, rows
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
-from bert_jax.tasks.prepared_runs import prepare
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tasks.rows import Example, Split
+from bert_jax.tasks.runs import prepare
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
 
@@ -74,7 +74,7 @@ def by_hand(first: int, second: int, room: int) -> tuple[int, int]:
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(4, 30))
 def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> None:
-    kept = pairs.truncated_lengths(np.array([first]), np.array([second]), room)
+    kept = rows.truncated_lengths(np.array([first]), np.array([second]), room)
     assert (int(kept[0][0]), int(kept[1][0])) == by_hand(first, second, room)
 
 
@@ -89,7 +89,7 @@ def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters: Tokenizer) 
         library.enable_truncation(max_length=room, strategy="longest_first")
         for first, second in ((3, 9), (9, 3), (9, 9), (6, 7), (7, 6), (0, 20), (20, 0), (2, 20), (2, 2)):
             ids = library.encode(" ".join("a" * first), " ".join("b" * second)).ids
-            kept = pairs.truncated_lengths(np.array([first]), np.array([second]), room)
+            kept = rows.truncated_lengths(np.array([first]), np.array([second]), room)
             assert (int(kept[0][0]), int(kept[1][0])) == (ids.count(0), ids.count(1)), (room, first, second)
 
 
@@ -114,7 +114,7 @@ def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tm
         ids = rows.input_ids[rows.offsets[row] : rows.offsets[row + 1]].tolist()
         assert ids == library.encode(first, second).ids
         assert ids[: rows.first_lengths[row]][-2:] == [words.sep_id] * 2 and ids.count(words.sep_id) == 3
-    np.testing.assert_array_equal(texts.encode(examples, words, 12, by_word=False).rows.input_ids, rows.input_ids)
+    np.testing.assert_array_equal(embedder.encode(examples, words, 12, by_word=False).rows.input_ids, rows.input_ids)
 
 
 def test_labels_come_from_the_training_file_in_order() -> None:

@@ -14,31 +14,29 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from test_meshes import DEFAULT
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
+from bert_jax.commands.embed import embed
+from bert_jax.commands.export import export
 from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskConfig
-from bert_jax.embed import embed
-from bert_jax.evaluate import evaluate
-from bert_jax.export import export
-from bert_jax.finetuning import finetune
-from bert_jax.interop import bert_jax_export, huggingface_export
+from bert_jax.errors import UserError
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop import huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import bert, paths
-from bert_jax.model.heads import Heads
-from bert_jax.model.placement import ALONE
-from bert_jax.model.runtime import Runtime
-from bert_jax.predict import predict
-from bert_jax.tasks import key_sweep, registry
-from bert_jax.tasks.contrastive_losses import TextVectors, contrastive_sums, cosent_sum
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.embedding import EmbeddingTask
-from bert_jax.tasks.kinds.embedding_objective import GroupLabels
-from bert_jax.tasks.prepared_runs import prepare
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.side_by_side import SideBySideBatch
-from bert_jax.tasks.task_json import from_json
-from bert_jax.train import mesh_placement, partitioning
+from bert_jax.model import bert, layers
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.runtime import ALONE, Runtime
+from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.kinds.embedding import EmbeddingTask, GroupLabels, TextVectors, contrastive_sums, cosent_sum
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.registry import from_json
+from bert_jax.tasks.rows import SideBySideBatch
+from bert_jax.tasks.runs import prepare
+from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.train import optim as optim_lib
+from bert_jax.train import sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.gradient_sums import Reduction
 
@@ -220,7 +218,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
     )
     abstract = bert.abstract_params(MODEL, objective.heads)
     params = jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)
-    placement = mesh_placement.OnMesh() if mesh else ALONE
+    placement = sharding.OnMesh() if mesh else ALONE
     config = OptimizerConfig(learning_rate=1e-3)
     plan = step_lib.Plan(
         model=MODEL,
@@ -234,10 +232,10 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
     counts = objective.counts(jax.tree.map(jnp.asarray, batch))
     if mesh is None:
         return jax.device_get(accumulate(plan, params, jax.tree.map(jnp.asarray, batch), counts, jax.random.key(0)))
-    devices = partitioning.make_mesh(MeshConfig(data=mesh[0], fsdp=mesh[1]), jax.devices()[: mesh[0] * mesh[1]])
+    devices = sharding.make_mesh(MeshConfig(data=mesh[0], fsdp=mesh[1]), jax.devices()[: mesh[0] * mesh[1]])
     with jax.set_mesh(devices):
-        spread = jax.device_put(params, partitioning.shardings(devices, params))
-        placed = partitioning.place(batch, 16, devices)
+        spread = jax.device_put(params, sharding.shardings(devices, params))
+        placed = sharding.place(batch, 16, devices)
         return jax.device_get(accumulate(plan, spread, placed, counts, jax.random.key(0)))
 
 
@@ -259,8 +257,8 @@ def test_negatives_are_those_of_the_whole_mesh(loss: str, mesh: tuple[int, int],
     jax.tree.map(lambda found, value: np.testing.assert_allclose(found, value, rtol=1e-6), terms, wanted)
     largest = max(abs(leaf).max() for leaf in jax.tree.leaves(alone))
     assert largest > 1e-3
-    for path, leaf in paths.flatten(alone).items():
-        np.testing.assert_allclose(paths.flatten(gradients)[path], leaf, atol=1e-6 * max(largest, 1), err_msg=path)
+    for path, leaf in layers.flatten(alone).items():
+        np.testing.assert_allclose(layers.flatten(gradients)[path], leaf, atol=1e-6 * max(largest, 1), err_msg=path)
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +388,7 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     said = "task.pooling='cls', task.normalize=False, task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5"
     assert f"as in {config.init_from}: {said}" in lines
     swept = dataclasses.replace(config, sweep="task.normalize=true,false;task.query_prompt=none,a: ")
-    found = [prepare(one.config, tmp_path / "run")[1].task for one in key_sweep.settings_of(swept)]
+    found = [prepare(one.config, tmp_path / "run")[1].task for one in finetuning.settings_of(swept)]
     assert [one.normalize for one in found] == [True, True, False, False]
     assert [one.query_prompt for one in found] == ["", "a:", "", "a:"]
 

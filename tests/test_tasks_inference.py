@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.config import MeshConfig
 from bert_jax.tasks.inference import run_batches
-from bert_jax.train import partitioning
+from bert_jax.train import sharding
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
@@ -23,7 +23,7 @@ def test_results_come_in_order_while_the_next_batch_is_computed(count):
             events.append("make")
             yield rows, {"x": rows.astype(np.float32)}
 
-    for rows, found in run_batches(compute, batches(), partitioning.make_mesh(MeshConfig())):
+    for rows, found in run_batches(compute, batches(), sharding.make_mesh(MeshConfig())):
         assert isinstance(found, np.ndarray)
         np.testing.assert_array_equal(found, 2 * rows)
         events.append("use")

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from bert_jax.tasks.example import Span, Split
-from bert_jax.tasks.input_records import InputRecord, split_words
+from bert_jax.errors import UserError
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.kinds.span_pairs import SpanPairTask
+from bert_jax.tasks.kinds.span import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.reading.inputs import InputRecord, split_words
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Span, Split
 from bert_jax.tasks.task import Task
 
 SOURCE = Path("input.txt")

@@ -13,15 +13,16 @@ import pytest
 import test_finetune
 
 from bert_jax import config as config_lib
-from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, DistillConfig, FinetuneConfig, LoraConfig, TaskConfig
-from bert_jax.finetuning import finetune
+from bert_jax.errors import Stopped, UserError
+from bert_jax.interop import initial
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
-from bert_jax.tasks import key_sweep, measurement, prepared_runs, registry, results, sweep, training
-from bert_jax.tasks.example import Split
-from bert_jax.tasks.prepared_runs import prepare
+from bert_jax.model import layers
+from bert_jax.tasks import finetuning, measurement, registry, runs, trials
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.rows import Split
+from bert_jax.tasks.runs import prepare
 from bert_jax.tasks.task import Task
 from bert_jax.train import loop
 from bert_jax.train.run import Result, Run
@@ -34,7 +35,7 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
     recipe = str(test_finetune.ROOT / "configs" / "glue.py:task=rte")
     flag = "--config.sweep=optimizer.learning_rate=1e-5,3e-5;batch_size=16,32;task.layer_mix=true"
     config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, [flag]))
-    found = key_sweep.settings_of(config)
+    found = finetuning.settings_of(config)
     wanted = [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
     assert [(one.config.optimizer.learning_rate, one.config.batch_size) for one in found] == wanted
     assert all(one.config.task.layer_mix is True and one.config.sweep == "" for one in found)
@@ -44,7 +45,7 @@ def test_a_flag_gives_every_combination_of_typed_values() -> None:
 
 
 def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
-    found = key_sweep.settings_of(FinetuneConfig(sweep="task.normalize=true,False;task.null_threshold=0.5"))
+    found = finetuning.settings_of(FinetuneConfig(sweep="task.normalize=true,False;task.null_threshold=0.5"))
     assert [(one.config.task.normalize, one.config.task.null_threshold) for one in found] == [(True, 0.5), (False, 0.5)]
 
 
@@ -70,12 +71,12 @@ def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
 )
 def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        key_sweep.settings_of(FinetuneConfig(sweep=given))
+        finetuning.settings_of(FinetuneConfig(sweep=given))
 
 
 def test_a_value_in_quotes_may_have_commas_and_semicolons() -> None:
     given = 'init_layers="0,2,4",(1, 3);optimizer.rates="encoder=0.5;head=2","";task.class_weights=balanced,"a=1,b=2"'
-    found = key_sweep.settings_of(FinetuneConfig(init_from="base", sweep=given))
+    found = finetuning.settings_of(FinetuneConfig(init_from="base", sweep=given))
     assert [one.config.init_layers for one in found[::4]] == [(0, 2, 4), (1, 3)]
     assert [one.config.optimizer.rates for one in found[:4:2]] == ["encoder=0.5;head=2", ""]
     assert [one.config.task.class_weights for one in found[:2]] == ["balanced", "a=1,b=2"]
@@ -85,7 +86,7 @@ def test_a_value_in_quotes_may_have_commas_and_semicolons() -> None:
 @pytest.mark.parametrize(("base", "given"), [({"targets": "query"}, "lora.rank=4,8"), ({"rank": 8}, "init_from=a,b")])
 def test_a_sweep_may_set_what_other_keys_of_adapters_need(base: dict[str, Any], given: str) -> None:
     config = FinetuneConfig(init_from="" if "rank" in base else "start", lora=LoraConfig(**base), sweep=given)
-    assert len(key_sweep.settings_of(config)) == 2
+    assert len(finetuning.settings_of(config)) == 2
     with pytest.raises(UserError, match=r"lora\.rank is 0|init_from is not set"):
         dataclasses.replace(config, sweep="")
 
@@ -100,7 +101,7 @@ def test_a_sweep_may_set_what_other_keys_of_adapters_need(base: dict[str, Any], 
 )
 def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base: dict[str, Any], given: str) -> None:
     config = FinetuneConfig(distill=DistillConfig(teacher="T", **base), sweep=given)
-    found = key_sweep.settings_of(config)
+    found = finetuning.settings_of(config)
     assert len(found) == 2
     for setting in found:
         setting.config.distill.check_unused()
@@ -110,14 +111,14 @@ def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base: d
 
 def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.sweep and config\.learning_rates are both set"):
-        key_sweep.settings_of(FinetuneConfig(sweep="batch_size=16", learning_rates="1e-5"))
+        finetuning.settings_of(FinetuneConfig(sweep="batch_size=16", learning_rates="1e-5"))
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds runs of several seeds\. Name another --workdir for a sweep"):
-        sweep.check(FinetuneConfig(sweep="batch_size=16"), tmp_path)
+        trials.check_seeds(FinetuneConfig(sweep="batch_size=16"), tmp_path)
     (tmp_path / "sweep-batch_size=16").mkdir()
     with pytest.raises(UserError, match=r"holds a sweep\. Name another --workdir for runs of several seeds"):
-        sweep.check(FinetuneConfig(seeds=(2,)), tmp_path)
+        trials.check_seeds(FinetuneConfig(seeds=(2,)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(t
 def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
     start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
 ) -> None:
-    monkeypatch.setattr(training, "train", lambda *arguments: pytest.fail("a setting was trained"))
+    monkeypatch.setattr(trials, "train", lambda *arguments: pytest.fail("a setting was trained"))
     columns = {"text": "review", "text_pair": "pair", "label": "stars", "max_length": 32}
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
     config = test_finetune.config_of(start, task, seeds=(2,), sweep=given.format(start=start))
@@ -164,7 +165,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
     reads: int,
     opens: int,
 ) -> None:
-    read, open_initial = registry.read, prepared_runs.open_initial
+    read, open_initial = registry.read, initial.open_initial
     splits: list[weakref.ref[Split]] = []
     opened: list[str] = []
 
@@ -183,9 +184,9 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
         return {trial: {"accuracy": 0.5} for trial in runs}, dict.fromkeys(runs, 1), False
 
     monkeypatch.setattr(registry, "read", read_alone)
-    monkeypatch.setattr(prepared_runs, "open_initial", open_counted)
-    monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(results, "keep_best", lambda *arguments, **options: None)
+    monkeypatch.setattr(runs, "open_initial", open_counted)
+    monkeypatch.setattr(trials, "train", train)
+    monkeypatch.setattr(trials, "keep_best", lambda *arguments, **options: None)
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
     config = test_finetune.config_of(start, task, sweep=given)
     settings = len(finetune(config, tmp_path / "sweep")["sweep"])
@@ -204,18 +205,18 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[str] = []
-    monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
+    monkeypatch.setattr(trials, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     values = {16: [0.5, 0.9], 32: [0.8, 0.8], 64: [1.0, float("nan")]}
 
     stops_after = 0
 
     def one(config: FinetuneConfig, folder: Path) -> tuple[dict[str, Any], str, bool]:
-        metrics = results.summary([{"f1": value} for value in values[config.batch_size]])
+        metrics = trials.summary([{"f1": value} for value in values[config.batch_size]])
         found = {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}
         return found, "f1", config.batch_size == stops_after
 
-    settings = key_sweep.settings_of(FinetuneConfig(sweep="batch_size=16,32,64"))
-    found = key_sweep.run(settings, tmp_path, one)
+    settings = finetuning.settings_of(FinetuneConfig(sweep="batch_size=16,32,64"))
+    found = finetuning.run_sweep(settings, tmp_path, one)
     assert kept == ["sweep-batch_size=32"] and found == json.loads((tmp_path / "result.json").read_text())
     assert found["best"] == {
         "run": "sweep-batch_size=32",
@@ -224,13 +225,13 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
         "value": pytest.approx(0.8),
     }
     assert found["metrics"]["f1"]["values"] == [0.8, 0.8] and len(found["sweep"]) == 3
-    columns = [list(column.cells) for column in key_sweep.table(found).columns]
+    columns = [list(column.cells) for column in finetuning.table(found).columns]
     assert columns[:2] == [["16", "32", "64"], ["0.7000", "0.8000", "-"]]
     stops_after = 64  # SIGTERM at the end of the last setting
-    assert key_sweep.run(settings, tmp_path, one) == found
+    assert finetuning.run_sweep(settings, tmp_path, one) == found
     stops_after = 32
     with pytest.raises(Stopped, match="sweep-batch_size=32 is complete, later ones are not; run the same command"):
-        key_sweep.run(settings, tmp_path, one)
+        finetuning.run_sweep(settings, tmp_path, one)
 
 
 @pytest.mark.slow
@@ -251,7 +252,7 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
         return original(run)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.loop, "fit", fit)
+        patch.setattr(loop, "fit", fit)
         with pytest.raises(KeyboardInterrupt):
             finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep" / "result.json").exists()
@@ -275,7 +276,7 @@ def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
     loaded, (_, _, runs) = open_checkpoint(start).params, prepare(config, tmp_path)
     tops = []
     for trial, run in runs.items():
-        scratch = paths.flatten(run.objective.init(run.model, jax.random.key(trial.seed)))
+        scratch = layers.flatten(run.objective.init(run.model, jax.random.key(trial.seed)))
         assert not any(path.startswith("pooler/") for path in run.initial_params)
         for path, value in run.initial_params.items():
             if path.startswith("encoder/layers/"):
@@ -326,7 +327,7 @@ def test_a_sweep_submits_once_by_its_best_setting(start: Path, tmp_path: Path, m
         opened.append(folder)
         return open_checkpoint(folder)
 
-    monkeypatch.setattr("bert_jax.finetuning.open_checkpoint", open_best)
+    monkeypatch.setattr("bert_jax.tasks.finetuning.open_checkpoint", open_best)
     finetune(config, tmp_path / "sweep")
     assert opened == [tmp_path / "sweep"]
     assert {path.name for path in (tmp_path / "leaderboard").iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}

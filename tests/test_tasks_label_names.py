@@ -9,15 +9,15 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from sklearn.metrics import f1_score
 
-from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.heads import Heads
-from bert_jax.predict import predict
-from bert_jax.tasks import kept_head, label_names, measurement, registry, sweep, task_json
-from bert_jax.tasks.example import LabelledRows, Split
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.sweep import Trial
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import labels, measurement, named, registry, runs, trials
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import LabelledRows, Split
+from bert_jax.tasks.trials import Trial
 
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")  # the order and case of roberta-large-mnli
@@ -108,31 +108,31 @@ def test_numbers_of_tags_in_json_lines_are_those_of_the_model(tmp_path: Path) ->
 )
 def test_a_malformed_map_of_labels_is_refused(given: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        label_names.parse_label_map(given)
+        labels.parse_label_map(given)
 
 
 def test_names_that_mean_the_same_are_paired() -> None:
-    assert label_names.same_names(["0", "x"], ["LABEL_0", "LABEL_1"]) == {"0": "LABEL_0"}
-    assert label_names.same_names(["Not-Entailment"], ["not_entailment"]) == {"Not-Entailment": "not_entailment"}
-    assert label_names.same_names(["No"], ["NO", "no"]) == {}  # ambiguous
-    assert label_names.permutation(("0", "1"), ("label_1", "LABEL_0")) == (1, 0)
-    assert label_names.permutation(("yes", "no"), ("no", "maybe")) is None
-    assert label_names.parse_label_map("1:2:yes, b : no") == {"1:2": "yes", "b": "no"}
+    assert labels.same_names(["0", "x"], ["LABEL_0", "LABEL_1"]) == {"0": "LABEL_0"}
+    assert labels.same_names(["Not-Entailment"], ["not_entailment"]) == {"Not-Entailment": "not_entailment"}
+    assert labels.same_names(["No"], ["NO", "no"]) == {}  # ambiguous
+    assert labels.permutation(("0", "1"), ("label_1", "LABEL_0")) == (1, 0)
+    assert labels.permutation(("yes", "no"), ("no", "maybe")) is None
+    assert labels.parse_label_map("1:2:yes, b : no") == {"1:2": "yes", "b": "no"}
 
 
 def test_a_head_is_kept_for_the_same_labels_in_another_order(tmp_path: Path) -> None:
     model = model_of(tmp_path, NLI)
     task = registry.resolve(TaskConfig(name="mnli", train=str(tmp_path / "a.tsv"), max_length=16))[0]
-    kept = kept_head.with_labels_of(model, task)
+    kept = runs.with_labels_of(model, task)
     assert kept.task["labels"] == ["entailment", "neutral", "contradiction"]
     before, after = predict(model, TEXTS), predict(kept, TEXTS)
     assert [one["label"].lower() for one in before] == [one["label"] for one in after]
     assert [one["score"] for one in before] == pytest.approx([one["score"] for one in after])
     other = dataclasses.replace(task, labels=("entailment", "not_entailment"))
-    assert kept_head.with_labels_of(model, other) is model
+    assert runs.with_labels_of(model, other) is model
 
     tagger = model_of(tmp_path, ("O", "B-X", "I-X"), "tagging", tags=3, crf=True)
-    turned = kept_head.with_labels_of(tagger, registry.KINDS["tagging"]("own", ("i-x", "O", "b-x"), crf=True))
+    turned = runs.with_labels_of(tagger, registry.KINDS["tagging"]("own", ("i-x", "O", "b-x"), crf=True))
     for path, axes in (("tagger/dense/kernel", 1), ("crf/start", 1), ("crf/end", 1), ("crf/transitions", 2)):
         wanted = tagger.params[path][..., [2, 0, 1]]
         np.testing.assert_array_equal(turned.params[path], wanted[[2, 0, 1]] if axes == 2 else wanted)
@@ -147,7 +147,7 @@ def test_labels_of_a_named_task_take_new_names_and_an_order(tmp_path: Path) -> N
     split = registry.read(task, files["train"])
     task = task.complete(split)
     assert task.labels == ("NEGATIVE", "POSITIVE") and task.metrics == ("accuracy", "f1")
-    assert task_json.from_json(json.loads(json.dumps(task_json.to_json(task)))) == task
+    assert registry.from_json(json.loads(json.dumps(registry.to_json(task)))) == task
     assert {item.label for item in split.items} == set(task.labels)
     task, _ = registry.resolve(dataclasses.replace(config, labels="POSITIVE, NEGATIVE"))
     assert task.complete(registry.read(task, files["train"])).labels == ("POSITIVE", "NEGATIVE")
@@ -195,9 +195,9 @@ def test_impossible_metrics_and_labels_are_refused(options: dict[str, str], said
 
 
 def test_the_metric_that_keeps_a_checkpoint_chooses_seeds_and_rates() -> None:
-    task = registry.TASKS["mrpc"].task
+    task = named.TASKS["mrpc"].task
     for given, chosen in (("", "accuracy"), ("eval_f1", "f1"), ("eval_task_loss", "task_loss")):
         config = FinetuneConfig(early_stop=1, checkpoint=CheckpointConfig(best=given))
-        assert sweep.chosen_by(config, task) == chosen
-        kept_by = sweep.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best
+        assert trials.chosen_by(config, task) == chosen
+        kept_by = trials.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best
         assert kept_by == f"eval_{chosen}"

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.lengths import summarise
+from data_prep.units import summarise
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=300), st.sampled_from([100, 101, 128, 512]))

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, REGRESSION_METRICS, TAGGING_METRICS, compute_metrics
+from bert_jax.errors import UserError
+from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS, TAGGING_METRICS, compute_metrics
 
 TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 1, 0, 1, 0, 0])

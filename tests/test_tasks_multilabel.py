@@ -12,21 +12,22 @@ import pytest
 import test_finetune
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.finetuning import finetune
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.heads import Heads
-from bert_jax.predict import predict
+from bert_jax.model.heads.config import Heads
 from bert_jax.reporting.finetuning import error_sections
-from bert_jax.tasks import measurement, registry, task_json
-from bert_jax.tasks.example import LabelSet, Split
+from bert_jax.tasks import measurement, registry
+from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
-from bert_jax.tasks.metric_functions import best_threshold, multilabel_metrics
-from bert_jax.tasks.reading import Columns, read_label_sets
+from bert_jax.tasks.metrics import best_threshold, multilabel_metrics
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.reading.texts import read_label_sets
+from bert_jax.tasks.rows import LabelSet, Split
 from bert_jax.train.workdir import read_config
 
 start = test_finetune.start  # a fixture
@@ -163,10 +164,10 @@ def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) ->
     rows = in_training.encode(registry.read(in_training.task, data))
     before = in_training.task.measure(rows, in_training.answers(rows))
     assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS)]
-    task = task_json.task_of(model).calibrated(before)
+    task = registry.task_of(model).calibrated(before)
     assert task.thresholds == tuple(before[f"threshold/{label}"] for label in LABELS)
     assert task.calibrated({}) == task and MultiLabelTask("own", LABELS).calibrated({}).thresholds == (0.5,) * 3
-    kept = dataclasses.replace(model, task=json.loads(json.dumps(task_json.to_json(task))))
+    kept = dataclasses.replace(model, task=json.loads(json.dumps(registry.to_json(task))))
     after = measurement.evaluate(kept, data, columns=columns).metrics
     assert after.pop("task_loss") and after == {name: before[name] for name in ("macro_f1", "micro_f1")}
     for one in predict(kept, TEXTS, all_scores=True):
@@ -212,7 +213,7 @@ def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path
     config.write_text(json.dumps({name: value for name, value in values.items() if name != huggingface.TASK_FIELD}))
     published = huggingface.read(tmp_path / "hf")
     assert published.task["kind"] == "multilabel" and published.task["labels"] == list(LABELS)
-    assert task_json.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
+    assert registry.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
 
 
 def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import LabelledRows, Split, TaskBatch
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
+from bert_jax.tasks.rows import LabelledRows, Split, TaskBatch
 from bert_jax.train.objectives import means, total_loss
 
 MODEL = ModelConfig(vocab_size=50, layers=2, width=16, heads=2, feed_forward=24, max_positions=32)

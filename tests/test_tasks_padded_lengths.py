@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bert_jax.config import ModelOptions
 from bert_jax.model import sizes
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.padded_lengths import SHAPES, best_lengths, price
+from bert_jax.tasks.batches import SHAPES, best_lengths, price
 
 
 @given(

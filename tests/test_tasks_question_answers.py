@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tasks_question_windows import TASK, letters, split_of  # noqa: F401 (a fixture)
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.tasks import registry
-from bert_jax.tasks.kinds.question_answers import RowAnswers, best_spans, decode
-from bert_jax.tasks.kinds.question_files import Answer
-from bert_jax.tasks.kinds.question_metrics import SQUAD2_METRICS
-from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
+from bert_jax.tasks.kinds.question import SQUAD2_METRICS, RowAnswers, best_spans, decode
+from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, QuestionRows
 
 ROWS = 16  # of a batch: one program for all
 _best = jax.jit(best_spans, static_argnums=(2, 3))

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_checkpoints import write_vocabulary
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.tasks import registry
-from bert_jax.tasks.example import Split
-from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_files import Answer, Question, locate
-from bert_jax.tasks.prepared_runs import prepare
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.kinds.question_data import Answer, Question, locate
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Split
+from bert_jax.tasks.runs import prepare
+from bert_jax.tokenization import tokenizer as tokenizer_lib
 
 TASK = QuestionTask("own")
 CONTEXT = "The bridge was built in 1905 by Ada."

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from bert_jax.tasks.kinds.question_metrics import (
-    SQUAD2_METRICS,
-    best_threshold,
-    compared_words,
-    squad1_metrics,
-    squad2_metrics,
-)
+from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.question import SQUAD2_METRICS, best_threshold, compared_words, squad1_metrics, squad2_metrics
 
 # Labels, prediction, exact match and F1 of SQuAD 1.1, and of 2.0, counted by hand.
 CASES = [

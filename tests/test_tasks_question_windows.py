@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.tasks import measurement
-from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_files import Answer, Question
-from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows, windows_of
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, QuestionRows, windows_of
+from bert_jax.tasks.rows import Split
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASK = QuestionTask("own", max_length=12, max_query_length=3, doc_stride=3, metrics=("f1", "exact_match"))
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import registry
-from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.reading import Columns
+from bert_jax.errors import UserError
+from bert_jax.tasks import named, registry
+from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.registry import from_json, to_json
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_json import from_json, to_json
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
 GLUE_FILES = {
@@ -103,7 +103,7 @@ POSITIVE = {"sst2": ("1", 37_569), "cola": ("1", 6_023), "mrpc": ("1", 2_474), "
 @pytest.mark.parametrize("name", GLUE_FILES)
 @pytest.mark.parametrize("inside", ["glue", "."])
 def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
-    folder = tmp_path / inside / registry.TASKS[name].folders[0]
+    folder = tmp_path / inside / named.TASKS[name].folders[0]
     folder.mkdir(parents=True)
     for split in ("train", "dev"):
         (folder / f"{split}.tsv").write_text(GLUE_FILES[name][0])
@@ -222,7 +222,7 @@ def test_tagging_tasks_are_read_from_their_hugging_face_data_sets(
 def test_numbers_of_ewt_are_those_of_its_data_set_only_in_its_own_column(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"tokens": ["a", "b"], "upos": [7, 15], "labels": [7, 15]}) + "\n")
-    task, given = registry.TASKS["ewt"].task, registry.TASKS["ewt"].task.labels[::-1]
+    task, given = named.TASKS["ewt"].task, named.TASKS["ewt"].task.labels[::-1]
 
     def tags(task: Task) -> tuple[str, ...]:
         return registry.read(task, path).items[0].tags
@@ -311,7 +311,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
     task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
-        split: sum(len(tagging_schemes.entities(item.tags)) for item in registry.read(task, path).items)
+        split: sum(len(tagging.entities(item.tags)) for item in registry.read(task, path).items)
         for split, path in files.items()
     }
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}
@@ -321,10 +321,10 @@ def test_broken_lines_of_qqp_are_skipped_in_training_and_never_in_prediction(tmp
     labelled, unlabelled = GLUE_FILES["qqp"]
     path = tmp_path / "test.tsv"
     path.write_text(labelled + "1\t2\t3\tHow\nis it?\tWhy?\t0\n")
-    assert registry.read(registry.TASKS["qqp"].task, path).left_out == 2
+    assert registry.read(named.TASKS["qqp"].task, path).left_out == 2
     path.write_text(unlabelled + "1\tHow\nis it?\tWhy?\n")
     with pytest.raises(UserError, match=r"test.tsv line 3 has 2 fields, but the first line has 3"):
-        registry.read(registry.TASKS["qqp"].task, path, label_required=False)
+        registry.read(named.TASKS["qqp"].task, path, label_required=False)
 
 
 # As super.gluebenchmark.com gives them: an object a line, labels that are words, true or false; none in test files.
@@ -383,7 +383,7 @@ def test_a_marked_word_outside_the_text_is_refused_with_file_and_line(tmp_path: 
     for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "x"}):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
         with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are not in '(Do|A)"):
-            registry.read(registry.TASKS["wic"].task, path)
+            registry.read(named.TASKS["wic"].task, path)
 
 
 # Names of classes by their numbers in the Hugging Face data sets `glue` and `super_glue`.
@@ -400,7 +400,7 @@ HUGGING_FACE_LABELS = {
 
 @pytest.mark.parametrize("name", HUGGING_FACE_LABELS)
 def test_labels_have_the_numbers_of_the_hugging_face_data(name: str) -> None:
-    assert list(registry.TASKS[name].task.labels) == [label.lower() for label in HUGGING_FACE_LABELS[name]]
+    assert list(named.TASKS[name].task.labels) == [label.lower() for label in HUGGING_FACE_LABELS[name]]
 
 
 # Rows of the files at hand that are parts of published sets, as their README counts them.

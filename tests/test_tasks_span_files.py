@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bert_jax.command import UserError
-from bert_jax.tasks.example import Relation, Span
-from bert_jax.tasks.kinds.span_files import read_spans
-from bert_jax.tasks.kinds.span_pairs import SpanPairTask
-from bert_jax.tasks.reading import Columns
+from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.span import SpanPairTask
+from bert_jax.tasks.kinds.span_data import read_spans
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Relation, Span
 
 GOOD = {
     "tokens": ["Bank", "of", "China", "hired", "Ann"],

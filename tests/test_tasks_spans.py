@@ -15,25 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement
-from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.inference import FineTuned
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.span import SpanTask
-from bert_jax.tasks.kinds.span_decoding import spans_above, without_overlaps
-from bert_jax.tasks.kinds.span_objective import SpanAnswer
-from bert_jax.tasks.kinds.span_pairs import SpanPairTask
-from bert_jax.tasks.kinds.span_rows import SpanRows
-from bert_jax.tasks.metric_functions import best_threshold
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask, spans_above, without_overlaps
+from bert_jax.tasks.kinds.span_data import SpanAnswer, SpanRows
+from bert_jax.tasks.metrics import best_threshold
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.registry import to_json
+from bert_jax.tasks.rows import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_json import to_json
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
 
 TASK = SpanTask("own", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)

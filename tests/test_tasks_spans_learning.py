@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.config import EvalConfig, FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
-from bert_jax.evaluate import evaluate
-from bert_jax.finetuning import finetune
-from bert_jax.predict import predict
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.prediction import predict
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 

@@ -9,17 +9,17 @@ import pytest
 import test_finetune
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, ModelOptions, TaskConfig
-from bert_jax.finetuning import finetune
+from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.tasks import measurement, published, registry, results, sweep
-from bert_jax.tasks.sweep import Trial
-from bert_jax.tasks.task_source import TaskSource
+from bert_jax.tasks import measurement, named, registry, trials
+from bert_jax.tasks.batches import TaskSource
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.trials import Trial
 from bert_jax.train import metrics
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, selected_step
-from bert_jax.train.held_out import Best
+from bert_jax.train.evaluation import Best
 from bert_jax.train.workdir import read_params, saved_steps
 
 start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
@@ -32,7 +32,7 @@ TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb"
     + [((0,), 42, (42,)), ((2,), 42, (42, 43))],
 )
 def test_one_number_is_the_count_of_seeds_and_several_are_the_seeds(given, seed, found):
-    assert sweep.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
+    assert trials.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
 
 
 def test_flags_set_the_seeds_and_rates():
@@ -40,50 +40,50 @@ def test_flags_set_the_seeds_and_rates():
     for flag, seeds in (("5", (0, 1, 2, 3, 4)), ("0,1,2", (0, 1, 2)), ("(3,4)", (3, 4))):
         given = [f"--config.seeds={flag}", "--config.learning_rates=2e-5,3e-5,5e-5"]
         config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, given))
-        assert sweep.seeds_of(config) == seeds and sweep.rates_of(config) == (2e-5, 3e-5, 5e-5)
-        assert len(sweep.trials_of(config)) == 3 * len(seeds)
+        assert trials.seeds_of(config) == seeds and trials.rates_of(config) == (2e-5, 3e-5, 5e-5)
+        assert len(trials.trials_of(config)) == 3 * len(seeds)
 
 
 def test_a_sweep_crosses_rates_and_seeds():
     config = FinetuneConfig(seeds=(2,), learning_rates="2e-5, 1e-4")
-    assert sweep.trials_of(config) == [
+    assert trials.trials_of(config) == [
         Trial(0, 2e-5, "rate-2e-05/seed-0"),
         Trial(1, 2e-5, "rate-2e-05/seed-1"),
         Trial(0, 1e-4, "rate-0.0001/seed-0"),
         Trial(1, 1e-4, "rate-0.0001/seed-1"),
     ]
-    assert sweep.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
-    one = sweep.settings(config, sweep.trials_of(config)[3], registry.TASKS["rte"].task, 96, measured=True)
+    assert trials.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
+    one = trials.settings(config, trials.trials_of(config)[3], named.TASKS["rte"].task, 96, measured=True)
     assert (one.seed, one.optimizer.learning_rate, one.learning_rates) == (1, 1e-4, "")
-    assert sweep.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
+    assert trials.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
 
 
 def test_the_best_run_has_the_rate_with_the_best_mean():
     scores = {(0, 1.0): 0.9, (1, 1.0): 0.1, (0, 2.0): 0.6, (1, 2.0): 0.7, (0, 3.0): np.nan, (1, 3.0): 1.0}
     by_trial = {Trial(seed, rate, f"{rate}/{seed}"): {"f1": value} for (seed, rate), value in scores.items()}
-    found = results.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
+    found = trials.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
     assert found["best"] == {"seed": 1, "learning_rate": 2.0, "run": "2.0/1", "metric": "f1", "value": 0.7}
     assert (found["seeds"], found["steps"]) == ([0, 1], [3, 3])
     assert found["metrics"]["f1"]["mean"] == pytest.approx(0.65)
     assert found["metrics"]["f1"]["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
     assert [each["metrics"]["f1"]["mean"] for each in found["learning_rates"]] == [0.5, pytest.approx(0.65), None]
-    sweep, shown = results.tables(found)
-    assert shown.caption == f"another model: published figures of {published.FIGURES['mrpc'].source}"
+    sweep, shown = trials.tables(found)
+    assert shown.caption == f"another model: published figures of {registry.FIGURES['mrpc'].source}"
     assert [list(column.cells) for column in shown.columns][-1] == ["0.8900"]
     assert list(sweep.columns[1].cells) == ["0.5000", "0.6500", "-"]
 
 
 def test_published_scores_have_known_tasks_and_metrics():
-    for name, figures in published.FIGURES.items():
+    for name, figures in registry.FIGURES.items():
         metrics = {metric.removeprefix("test_") for metric in figures.metrics}
-        assert metrics <= set(registry.TASKS[name].task.metrics), name
+        assert metrics <= set(named.TASKS[name].task.metrics), name
 
 
 def test_published_scores_are_shown_of_the_task_that_was_measured_alone():
     """A user's own file, other training questions or another split have none."""
     trial = Trial(0, 1.0, "run")
     for name, cells in (("conll2003", ["0.9640", "0.9240"]), ("own", None), ("new_wiki", None)):
-        (shown,) = results.tables(results.result(name, "f1", {trial: {"f1": 0.9, "test_f1": 0.8}}, {trial: 3}, {}))
+        (shown,) = trials.tables(trials.result(name, "f1", {trial: {"f1": 0.9, "test_f1": 0.8}}, {trial: 3}, {}))
         others = [list(column.cells) for column in shown.columns if column.header == "another model"]
         assert others == ([cells] if cells else []), name
         assert (shown.caption is None) == (cells is None)
@@ -111,14 +111,14 @@ def test_a_run_stops_after_several_evaluations_without_a_better_one():
 
 
 def test_early_stopping_needs_a_dev_file_and_follows_its_first_metric():
-    config, task = FinetuneConfig(early_stop=2), registry.TASKS["cola"].task
+    config, task = FinetuneConfig(early_stop=2), named.TASKS["cola"].task
     with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
-        sweep.settings(config, Trial(0, 1e-5), task, 96, measured=False)
+        trials.settings(config, Trial(0, 1e-5), task, 96, measured=False)
     several, one = (FinetuneConfig(learning_rates=rates) for rates in ("1e-5,3e-5", "1e-5"))
     with pytest.raises(UserError, match="learning_rates=1e-5,3e-5, but there is no dev file to evaluate"):
-        sweep.settings(several, Trial(0, 1e-5), task, 96, measured=False)
-    assert sweep.settings(one, Trial(0, 1e-5), task, 96, measured=False).optimizer.learning_rate == 1e-5
-    assert sweep.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
+        trials.settings(several, Trial(0, 1e-5), task, 96, measured=False)
+    assert trials.settings(one, Trial(0, 1e-5), task, 96, measured=False).optimizer.learning_rate == 1e-5
+    assert trials.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
         "eval_matthews_correlation"
     )
 
@@ -127,8 +127,8 @@ def test_layouts_of_seeds_and_of_rates_do_not_share_a_workdir(tmp_path):
     (tmp_path / "rate-0.1" / "seed-0").mkdir(parents=True)
     (tmp_path / "rate-0.1" / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match="holds runs of several learning rates"):
-        sweep.check(FinetuneConfig(seeds=(2,)), tmp_path)
-    sweep.check(FinetuneConfig(learning_rates="0.1"), tmp_path)
+        trials.check_seeds(FinetuneConfig(seeds=(2,)), tmp_path)
+    trials.check_seeds(FinetuneConfig(learning_rates="0.1"), tmp_path)
 
 
 class Killed(Exception):
@@ -209,7 +209,7 @@ def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_pat
     result = finetune(config, both)
     assert finetune(config, both) == result
     stopped = set()
-    for trial in sweep.trials_of(config):
+    for trial in trials.trials_of(config):
         folder = both / trial.folder
         measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
         steps = sorted(measured)

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import measurement, reading, registry
+from bert_jax.errors import UserError
+from bert_jax.tasks import measurement, named, registry
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.reading import Column, Columns
+from bert_jax.tasks.reading import tables, texts
+from bert_jax.tasks.reading.tables import Column, Columns
 
 OWN = Columns("text", "", "label")
 # Commas, quotes, tabs and line ends inside, a mark of byte order's own character, and what only splitlines ends.
@@ -71,7 +72,7 @@ def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compressi
         write_jsonl(tmp_path / f"a.jsonl{compression}", own_rows(), compress),
     ]
     for path in files:
-        split = reading.read_table(path, OWN, label_required=True)
+        split = texts.read_table(path, OWN, label_required=True)
         assert [item.text for item in split.items] == TEXTS, path
         assert [item.label for item in split.items] == [row["label"] for row in own_rows()]
         assert split.labelled and split.left_out == 0
@@ -82,26 +83,26 @@ def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_pa
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         wanted = [(row["text"], reader.line_num) for row in reader]
-    split = reading.read_table(path, OWN, label_required=True)
+    split = texts.read_table(path, OWN, label_required=True)
     assert [(item.text, item.line) for item in split.items] == wanted
 
 
 def test_a_text_of_csv_may_be_a_book(tmp_path: Path) -> None:
     book = "a word, " * 50_000
     path = write_csv(tmp_path / "a.csv", [{"text": book, "label": "y"}])
-    assert reading.read_table(path, OWN, label_required=True).items[0].text == book
+    assert texts.read_table(path, OWN, label_required=True).items[0].text == book
 
 
 def test_parquet_reads_as_jsonl_does(tmp_path: Path) -> None:
     rows = [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)]
-    stored = reading.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
-    lines = reading.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
+    stored = texts.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
+    lines = texts.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
     assert stored.items == tuple(item._replace(line=n) for n, item in enumerate(lines.items, start=1))
     assert [item.label for item in stored.items] == [str(n % 3) for n in range(len(TEXTS))]
 
 
 def labels_of(path: Path, labels: tuple[str, ...] = ()) -> list[str | None]:
-    return [item.label for item in reading.read_table(path, OWN, True, labels).items]
+    return [item.label for item in texts.read_table(path, OWN, True, labels).items]
 
 
 def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
 
 def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
-    train = reading.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
+    train = texts.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
     task = ClassificationTask("own").complete(train)
     assert task.labels == ("World", "Sports", "Business")
     assert labels_of(write_jsonl(tmp_path / "b.jsonl", rows), task.labels) == ["Sports", "World"]
@@ -153,16 +154,16 @@ def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
 
     write("x", " ", "y")
     with pytest.raises(UserError, match=rf"a.{ending} line {2 + bool(between)} has no label, but other lines have one"):
-        reading.read_table(path, OWN, label_required=True)
+        texts.read_table(path, OWN, label_required=True)
     write("", " ")
-    assert not reading.read_table(path, OWN, label_required=False).labelled
+    assert not texts.read_table(path, OWN, label_required=False).labelled
     with pytest.raises(UserError, match="has no labels: column 'label' is empty, null or -1 throughout"):
-        reading.read_table(path, OWN, label_required=True)
+        texts.read_table(path, OWN, label_required=True)
 
 
 def test_what_is_only_to_be_answered_needs_no_label(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": None}, {"text": "b", "label": 1}])
-    found = reading.read_table(path, OWN, label_required=False)
+    found = texts.read_table(path, OWN, label_required=False)
     assert found.labelled and [item.label for item in found.items] == [None, "1"]
 
 
@@ -176,17 +177,17 @@ def test_columns_that_are_not_named_are_those_of_the_task() -> None:
 def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
     path = write_jsonl(tmp_path / "test.jsonl", rows)
-    split = reading.read_table(path, OWN, label_required=False)
+    split = texts.read_table(path, OWN, label_required=False)
     assert not split.labelled and split.items == (("a", None, None, 1), ("", None, None, 2))
     with pytest.raises(UserError, match=r"test.jsonl has no labels: column 'label' is empty, null or -1 throughout"):
-        reading.read_table(path, OWN, label_required=True)
+        texts.read_table(path, OWN, label_required=True)
     without = write_jsonl(tmp_path / "bare.jsonl", [{"text": "a"}])
-    assert not reading.read_table(without, OWN, label_required=False).labelled
+    assert not texts.read_table(without, OWN, label_required=False).labelled
 
 
 def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"a": [1, 2], "b": {"c": 3}}, {"a": None}])
-    found = reading.read_records(
+    found = tables.read_records(
         path, [Column("b", "text", required=False), Column("a", "label"), Column("z", "x", False)]
     )
     assert found.records == [(1, ({"c": 3}, [1, 2], None)), (2, (None, None, None))]
@@ -196,7 +197,7 @@ def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
 def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("text\tlabel\na\tx\nbroken\n\there\tx\nb\ty\n")
-    found = reading.read_table(path, OWN, True, ragged_lines=True)
+    found = texts.read_table(path, OWN, True, ragged_lines=True)
     assert [item.text for item in found.items] == ["a", "b"] and found.left_out == 2
 
 
@@ -241,14 +242,14 @@ def test_an_invalid_file_is_refused_with_the_line(tmp_path: Path, mistake: str) 
     if name:
         path.write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        reading.read_table(path, OWN, label_required=True)
+        texts.read_table(path, OWN, label_required=True)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_parquet_column_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [{"review": "a", "stars": 1}])
     with pytest.raises(UserError, match=r"a.parquet has no column 'text'; its columns are: review, stars. .*task.text"):
-        reading.read_table(path, OWN, label_required=True)
+        texts.read_table(path, OWN, label_required=True)
 
 
 def write_shards(folder: Path, rows: list[dict], digits: Sequence[str] = ("", "", "")) -> list[Path]:
@@ -265,17 +266,17 @@ SEVEN = [{"text": str(number), "label": number % 2, "pair": "b"} for number in r
 @pytest.mark.parametrize("digits", [("", "", ""), ("-0123456789abcdef", "-fedcba9876543210", "-00000000aaaaaaaa")])
 def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, digits: tuple[str, ...]) -> None:
     shards = write_shards(tmp_path, SEVEN, digits)
-    whole = reading.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
-    found = reading.read_table(shards[0], OWN, label_required=True)
+    whole = texts.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
+    found = texts.read_table(shards[0], OWN, label_required=True)
     assert found.items == whole.items and len(found.items) == 7
     assert [item.line for item in found.items] == list(range(1, 8))
-    assert len(reading.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
+    assert len(texts.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
     assert registry.find_split("own", tmp_path, "train") == shards[0]
     assert measurement.file_remarks(shards[0]) == [f"{shards[0]}: reading all 3 files of this data set as one"]
     assert not measurement.file_remarks(shards[2])
     shards[1].rename(tmp_path / "elsewhere.parquet")
     with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003.*.parquet"):
-        reading.read_table(shards[0], OWN, label_required=True)
+        texts.read_table(shards[0], OWN, label_required=True)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_parquet_files_of_different_data_sets_are_refused(
     shards = write_shards(tmp_path, SEVEN)
     write_parquet(shards[2], rows, classes)
     with pytest.raises(UserError, match=said):
-        reading.read_table(shards[0], OWN, label_required=False)
+        texts.read_table(shards[0], OWN, label_required=False)
 
 
 def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* belong to different data sets"
     ):
-        reading.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
+        tables.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
 
 
 def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
@@ -379,9 +380,9 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     task, files = registry.resolve(own)
     assert [item.label for item in registry.read(task, files["train"]).items] == classes  # by its own names
     with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
-        reading.read_table(files["train"], Columns("review", "", "label"), label_required=True)
+        texts.read_table(files["train"], Columns("review", "", "label"), label_required=True)
     with pytest.raises(UserError, match=r"unknown split dev; choose from .*validation"):
-        reading.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
+        texts.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
     with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
         registry.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
 
@@ -407,7 +408,7 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
         ("test_matched", None),
         ("../ax/test", None),
     ]
-    assert registry.TASKS["mnli"].split_of(files["ax"]) == "ax"
+    assert named.TASKS["mnli"].split_of(files["ax"]) == "ax"
 
 
 # What Hugging Face's `datasets` writes of a data set with named classes, in each of its forms.
@@ -430,6 +431,6 @@ def test_what_hugging_face_data_sets_write_is_read_as_they_hold_it(tmp_path: Pat
     ran = subprocess.run([peer_python, "-c", WRITE, str(tmp_path), json.dumps(TEXTS)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     for ending, names in ((".parquet", ["bad", "good"]), (".jsonl", ["0", "1"]), (".csv", ["0", "1"])):
-        found = reading.read_table(tmp_path / f"a{ending}", OWN, label_required=True).items
+        found = texts.read_table(tmp_path / f"a{ending}", OWN, label_required=True).items
         assert [item.text for item in found] == TEXTS, ending
         assert [item.label for item in found] == [names[n % 2] for n in range(len(TEXTS))]

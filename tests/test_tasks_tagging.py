@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import baseline, measurement
-from bert_jax.tasks.example import Sentence, Split, TaskBatch
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
-from bert_jax.tasks.kinds.tagging_objective import TagAnswer, TagObjective
+from bert_jax.tasks import measurement
+from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks.kinds.tagging import TagAnswer, TaggingTask, TagObjective, TagRows
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.rows import Sentence, Split, TaskBatch
 from bert_jax.tasks.task import Task
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASK = TaggingTask("own", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
 
@@ -111,8 +110,8 @@ def test_entities_are_those_of_the_file_where_the_labels_lack_beginnings(
         ids = task.label_ids(split)
         assert [labels[number] for number in ids] == written
         found = measure(task, task.encode(split, letters), np.array(ids))
-        guessed = tagging_schemes.entities(written)
-        right = len({*guessed} & {*tagging_schemes.entities(tags)})
+        guessed = tagging.entities(written)
+        right = len({*guessed} & {*tagging.entities(tags)})
         assert (found["precision"], found["recall"]) == (right / len(guessed), right / 4)
         assert found["accuracy"] == np.mean(
             [
@@ -194,8 +193,8 @@ def test_tags_of_a_sentence_in_several_rows_are_a_sequence_of_their_scheme(
     after = [one["tags"] for one in task.predictions(rows, answers)]
     assert all(re.fullmatch(grammar, "".join(f"{tag} " for tag in tags)) for tags in after)
     assert any(list(tags) != list(raw) for tags, raw in zip(after, before, strict=True))
-    assert [tagging_schemes.entities(tags) for tags in after] == [tagging_schemes.entities(tags) for tags in before]
-    crossing = [span for tags in after for span in tagging_schemes.entities(tags) if span.first < 2 <= span.end - 1]
+    assert [tagging.entities(tags) for tags in after] == [tagging.entities(tags) for tags in before]
+    crossing = [span for tags in after for span in tagging.entities(tags) if span.first < 2 <= span.end - 1]
     assert crossing  # an entity may cross the border between two rows
 
 
@@ -321,9 +320,9 @@ def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> No
         [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("b", "X"), ("c", "X"), ("tie", "V"), ("tie", "N")]
     )
     test = split_of([("run", "V"), ("run", "N"), ("tie", "N"), ("new", "X"), ("newer", "V")])
-    found = baseline.most_frequent_tag_baseline(train, test)
-    assert found == baseline.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
-    assert math.isnan(baseline.most_frequent_tag_baseline(train, train).unknown_accuracy)
+    found = tagging.most_frequent_tag_baseline(train, test)
+    assert found == tagging.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
+    assert math.isnan(tagging.most_frequent_tag_baseline(train, train).unknown_accuracy)
 
 
 def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters: Tokenizer) -> None:
@@ -357,9 +356,9 @@ def test_labels_are_in_the_order_of_the_classes_that_a_file_names() -> None:
     task = replace(TASK, labels=(), metrics=())
     assert task.complete(named).labels == ("O", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
     bilou = replace(split_of([("EU", "U-X"), ("is", "O")]), class_names=("U-X", "O", "B-X", "I-X", "L-X"))
-    assert tagging_schemes.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
+    assert tagging.with_usual_letters(bilou).class_names == ("S-X", "O", "B-X", "I-X", "E-X")
     assert task.complete(replace(split, class_names=("O", "X"))).labels[0] == "O"  # not those of this column
     unused = replace(split, class_names=("O", "B-ORG", "B-LOC", "X"))  # which marks no entity
     assert task.complete(unused).labels == ("O", "B-ORG", "B-LOC", "I-LOC", "I-ORG")
     more = replace(bilou, class_names=(*bilou.class_names, "PAD"))
-    assert tagging_schemes.with_usual_letters(more).class_names[-1] == "PAD"
+    assert tagging.with_usual_letters(more).class_names[-1] == "PAD"

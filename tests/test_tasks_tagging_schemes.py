@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from seqeval import scheme as strict
 
 from bert_jax.config import TaskConfig
+from bert_jax.model.heads import structured
 from bert_jax.tasks import registry
-from bert_jax.tasks.example import Sentence, Span, Split
-from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.tagging import TaggingTask
-from bert_jax.tasks.kinds.tagging_schemes import entities, irregular_tags, tags_of
-from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
+from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks.kinds.tagging import TaggingTask, entities, irregular_tags, tags_of
+from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
+from bert_jax.tasks.rows import Sentence, Span, Split
 
 ENTITY_METRICS = ("precision", "recall", "f1")
 BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=9)
@@ -40,7 +40,7 @@ def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags: list[str]) -
         rewritten = list(tags_of(found, len(tags), ends))
         assert entities(rewritten) == found == strictly(rewritten, scheme)
         assert irregular_tags([rewritten]) == 0
-        assert tagging_schemes.marks_ends(rewritten) == (ends and bool(found))
+        assert structured.marks_ends(rewritten) == (ends and bool(found))
 
 
 @settings(deadline=None)
@@ -53,7 +53,7 @@ def test_tags_of_bio_are_regular_where_a_strict_reader_finds_all_that_conlleval_
 @settings(deadline=None)
 @given(tags=IOBES)
 def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags: list[str]) -> None:
-    if tagging_schemes.marks_ends(tags):
+    if structured.marks_ends(tags):
         assert (irregular_tags([tags]) == 0) == (strictly(tags, strict.IOBES) == entities(tags))
 
 
@@ -99,7 +99,7 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
 )
 def test_bilou_is_iobes_by_other_letters(tags: list[str]) -> None:
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
-    (found,) = tagging_schemes.with_usual_letters(split).items
+    (found,) = tagging.with_usual_letters(split).items
     assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
     if not {tag[0] for tag in tags} & set("LU"):
         assert found.tags == tuple(tags)
@@ -115,16 +115,16 @@ def test_bmes_is_iobes_and_classes_stay_as_they_are() -> None:
         split = Split(
             Path("train.conll"), (Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())), True
         )
-        first, second = tagging_schemes.with_usual_letters(split).items
+        first, second = tagging.with_usual_letters(split).items
         assert first.tags == wanted and second.tags is None
 
 
 def test_tags_without_types_mark_entities_where_they_can() -> None:
-    assert tagging_schemes.marks_entities({"O", "B", "I"}) and tagging_schemes.marks_entities({"O", "I"})
+    assert structured.marks_entities({"O", "B", "I"}) and structured.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
-        assert not tagging_schemes.marks_entities(classes)
-    assert tagging_schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
-    assert tagging_schemes.closed_set({"O", "B", "E"}) == set("OBIES")
+        assert not structured.marks_entities(classes)
+    assert tagging.closed_set({"O", "I"}) == {"O", "B", "I"}
+    assert tagging.closed_set({"O", "B", "E"}) == set("OBIES")
     task, path = TaggingTask("own", max_length=8), Path("train.conll")
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = task.complete(split)
@@ -133,9 +133,9 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme() -> None:
-    assert tagging_schemes.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
-    assert tagging_schemes.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
-    assert not tagging_schemes.marks_entities({"O"}) and not tagging_schemes.marks_entities({"B-X", "NOUN"})
+    assert tagging.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
+    assert tagging.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
+    assert not structured.marks_entities({"O"}) and not structured.marks_entities({"B-X", "NOUN"})
 
 
 @settings(deadline=None)

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.export import export
-from bert_jax.interop import bert_jax_export
+from bert_jax.commands.export import export
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop.loaded_model import with_target_scale
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.interop.target_scale import with_target_scale
-from bert_jax.model.heads import Heads
-from bert_jax.predict import predict
-from bert_jax.tasks import kept_head, measurement, registry
-from bert_jax.tasks.example import Example, Sentence, Split
+from bert_jax.model.heads.config import Heads
+from bert_jax.tasks import measurement, registry, runs
 from bert_jax.tasks.kinds.classification import RegressionTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Example, Sentence, Split
 
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat"]
 PRICES = [250_000.0, 310_000.0, 1_200_000.0, 90_000.0]
@@ -43,7 +43,7 @@ def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export
     exported = open_checkpoint(tmp_path / "hf")
     assert exported.task["target_std"] == 1.0
     np.testing.assert_allclose(numbers(exported), wanted, rtol=1e-5)
-    run = kept_head.with_labels_of(exported, registry.KINDS[kind]("own", target_mean=1e5, target_std=3e5))
+    run = runs.with_labels_of(exported, registry.KINDS[kind]("own", target_mean=1e5, target_std=3e5))
     assert run.task["target_mean"] == 1e5
     np.testing.assert_allclose(numbers(run), wanted, rtol=1e-5)
 

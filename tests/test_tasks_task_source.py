@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks.example import LabelledRows, Split, TaskRows, spans
-from bert_jax.tasks.length_batches import padded_length, sorted_batches
-from bert_jax.tasks.padded_lengths import SHAPES, best_lengths
-from bert_jax.tasks.task_source import TaskSource
+from bert_jax.tasks.batches import SHAPES, TaskSource, best_lengths, padded_length, sorted_batches
+from bert_jax.tasks.rows import LabelledRows, Split, TaskRows, spans
 
 MAX_LENGTH = 70
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement, registry
-from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.word_rows import LabelledWordRows
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.rows import LabelledWordRows
+from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
 CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import token_cache
-from data_prep.objectives import Encoded
-from data_prep.token_cache import TokenCache
+from data_prep import sentences, worker
+from data_prep.sequences import Encoded
+from data_prep.worker import TokenCache
 
 
 def encoded(documents: list[list[int]], dtype: type, empty: int) -> Encoded:
@@ -58,7 +58,7 @@ def test_another_tokenizer_text_or_rule_finds_nothing(cache: TokenCache, monkeyp
     assert keeping.load("t" * 64, "x") is None
     keeping.store("t" * 64, "x", UNIT._replace(empty=7))
     assert same(keeping.load("t" * 64, "x"), UNIT._replace(empty=7)) and same(cache.load("t" * 64, "x"), UNIT)
-    monkeypatch.setattr(token_cache, "RULE_VERSION", token_cache.RULE_VERSION + 1)
+    monkeypatch.setattr(worker, "RULE_VERSION", sentences.RULE_VERSION + 1)
     assert cache.load("t" * 64, "x") is None
 
 

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig, PretrainConfig
-from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
+from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import open_dataset
+from bert_jax.errors import UserError
 from bert_jax.train import optim
-from bert_jax.train.clock import Clock
-from bert_jax.train.token_length import TokenLength
+from bert_jax.train.clock import Clock, TokenLength
 
 
 @pytest.fixture(scope="module")

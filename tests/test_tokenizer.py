@@ -15,10 +15,10 @@ import tokenizers
 from tokenizer_kinds import random_texts
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.tokenization import chunk_cache, engine
-from bert_jax.tokenization.wordpiece import AddedToken, WordPieceSpec
+from bert_jax.errors import UserError
+from bert_jax.tokenization import engine, tokenizer
+from bert_jax.tokenization.specification import AddedToken
+from bert_jax.tokenization.wordpiece import WordPieceSpec
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["hello", "world", "##ing", "##es", "un", "##aff", "##able", "the", "The", "Hello", "isn", "mask"]
@@ -96,10 +96,10 @@ def lines(sample_text) -> list[str]:
 
 def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
     expected = tokenizer.load(vocab_dir).encode_many(lines)
-    monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 100)
-    monkeypatch.setattr(chunk_cache, "BLOCK_CHARACTERS", 500)
+    monkeypatch.setattr(engine, "CACHE_CHUNKS", 100)
+    monkeypatch.setattr(engine, "BLOCK_CHARACTERS", 500)
     monkeypatch.setattr(engine, "LIBRARY_CHUNKS", 7)
-    monkeypatch.setattr(chunk_cache, "CACHED_CHUNK_LENGTH", 3)
+    monkeypatch.setattr(engine, "CACHED_CHUNK_LENGTH", 3)
     small = tokenizer.load(vocab_dir)
     for _ in range(2):
         for found, wanted in zip(small.encode_many(lines), expected, strict=True):
@@ -115,8 +115,8 @@ class RecordingLibrary:
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         raise AssertionError("no text needs to be encoded as a whole")
 
-    def split(self, texts: Sequence[str]) -> chunk_cache.ChunkedTexts:
-        return chunk_cache.ChunkedTexts("\n".join(texts))
+    def split(self, texts: Sequence[str]) -> engine.ChunkedTexts:
+        return engine.ChunkedTexts("\n".join(texts))
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {}
@@ -127,9 +127,9 @@ class RecordingLibrary:
 
 
 def test_cache_is_bounded_and_keeps_recent_short_chunks(monkeypatch):
-    monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 1000)
+    monkeypatch.setattr(engine, "CACHE_CHUNKS", 1000)
     library = RecordingLibrary()
-    cache = chunk_cache.ChunkCache(library, np.uint16)
+    cache = engine.ChunkCache(library, np.uint16)
     texts = [f"word{number} {'long' * 20}{number}" for number in range(8000)]
     for start in range(0, len(texts), 400):
         cache.encode(texts[start : start + 400])
@@ -140,7 +140,7 @@ def test_cache_is_bounded_and_keeps_recent_short_chunks(monkeypatch):
     words = [text.split()[0] for text in texts]
     known = set(words) - set(library.encoded)
     assert 400 <= len(known) <= 1000 + 400 and known == set(words[-len(known) :])
-    assert sum(len(chunk) > chunk_cache.CACHED_CHUNK_LENGTH for chunk in library.encoded) == len(texts)
+    assert sum(len(chunk) > engine.CACHED_CHUNK_LENGTH for chunk in library.encoded) == len(texts)
 
 
 def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):

@@ -18,11 +18,10 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizer_kinds import KINDS, Encode, make, of_library, random_texts, train_sentencepiece
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.tokenization import sentencepiece_model
+from bert_jax.errors import UserError
+from bert_jax.tokenization import sentencepiece_model, tokenizer
 from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
-from bert_jax.tokenization.tokenizer_spec import ALBERT_ROLES, BERT_ROLES, Roles
+from bert_jax.tokenization.specification import ALBERT_ROLES, BERT_ROLES, Roles
 
 # A little of other scripts, so that the vocabularies have some of their characters.
 SCRIPTS = [

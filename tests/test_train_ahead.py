@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bert_jax.config import MeshConfig
-from bert_jax.train import partitioning
-from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
+from bert_jax.train import sharding
+from bert_jax.train.compilation import CompilingAhead, later_batch_shapes
 from bert_jax.train.run import Source
 from bert_jax.train.step import TrainState
 
-MESH = partitioning.make_mesh(MeshConfig())
+MESH = sharding.make_mesh(MeshConfig())
 
 
 class Batch(NamedTuple):
@@ -29,17 +29,17 @@ def step(state: TrainState, batch: Batch, fraction: Any, key: jax.Array) -> tupl
 
 
 def batch_of(length: int) -> Batch:
-    return Batch(jax.device_put(np.ones((8, length), np.int32), partitioning.rows_sharding(MESH)))
+    return Batch(jax.device_put(np.ones((8, length), np.int32), sharding.rows_sharding(MESH)))
 
 
 def start(lengths: list[int], lines: list[str]) -> tuple[Any, TrainState, jax.Array, CompilingAhead]:
-    whole = partitioning.replicated(MESH)
+    whole = sharding.replicated(MESH)
     zero = np.zeros((), np.int32)
     state = jax.device_put(TrainState(zero, {"w": np.ones(3, np.float32)}, (), None, zero), whole)
     key = jax.device_put(jax.random.key(0), whole)
     jitted = jax.jit(step, donate_argnums=0)
     later = {
-        number: Batch(jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=partitioning.rows_sharding(MESH)))
+        number: Batch(jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=sharding.rows_sharding(MESH)))
         for number, length in enumerate(lengths, 1)
     }
     return jitted, state, key, CompilingAhead(jitted, state, later, (key,), MESH, lines.append)

@@ -17,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.storage.local import MARKER
+from bert_jax.commands import train_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.storage.files import MARKER
+from bert_jax.tokenization import tokenizer
+from bert_jax.tokenization import vocabulary as tokenization_vocabulary
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
-from data_prep import counting, readers, train_tokenizer, wordpiece
-from data_prep.train_tokenizer import TokenizerOptions
+from data_prep import counting, learners, readers, vocabulary
+from data_prep.vocabulary import TokenizerOptions
 
-BOOKS = Path(train_tokenizer.__file__).parent / "sample" / "books"
+BOOKS = Path(vocabulary.__file__).parent / "sample" / "books"
 
 
 def joined(word: tuple[str, ...], left: str, right: str, merged: str) -> tuple[str, ...]:
@@ -61,7 +63,7 @@ def brute_force(word_counts: dict[str, int], vocab_size: int, min_frequency: int
 
 
 def word_counts(text: Path, lowercase: bool = True) -> dict[str, int]:
-    splitter = wordpiece.WordPieceSplitter(lowercase)
+    splitter = learners.WordPieceSplitter(lowercase)
     counter = counting.ChunkCounter(splitter)
     counter.add(readers.documents(text))
     return counting.count_words(counter.counts, splitter)
@@ -75,20 +77,20 @@ def word_counts(text: Path, lowercase: bool = True) -> dict[str, int]:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_merges_are_those_of_brute_force(words, more, min_frequency):
     size = 5 + 6 + more
-    assert wordpiece.learn(words, size, min_frequency=min_frequency) == brute_force(words, size, min_frequency)
+    assert learners.learn_wordpiece(words, size, min_frequency=min_frequency) == brute_force(words, size, min_frequency)
 
 
 def test_merges_are_those_of_brute_force_on_real_words(sample_text):
     counts = word_counts(sample_text)
     some = dict(sorted(counts.items())[:600])
-    assert wordpiece.learn(some, 400) == brute_force(some, 400, wordpiece.MIN_FREQUENCY)
+    assert learners.learn_wordpiece(some, 400) == brute_force(some, 400, learners.WORDPIECE_MIN_FREQUENCY)
 
 
 def test_order_of_the_words_decides_nothing(sample_text):
     counts = word_counts(sample_text)
     shuffled = list(counts.items())
     random.Random(0).shuffle(shuffled)
-    assert wordpiece.learn(dict(shuffled), 1500) == wordpiece.learn(counts, 1500)
+    assert learners.learn_wordpiece(dict(shuffled), 1500) == learners.learn_wordpiece(counts, 1500)
 
 
 FILES = {
@@ -99,7 +101,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+@pytest.mark.parametrize("kind", tokenization_vocabulary.KINDS)
 def test_same_text_gives_the_same_bytes_in_any_process(kind, sample_text, tmp_path):
     written = []
     for seed in ("1", "2"):
@@ -136,7 +138,7 @@ def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
     """Tokens a word on text that neither trainer saw, against the library's own WordPieceTrainer at equal size."""
     book = BOOKS / "alcott_little_men.txt.xz"
     held_out = list(readers.documents(BOOKS / "stevenson_jekyll_and_hyde.txt.xz"))
-    ours = train_tokenizer.train(TokenizerOptions(book, tmp_path / "ours", vocab_size=2048, lowercase=True))
+    ours = vocabulary.train(TokenizerOptions(book, tmp_path / "ours", vocab_size=2048, lowercase=True))
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer()
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -161,7 +163,7 @@ def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
 
 
 def test_trained_vocabulary_is_well_formed(sample_text, tmp_path):
-    trained = train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "out" / "vocab", 1200, lowercase=False))
+    trained = vocabulary.train(TokenizerOptions(sample_text, tmp_path / "out" / "vocab", 1200, lowercase=False))
     tokens = trained.tokens(range(trained.vocab_size))
     assert tokens[:5] == list(SPECIAL_TOKENS) and trained.vocab_size == 1200 == len(set(tokens))
     assert not trained.lowercase and any(token != token.lower() for token in tokens[5:])
@@ -175,20 +177,20 @@ def test_trained_vocabulary_is_well_formed(sample_text, tmp_path):
 def test_rare_characters_are_left_out_beyond_the_share():
     counts = {"ab": 50, "ac": 40, "bé": 1, "é": 1, "zzz": 20}
     options = {"alphabet_minimum": 4, "min_frequency": 1}
-    some = wordpiece.learn(counts, 100, character_coverage=0.9, **options)
+    some = learners.learn_wordpiece(counts, 100, character_coverage=0.9, **options)
     assert some == [*SPECIAL_TOKENS, *"abcz", "##b", "##c", "##z", "ab", "ac", "zz", "zzz"]
-    assert {"é", "##é"} < set(wordpiece.learn(counts, 100, character_coverage=1.0, **options))
+    assert {"é", "##é"} < set(learners.learn_wordpiece(counts, 100, character_coverage=1.0, **options))
 
 
 def test_inside_of_a_word_is_no_beginning():
     """What windows of a long word give: characters and merges with ## throughout."""
-    tokens = wordpiece.learn({"ab": 5, "##cde": 7, "#": 3, "##": 2}, 100, min_frequency=6)
+    tokens = learners.learn_wordpiece({"ab": 5, "##cde": 7, "#": 3, "##": 2}, 100, min_frequency=6)
     assert tokens[5:] == ["#", *"abcde", "###", "##b", "##c", "##d", "##e", "##cd", "##cde"]
 
 
 def test_a_smaller_vocabulary_than_requested_is_written_and_reported(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("low lower lowest low low\n\nnew newer newest\n")
-    trained = train_tokenizer.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
+    trained = vocabulary.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
     assert trained.vocab_size < 60 and trained.id_of("low") is not None
     assert f"the text gives {trained.vocab_size} tokens, fewer than --vocab_size 5000" in capsys.readouterr().err
 
@@ -207,13 +209,13 @@ def test_phrases_too_long_for_wordpiece_are_reported(tmp_path, capsys, alpha):
         (tmp_path / f"{name}.txt").write_text(text)
         for kind in ("wordpiece", "bpe"):
             options = TokenizerOptions(tmp_path / f"{name}.txt", tmp_path / f"{name}_{kind}", 700, kind, alpha=alpha)
-            trained = train_tokenizer.train(options)
+            trained = vocabulary.train(options)
             told = capsys.readouterr().err
             assert ("is in words of more than 100 characters, each of which" in told) == (
                 name + kind == "khmerwordpiece"
             )
             assert ("[UNK]" in trained.tokens(trained.encode(text).tolist())) == (name + kind == "khmerwordpiece")
-    counter = counting.ChunkCounter(wordpiece.WordPieceSplitter(lowercase=False))
+    counter = counting.ChunkCounter(learners.WordPieceSplitter(lowercase=False))
     counter.add([texts["khmer"]])
     assert (counter.unknown, counter.characters) == (2 * len(phrase), len(texts["khmer"]))
 
@@ -239,12 +241,12 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     ]
     for arguments, message in cases:
         with pytest.raises(UserError, match=message) as caught:
-            train_tokenizer.train(TokenizerOptions(output=output, **arguments))
+            vocabulary.train(TokenizerOptions(output=output, **arguments))
         assert "\n" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     output.mkdir()
     with pytest.raises(UserError, match=r"vocab exists"):
-        train_tokenizer.train(TokenizerOptions(sample_text, output, vocab_size=900))
+        vocabulary.train(TokenizerOptions(sample_text, output, vocab_size=900))
 
 
 def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
@@ -253,18 +255,18 @@ def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
     other.mkdir()
     (other / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"vocab\.incomplete exists and is no unfinished output"):
-        train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
+        vocabulary.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     (other / MARKER).touch()
-    train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
+    vocabulary.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
     assert not other.exists() and not (tmp_path / "vocab" / MARKER).exists()
     with pytest.raises(UserError, match=r"ends in \.incomplete"):
-        train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "x.incomplete", vocab_size=900))
+        vocabulary.train(TokenizerOptions(sample_text, tmp_path / "x.incomplete", vocab_size=900))
 
 
-@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+@pytest.mark.parametrize("kind", tokenization_vocabulary.KINDS)
 def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
-    name = train_tokenizer.KINDS[kind]
+    name = tokenization_vocabulary.KINDS[kind]
     for flags, case in ((["--nolowercase"], "cased"), (["--lowercase"], "lower-cased")):
         output = tmp_path / case
         train_tokenizer.main(

@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax.command import Stopped, UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, OptimizerConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.model import paths
-from bert_jax.storage import holder
+from bert_jax.errors import Stopped, UserError
+from bert_jax.model import layers
+from bert_jax.storage import hold
 from bert_jax.train import loop, metrics, prepare
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.evaluation import make_evaluator
 from bert_jax.train.hooks import Hook, Log, Point, Recorder, Save, stopped
 from bert_jax.train.interruption import Interruption
-from bert_jax.train.metric_segments import FOLDER, read_segments
-from bert_jax.train.metrics import ProgressLine
+from bert_jax.train.metrics import FOLDER, ProgressLine, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.orbax_io import AVERAGE, PARAMS
 from bert_jax.train.prepare import OpenWorkdir
@@ -285,14 +284,14 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["another", "a part of one"])
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path, left):
-    from bert_jax import tokenizer
-    from data_prep import train_tokenizer
-    from data_prep.train_tokenizer import TokenizerOptions
+    from bert_jax.tokenization import tokenizer
+    from data_prep import vocabulary
+    from data_prep.vocabulary import TokenizerOptions
 
     text = tmp_path / "text.txt"
     text.write_text("a few words of another text\n\nand again a few words\n" * 3)
     begun = run("begun")
-    train_tokenizer.train(TokenizerOptions(text, begun.workdir / "tokenizer", vocab_size=60, lowercase=True))
+    vocabulary.train(TokenizerOptions(text, begun.workdir / "tokenizer", vocab_size=60, lowercase=True))
     if left == "a part of one":
         for file in (begun.workdir / "tokenizer").iterdir():
             file.write_bytes(b"")
@@ -401,11 +400,11 @@ def test_a_run_that_skips_steps_is_equal_when_it_is_killed_between_them(run):
 def test_training_starts_from_given_parameters(run, capsys):
     first = loop.fit(run("first"))
     assert "warmup" not in capsys.readouterr().err
-    given = {path: np.asarray(value) for path, value in paths.flatten(first.params).items()}
+    given = {path: np.asarray(value) for path, value in layers.flatten(first.params).items()}
     short = dataclasses.replace(CONFIG, steps=1, optimizer=OptimizerConfig(learning_rate=0.0))
     second = loop.fit(run("second", short, initial_params=given))
     assert "optimizer.warmup_steps is 10000, but the run has 1 steps" in " ".join(capsys.readouterr().err.split())
-    for path, value in paths.flatten(second.params).items():
+    for path, value in layers.flatten(second.params).items():
         np.testing.assert_array_equal(value, given[path], err_msg=path)
 
 
@@ -496,11 +495,11 @@ def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, 
 
 
 def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeypatch):
-    monkeypatch.setattr(holder, "TIMES", holder.Times(ending=0.0))
-    other = holder.Hold(run("taken").workdir, print)
-    with pytest.raises(holder.Held, match=rf"taken is held by another run: process {os.getpid()} on .*, since .* UTC"):
+    monkeypatch.setattr(hold, "TIMES", hold.Times(ending=0.0))
+    other = hold.Hold(run("taken").workdir, print)
+    with pytest.raises(hold.Held, match=rf"taken is held by another run: process {os.getpid()} on .*, since .* UTC"):
         loop.fit(run("taken"))
-    assert os.listdir(run("taken").workdir) == [holder.HOLDER_FILE]
+    assert os.listdir(run("taken").workdir) == [hold.HOLDER_FILE]
     other.release()
 
 
@@ -515,17 +514,17 @@ def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
 
         def measure(params, step):
             lines.extend(metrics.read_metrics(replaced.workdir))
-            record = holder.Record.of_this_process()
-            (replaced.workdir / holder.HOLDER_FILE).write_bytes(record.encoded())
+            record = hold.Record.of_this_process()
+            (replaced.workdir / hold.HOLDER_FILE).write_bytes(record.encoded())
             return evaluate(params, step)
 
         return measure
 
-    with pytest.raises(holder.NoLongerHeld, match="replaced was taken over by process"):
+    with pytest.raises(hold.NoLongerHeld, match="replaced was taken over by process"):
         loop.fit(dataclasses.replace(replaced, evaluators=[replacing]))
     assert metrics.read_metrics(replaced.workdir) == lines and [line["step"] for line in lines] == [2]
     assert latest_step(replaced.workdir) in (None, 2)
-    assert (replaced.workdir / holder.HOLDER_FILE).exists()
+    assert (replaced.workdir / hold.HOLDER_FILE).exists()
 
 
 @pytest.mark.slow
@@ -547,7 +546,7 @@ def test_a_run_that_stopped_by_another_metric_continues(run):
     assert loop.fit(by("eval_mlm_accuracy")).step == 6
 
 
-@pytest.mark.parametrize(("error", "written"), [(holder.NoLongerHeld, []), (UserError, [1])])
+@pytest.mark.parametrize(("error", "written"), [(hold.NoLongerHeld, []), (UserError, [1])])
 def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(run, tmp_path, error, written):
     """Lines are written once a minute there; those that are left are written at any other end of the run."""
     stored = run("stored", workdir=epath.Path(tmp_path / "stored"))  # on disk, by the interface of a store

@@ -6,13 +6,13 @@ import pytest
 import tokenizers
 from tokenizer_kinds import make, random_texts
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
-from bert_jax.resize_vocabulary import texts_of
-from bert_jax.resizing.trimming import Usage
-from bert_jax.tokenizer import Tokenizer
-from data_prep.encoding import encode
+from bert_jax.commands.resize_vocabulary import texts_of
+from bert_jax.errors import UserError
+from bert_jax.interop.resizing import Usage
+from bert_jax.tokenization import tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.units import Unit
+from data_prep.worker import encode
 
 KINDS = ("wordpiece_uncased", "bpe", "bpe_nfc", "unigram_bytes", "unigram_albert", "sentencepiece_bpe")
 

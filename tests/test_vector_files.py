@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import embed as command
-from bert_jax.command import UserError
-from bert_jax.embed import embed, embed_file
+from bert_jax.commands import embed as commands_embed
+from bert_jax.commands.embed import embed, embed_file
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
-from bert_jax.model.heads import Heads
-from bert_jax.storage.local import incomplete_path
-from bert_jax.tasks import vector_files
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import incomplete_path
+from bert_jax.tasks import vectors as command
 from bert_jax.tasks.embedder import Embedder
-from bert_jax.tasks.text_stream import read_stream
-from bert_jax.tasks.vector_files import write_vectors
+from bert_jax.tasks.reading.inputs import read_stream
+from bert_jax.tasks.vectors import write_vectors
 
 TEXTS = [f"the cat sat{' on' * (number % 7)} a mat" for number in range(23)]
 ODD = ["the\ncat", "a\tdog", "the\u2028river", "", "a dog\r\nsat"]
@@ -38,7 +38,7 @@ def lengths(window):
 
 
 def shards_of(folder):
-    names = json.loads((folder / vector_files.MANIFEST).read_text())["shards"]
+    names = json.loads((folder / command.MANIFEST).read_text())["shards"]
     return [np.load(folder / name) for name in names]
 
 
@@ -96,26 +96,26 @@ def test_a_value_that_is_too_large_for_the_dtype_is_refused(tmp_path, value):
         write_vectors(iter([("a",)]), large, tmp_path / "out", job={}, dtype="float16")
     assert write_vectors(iter([("a",)]), large, tmp_path / "wide", job={})["count"] == 1
     with_missing = np.array([[1, 2], [np.nan, np.nan]], np.float32)  # of a word without pieces
-    assert np.isnan(vector_files.converted(with_missing, "float16", "--dtype")[1]).all()
+    assert np.isnan(command.converted(with_missing, "float16", "--dtype")[1]).all()
     with pytest.raises(UserError, match="too large"):
-        vector_files.converted(with_missing * value, "float16", "--dtype")
+        command.converted(with_missing * value, "float16", "--dtype")
 
 
 def test_a_conversion_needs_no_memory_but_that_of_its_result():
     vectors = np.ones((60_000, 16), np.float32)
-    assert vector_files.converted(vectors, "float32", "--dtype") is vectors
+    assert command.converted(vectors, "float32", "--dtype") is vectors
     tracemalloc.start()
-    found = vector_files.converted(vectors, "float16", "--dtype")
+    found = command.converted(vectors, "float16", "--dtype")
     assert tracemalloc.get_traced_memory()[1] < 1.2 * found.nbytes
     tracemalloc.stop()
     vectors[-1, -1] = 1e6
     with pytest.raises(UserError, match="too large"):
-        vector_files.converted(vectors, "float16", "--dtype")
+        command.converted(vectors, "float16", "--dtype")
 
 
 @pytest.mark.parametrize("format", ["npy", "parquet"])
 def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeypatch, format):
-    monkeypatch.setattr(vector_files, "TEXTS_AT_ONCE", 4)
+    monkeypatch.setattr(command, "TEXTS_AT_ONCE", 4)
     texts = [(text,) for text in TEXTS]
     seen = []
 
@@ -141,7 +141,7 @@ def test_an_interrupted_job_resumes_behind_its_complete_shards(tmp_path, monkeyp
     )
     assert seen == [4, 4, 2, 3]  # the second and third shard
     assert (manifest["count"], manifest["width"]) == (23, 2) and len(manifest["shards"]) == 3
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [vector_files.MANIFEST, *manifest["shards"]]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [command.MANIFEST, *manifest["shards"]]
     if format == "npy":
         found = np.concatenate(shards_of(tmp_path / "out"))
     else:
@@ -165,22 +165,24 @@ def test_a_folder_of_others_and_an_empty_input_are_refused(tmp_path):
 
 
 def test_the_shards_of_a_file_hold_the_vectors_of_embed_in_order(tmp_path, loaded, monkeypatch, capsys):
-    monkeypatch.setattr(vector_files, "TEXTS_AT_ONCE", 6)
+    monkeypatch.setattr(command, "TEXTS_AT_ONCE", 6)
     huggingface_export.write(loaded, tmp_path / "hf")
     (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "t.txt")]
-    command.main([*arguments, "--output", str(tmp_path / "out"), "--format=npy", "--shard_size=9", "--normalize"])
+    commands_embed.main(
+        [*arguments, "--output", str(tmp_path / "out"), "--format=npy", "--shard_size=9", "--normalize"]
+    )
     assert "embeddings float32[23, 20] in 3 shards" in capsys.readouterr().out
     shards = shards_of(tmp_path / "out")
     assert [len(shard) for shard in shards] == [9, 9, 5]
     wanted = embed(loaded, TEXTS, normalize=True)["embeddings"]
     np.testing.assert_allclose(np.concatenate(shards), wanted, atol=1e-6)
-    command.main([*arguments, "--output", str(tmp_path / "v.npz"), "--dtype=float16", "--normalize"])
+    commands_embed.main([*arguments, "--output", str(tmp_path / "v.npz"), "--dtype=float16", "--normalize"])
     with np.load(tmp_path / "v.npz") as written:
         np.testing.assert_array_equal(written["embeddings"], wanted.astype(np.float16))
     with monkeypatch.context() as patch, pytest.raises(UserError, match="too large for float16"):
-        patch.setattr(command, "embed", lambda *_, **__: {"embeddings": np.full((1, 2), 1e9, np.float32)})
-        command.main([*arguments, "--output", str(tmp_path / "w.npz"), "--dtype=float16"])
+        patch.setattr(commands_embed, "embed", lambda *_, **__: {"embeddings": np.full((1, 2), 1e9, np.float32)})
+        commands_embed.main([*arguments, "--output", str(tmp_path / "w.npz"), "--dtype=float16"])
     with pytest.raises(UserError, match="--format npy is for one vector per text, but --pool is words"):
         embed_file(loaded, tmp_path / "t.txt", tmp_path / "other", pool="words")
     with pytest.raises(UserError, match=r"out exists\. Choose another --output"):
@@ -214,6 +216,6 @@ def test_a_command_with_an_input_that_cannot_be_read_can_be_corrected(tmp_path, 
     (tmp_path / "t.jsonl").write_text('{"body": "the cat"}\n')
     line = [f"--checkpoint={tmp_path / 'hf'}", f"--input={tmp_path / 't.jsonl'}", f"--output={tmp_path / 'vectors'}"]
     with pytest.raises(UserError, match="line 1: 'title' is None"):
-        command.main([*line, "--format=npy", "--text=title"])
-    command.main([*line, "--format=npy", "--text=body"])
-    assert json.loads((tmp_path / "vectors" / vector_files.MANIFEST).read_text())["count"] == 1
+        commands_embed.main([*line, "--format=npy", "--text=title"])
+    commands_embed.main([*line, "--format=npy", "--text=body"])
+    assert json.loads((tmp_path / "vectors" / command.MANIFEST).read_text())["count"] == 1

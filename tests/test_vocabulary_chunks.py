@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.command import UserError
-from bert_jax.model.ops import GpuOperations
+from bert_jax.errors import UserError
+from bert_jax.model.ops import GpuOperations, VocabularyProduct
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.vocabulary_product import VocabularyProduct
-from bert_jax.train.losses import vocabulary_sums
-from bert_jax.train.vocabulary_chunks import chunked_sums
+from bert_jax.train.losses import chunked_sums, vocabulary_sums
 
 VOCABULARY, ROWS, WIDTH = 61, (3, 7), 20
 PADDED = 128

@@ -7,10 +7,11 @@ import uuid
 import pyarrow as pa
 import pytest
 
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, plain_text, read
+from data_prep.readers import Corpus, Reading, find_sources, read
+from data_prep.readers import text as plain_text
 from data_prep.readers.refusal import Omission
 
 fastwarc = pytest.importorskip("fastwarc.warc")

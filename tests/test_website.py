@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bert_jax
-from bert_jax import command
+from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, PretrainConfig, to_dict
 from website import code_blocks, config_keys, figure, links, notebooks, reference
 
@@ -85,7 +85,7 @@ def test_comments_of_several_lines_belong_to_the_key_below_them():
 
 
 def test_the_page_of_exit_codes_has_every_code_of_the_program():
-    codes = {value for name, value in vars(command).items() if name.startswith("EXIT_")}
+    codes = {value for name, value in vars(command_line).items() if name.startswith("EXIT_")}
     assert set(reference.exit_codes()) == codes | {0}
     assert all(len(meaning.split()) >= 1 for meaning in reference.exit_codes().values())
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.command import UserError
-from bert_jax.data import window_order
-from bert_jax.data.window_order import Window, WindowOrder, WindowSizes, common_lanes, window_sizes
+from bert_jax.data import order
+from bert_jax.data.order import Window, WindowOrder, WindowSizes, common_lanes, window_sizes
+from bert_jax.errors import UserError
 
 GOLDEN_SIZES = WindowSizes(lanes=64, window_rows=580, block_rows=36)
 GOLDEN_ROWS = [99860, 11249, 61967, 78065, 20697, 27884, 51684, 66184, 66709]
@@ -131,7 +131,7 @@ def test_lanes_divide_all_batch_sizes():
 @pytest.mark.parametrize("rows", [10**4, 10**6, 10**10])
 def test_windows_take_the_memory_that_they_may(rows, cache_bytes, lanes):
     sizes = window_sizes(rows, lanes, 269, cache_bytes, "wiki")
-    held = window_order.WINDOWS_HELD * lanes * sizes.window_rows * 269
+    held = order.WINDOWS_HELD * lanes * sizes.window_rows * 269
     assert held <= cache_bytes
     assert sizes.window_rows == -(-rows // lanes) or held > cache_bytes - 2 * lanes * 269
     assert sizes.window_rows // sizes.block_rows >= 16

@@ -8,14 +8,14 @@ import pytest
 import tokenizer_kinds
 import unspaced_text
 
-from bert_jax import tokenizer
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import Masker
+from bert_jax.data.loader import count_words
+from bert_jax.data.masking.masker import Masker
 from bert_jax.data.shards import open_dataset
-from bert_jax.data.word_counts import count_words
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenization import tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep import readers
-from data_prep.build_examples import build
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
 EPOCHS = 100

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads import Heads
+from bert_jax.errors import UserError
+from bert_jax.model.heads.config import Heads
 from bert_jax.train.workdir import WorkdirConfig, latest_step, read_config, read_params, write_config, write_params
 
 

@@ -10,14 +10,14 @@ from random_checkpoints import odd_config
 from scipy.special import logsumexp
 from tiny_batches import lay, random_sequence
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch
+from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.head_outputs import masked_logits, vocabulary_logits
+from bert_jax.model.outputs import masked_logits, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.train.objectives import Objective, means, pretraining_objective
-from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.phased import MaskedTokenBatch, NextTokenBatch
 
 WORDS, WEIGHT = 40, 0.125

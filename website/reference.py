@@ -20,9 +20,10 @@ from typing import Any
 from unittest import mock
 
 import bert_jax
-from bert_jax import command, commands
-from bert_jax.config import short_flags
-from bert_jax.config.shipped import shipped_recipes
+from bert_jax import command_line
+from bert_jax.commands import main as commands
+from bert_jax.config import loading
+from bert_jax.config.recipes import shipped_recipes
 from website import config_keys
 from website.config_keys import Key
 
@@ -72,7 +73,7 @@ def recipes_page() -> str:
 
 def config_page() -> str:
     """All configuration keys with types, defaults and meanings."""
-    rows = (f"| `--{flag}` | `{key}` |" for flag, key in short_flags.KEYS.items())
+    rows = (f"| `--{flag}` | `{key}` |" for flag, key in loading.KEYS.items())
     flags = "\n".join(["| flag | key |", "|---|---|", *rows])
     return _joined(
         [
@@ -108,7 +109,7 @@ def api_page() -> str:
 
 
 def exit_codes_page() -> str:
-    """The exit codes of all commands, from the contract that bert_jax.command states."""
+    """The exit codes of all commands, from the contract that bert_jax.command_line states."""
     rows = "\n".join(f"| {code} | {meaning} |" for code, meaning in exit_codes().items())
     return _joined(
         [
@@ -144,8 +145,8 @@ def help_text(name: str) -> str:
 
 
 def exit_codes() -> dict[int, str]:
-    """The meaning of each exit code, which the docstring of bert_jax.command states as a list `CODE meaning; ...`."""
-    text = " ".join((command.__doc__ or "").split())
+    """The meaning of each exit code, which the docstring of bert_jax.command_line states as a list `CODE meaning; ...`."""
+    text = " ".join((command_line.__doc__ or "").split())
     listed = text.partition("Exit codes are a contract: ")[2].partition(". ")[0]
     pairs = (entry.partition(" ") for entry in listed.split("; "))
     return {int(code): meaning for code, _, meaning in pairs}

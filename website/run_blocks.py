@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from website.code_blocks import CodeBlock, code_blocks
 
 ROOT = Path(__file__).parent.parent

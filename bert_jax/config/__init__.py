@@ -4,21 +4,27 @@ A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so t
 converts it to a dataclass once, at the border; the library itself uses only these classes.
 """
 
-from bert_jax.config.distill import DistillConfig
+from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
 from bert_jax.config.loading import load, read_flags, read_values, recipe, to_dict
-from bert_jax.config.lora import LoraConfig
-from bert_jax.config.model import ENCODERS, MODEL_CHOICES, EncoderKind, ModelConfig, ModelOptions, add_encoder
-from bert_jax.config.shipped import recipe_module
+from bert_jax.config.model import (
+    ENCODERS,
+    MODEL_CHOICES,
+    EncoderKind,
+    LoraConfig,
+    ModelConfig,
+    ModelOptions,
+    add_encoder,
+)
+from bert_jax.config.recipes import recipe_module
 from bert_jax.config.training import (
     CheckpointConfig,
     DataConfig,
+    DistillConfig,
     EvalConfig,
-    FinetuneConfig,
     MeshConfig,
     OptimizerConfig,
     PretrainConfig,
     PretrainDataConfig,
-    TaskConfig,
     TrainConfig,
 )
 

@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 
     @property
     def unpacked(self) -> bool:
-        """Whether each row holds one sequence at most, as S tells. Attention uses it (model/token_positions.py)."""
+        """Whether each row holds one sequence at most, as S tells. Attention uses it (model/embeddings.py)."""
         return one_in_each_row(self.cls_positions)
 
 

@@ -1,28 +1,123 @@
 """Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
-Step s reads the B(s) global rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is a
-permutation of all rows, keyed by (seed, epoch, dataset); that of streamed rows is in window_order.py. No tail is
-dropped: a batch may span two epochs, and each row has the masks of its own epoch. Batches of several data sets and of
-several sizes are made by mixture_loader.py.
-"""
+Read `PretrainingLoader` first. Batches are made several steps at a time when they are requested in order. Evaluation
+has two helpers: word counts for likelihoods per word, and rows in which each token is masked in turn."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Float64, Int32, Int64
-from bert_jax.command import UserError
-from bert_jax.data import hashing, permutation
-from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
-from bert_jax.data.example import Batch, Rows, max_predictions
-from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, span_targets
-from bert_jax.data.step_batches import StepBatches
-from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.array_types import Bool, Float64, Int32, Int64
+from bert_jax.data import order
+from bert_jax.data.example import Batch, Rows, max_predictions, unmasked_ids
+from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer, token_kinds
+from bert_jax.data.masking.rule import SPECIAL, MaskingRule, cut, find_words
+from bert_jax.data.masking.selection import span_targets
+from bert_jax.data.schedules import BatchSegment, StepSchedule, check_batch_size
+from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
+
+# Batches by step, made several steps at a time where steps are requested in order.
+
+
+# Positions that are made together if steps are requested in order: numpy's calls then cost little even for batches of
+# a few rows. The number changes no batch.
+_BLOCK_POSITIONS = 1 << 18
+
+
+class _Block(NamedTuple):
+    """The most recently made batches: those of some consecutive steps, concatenated."""
+
+    first: int
+    steps: int
+    picked: Int64[np.ndarray, "K"]
+    batches: Batch
+
+
+class StepBatches:
+    """The batches of the steps of some segments, from a function that makes rows by number.
+
+    seq_len   the positions of a row
+    what      the data, for messages
+    make      (numbers [R], steps [R]) -> these rows of the segments' data, each as its step reads it, as one Batch
+    lanes     divides the number of rows of all batches. The rows of a batch whose numbers are equal modulo this follow
+              one another in it, so that a process, which loads consecutive rows, reads few lanes
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[BatchSegment],
+        seq_len: int,
+        what: str,
+        make: Callable[[np.ndarray, np.ndarray], Batch],
+        lanes: int = 1,
+    ) -> None:
+        self.segments, self._lanes = tuple(segments), lanes
+        self._seq_len, self._what, self._make = seq_len, what, make
+        self._block: _Block | None = None
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The first step of each segment: from it on, batches may have another number of rows."""
+        return tuple(segment.first for segment in self.segments)
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
+        return self._segment(step).rows
+
+    def rows_before(self, step: int) -> int:
+        """The number of rows that the steps of the segments before this one read."""
+        return sum(segment.rows * segment.steps_before(step) for segment in self.segments)
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        """The global batch of a step, or only the selected `rows` of it, which alone are then made.
+
+        The arrays are read-only. Raises ValueError for a step outside the segments, such as a negative one.
+        """
+        segment = self._segment(step)
+        picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
+        block = self._block
+        same = block is not None and np.array_equal(block.picked, picked)
+        if block is None or not same or not block.first <= step < block.first + block.steps:
+            # If steps are requested in order, several steps are made together.
+            in_order = block is not None and same and step == block.first + block.steps
+            steps = max(1, _BLOCK_POSITIONS // max(1, self._seq_len * picked.size)) if in_order else 1
+            if segment.end is not None:  # a block does not cross segments
+                steps = min(steps, segment.end - step)
+            block = self._block = _Block(step, steps, picked, self._batches(segment, step, steps, picked))
+        begin = (step - block.first) * picked.size
+        return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
+
+    def _segment(self, step: int) -> BatchSegment:
+        found = next((segment for segment in self.segments if segment.contains(step)), None)
+        if found is None:
+            raise ValueError(f"no batch of {self._what} is assigned to step {step}")
+        return found
+
+    def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
+        """The picked rows of `count` consecutive steps of a segment, concatenated."""
+        steps = np.arange(first, first + count)
+        lane, index = np.divmod(picked, segment.rows // self._lanes)
+        within = index * self._lanes + lane  # `picked` itself with one lane
+        numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
+        made = self._make(numbers.reshape(-1), np.repeat(steps, picked.size))
+        for field in made:
+            if field is not None:
+                field.flags.writeable = False
+        return made
+
+
+# Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
+#
+# Step s reads the B(s) global rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is
+# a permutation of all rows, keyed by (seed, epoch, dataset); that of streamed rows is in window_order.py. No tail is
+# dropped: a batch may span two epochs, and each row has the masks of its own epoch. Batches of several data sets and of
+# several sizes are made by mixture_loader.py.
+
 
 # Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
@@ -56,7 +151,7 @@ class RowReader(Protocol):
 
 @runtime_checkable
 class LoaderTokenizer(MaskingTokenizer, Protocol):
-    """The attributes of a vocabulary (bert_jax.vocabulary.Vocabulary) that the loader uses."""
+    """The attributes of a vocabulary (bert_jax.tokenization.vocabulary.Vocabulary) that the loader uses."""
 
     @property
     def content_hash(self) -> str: ...
@@ -116,7 +211,7 @@ class PretrainingLoader:
         self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._tokenizer = tokenizer
         self._masker = self._make_masker(seed)
-        self._dataset_word = hashing.hash_text(dataset.fingerprint)
+        self._dataset_word = order.hash_text(dataset.fingerprint)
         one_size = (BatchSegment(0, None, batch_size, 0),)
         self._steps = StepBatches(one_size, dataset.seq_len, str(dataset.directory), self.rows)
 
@@ -162,8 +257,8 @@ class PretrainingLoader:
         """
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         if self._reader is None:
-            keys = hashing.combine(self._dataset_word, self.seed, epochs)
-            gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
+            keys = order.combine(self._dataset_word, self.seed, epochs)
+            gathered = self.dataset.gather(order.permute(ordinals, self.dataset.rows, keys))
         else:
             gathered = self._reader.read(numbers, ahead)
         distinct, places = np.unique(steps, return_inverse=True)
@@ -280,3 +375,103 @@ def _expand(values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], 
 def fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
     """The rows of a field followed by zeros, batch_size in all."""
     return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))
+
+
+# Counts the tokens and the words of held-out rows, which divide a log-likelihood.
+
+
+ROWS_AT_ONCE = 4096
+
+
+class WordCounts(NamedTuple):
+    """The tokens of some rows, without padding and without the first token of each sequence ([CLS])."""
+
+    ordinary: int  # tokens that are not special
+    words: int  # ordinary tokens that begin a word
+    special: int  # special tokens: each [SEP], and the token of unknown text
+
+
+def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 0) -> WordCounts:
+    """Counts the first max_rows rows; 0 means all.
+
+    A word is what whole-word masking masks together, by the rule of the rows: a token with the continuation tokens
+    after it. A continuation token after a special token begins a word.
+    """
+    kinds = token_kinds(tokenizer, dataset.masking.words)
+    count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
+    total = np.zeros(3, np.int64)
+    for start in range(0, count, ROWS_AT_ONCE):
+        rows = dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count)))
+        sequences = cut(rows, kinds.take(unmasked_ids(rows)))
+        ordinary = int((sequences.kinds[:, 1:] != SPECIAL).sum())
+        after_first = int(np.maximum(sequences.lengths - 1, 0).sum())
+        total += (ordinary, int(find_words(sequences).starts[:, 1:].sum()), after_first - ordinary)
+    return WordCounts(*total.tolist())
+
+
+# Held-out rows in which each token is masked in turn, for the pseudo-log-likelihood of a masked language model.
+
+
+class SingleMasks:
+    """Copies of the first max_rows rows (0: of all), so that every ordinary token is the mask of one copy.
+
+    Copy k of a row has a mask at the k-th ordinary token of each of its sequences. Sequences of a row do not see each
+    other, so each token is predicted from all other tokens of its own sequence. The masks of the shards are undone.
+    Special tokens are never masked.
+    """
+
+    def __init__(self, dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 0) -> None:
+        self._dataset, self._mask_id = dataset, tokenizer.mask_id
+        self._ordinary = np.ones(tokenizer.vocab_size, bool)
+        self._ordinary[list(tokenizer.special_ids)] = False
+        count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
+        copies = [
+            self._numbers(dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count))))[0].max(axis=1) + 1
+            for start in range(0, count, ROWS_AT_ONCE)
+        ]
+        self._ends = np.cumsum(np.concatenate(copies) if copies else np.zeros(0, np.int64))
+
+    @property
+    def count(self) -> int:
+        """The number of copies: for each row, the ordinary tokens of the sequence that has most of them."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def batches(self, batch_size: int, rows: slice | np.ndarray | None = None) -> Iterator[Batch]:
+        """All copies in order, batch_size at a time, without labels of next sentences.
+
+        The last batch is filled up with rows of zeros, which have weight 0. `rows` selects the rows of each batch that
+        are made.
+        """
+        picked = np.arange(batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
+        for start in range(0, self.count, batch_size):
+            copies = start + picked
+            copies = copies[copies < self.count]
+            batch = self._batch(copies)
+            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in batch))
+
+    def _batch(self, copies: Int64[np.ndarray, "K"]) -> Batch:
+        row = np.searchsorted(self._ends, copies, side="right")
+        number = copies - np.where(row > 0, self._ends[row - 1], 0)
+        rows = self._dataset.gather(row)
+        numbers, ids = self._numbers(rows)
+        where = token_layout(rows)
+        copy, position = np.nonzero(numbers == number[:, None])
+        sequence = where.sequence_ids[copy, position] - 1
+        positions, original = np.zeros((2, *where.cls_positions.shape), np.int32)
+        weights = np.zeros(where.cls_positions.shape, np.float32)
+        positions[copy, sequence] = position
+        original[copy, sequence] = ids[copy, position]
+        weights[copy, sequence] = 1
+        ids[copy, position] = self._mask_id
+        none = np.zeros_like(where.cls_positions)
+        layout = (where.segment_ids, where.sequence_ids, where.positions)
+        return Batch(ids, *layout, positions, original, weights, where.cls_positions, none, none.astype(np.float32))
+
+    def _numbers(self, rows: Rows) -> tuple[Int64[np.ndarray, "R T"], Int32[np.ndarray, "R T"]]:
+        """The number of each ordinary token in its sequence from 0 (-1 at other positions), and the unmasked ids."""
+        ids = unmasked_ids(rows).astype(np.int32)
+        where = token_layout(rows)
+        ordinary: Bool[np.ndarray, "R T"] = self._ordinary[ids] & (where.sequence_ids > 0)
+        before = np.cumsum(ordinary, axis=1) - ordinary
+        first = np.arange(ids.shape[1]) - where.positions  # the position at which the token's sequence begins
+        return np.where(ordinary, before - np.take_along_axis(before, first, axis=1), -1), ids

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Int64
-from bert_jax.command import UserError
-from bert_jax.storage.local import INCOMPLETE, incomplete_path, parse_json, read_json
+from bert_jax.errors import UserError
+from bert_jax.storage.files import INCOMPLETE, incomplete_path, parse_json, read_json
 from bert_jax.storage.remote import address_of, is_remote
 
 SCHEMA_VERSION = 1

@@ -1,13 +1,194 @@
-"""The data sets whose rows the steps of a phase read: one, or several in given shares."""
+"""Mixtures: several data sets whose rows fill batches in given shares, without state and without random draws (law 1)."""
 
+import functools
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from bert_jax.command import UserError
-from bert_jax.data.mixture_spec import MixtureSpec
-from bert_jax.data.row_shares import RowShares
+import numpy as np
+
+from bert_jax.array_types import Int64
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader, RowReader, StepBatches
+from bert_jax.data.schedules import BatchSegment, StepSchedule
 from bert_jax.data.shards import Dataset
+from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
+
+# The text of a mixture: NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, or NAME=DIR,NAME=DIR:alpha=A.
+
+
+_NAMED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)=(.*)")
+
+_ALPHA = re.compile(r"(.*):\s*alpha=([^:,=]*)")
+
+_WEIGHT = re.compile(r":\s*[0-9.]+\s*$")
+
+
+class NamedFolder(NamedTuple):
+    """A source of a mixture as it is written."""
+
+    name: str
+    folder: str
+    weight: float | None  # relative to the others; None: by the number of tokens
+
+
+class MixtureSpec(NamedTuple):
+    """The sources of a mixture, and the exponent of their numbers of tokens if they have no weights."""
+
+    folders: tuple[NamedFolder, ...]
+    alpha: float | None = None
+
+
+def is_mixture(text: str) -> bool:
+    """Whether a text names its sources: it begins with NAME=. A folder of such a name is written as ./NAME=."""
+    return _NAMED.match(text) is not None
+
+
+def parse_mixture(text: str, key: str) -> MixtureSpec:
+    """Parses the text of a mixture. Folders may be addresses, such as gs://BUCKET/wiki.
+
+    key   the configuration key of the text, for messages
+    Raises UserError for another form, a name that occurs twice, and weights or an alpha outside of their range.
+    """
+    raised = _ALPHA.fullmatch(text)
+    try:
+        alpha = None if raised is None else float(raised[2])
+        folders = tuple(_named_folder(entry, raised is None) for entry in (raised[1] if raised else text).split(","))
+    except ValueError:
+        raise UserError(
+            f"{key} is {text!r}, not of the form NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, such as "
+            "wiki=shards/wiki:0.7,books=shards/books:0.3, or NAME=DIR,NAME=DIR:alpha=0.3"
+        ) from None
+    names = [each.name for each in folders]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{key} names {repeated[0]} twice. Give each source a name of its own")
+    for each in folders:
+        if each.weight is not None and not 0 < each.weight < math.inf:
+            raise UserError(
+                f"{key}: the weight of {each.name} is {each.weight:g}. Use a positive number, or leave the source out"
+            )
+    if alpha is not None and not 0 <= alpha < math.inf:
+        raise UserError(f"{key}: alpha is {alpha:g}. Use 1 for shares as in the text, less for more equal shares")
+    return MixtureSpec(folders, alpha)
+
+
+def _named_folder(entry: str, weighted: bool) -> NamedFolder:
+    """Parses NAME=DIR:WEIGHT, or NAME=DIR. Raises ValueError for another form."""
+    named = _NAMED.fullmatch(entry)
+    if named is None:
+        raise ValueError(f"{entry!r} has no name")
+    folder, _, weight = named[2].rpartition(":") if weighted else (named[2], "", "")
+    if not folder.strip() or (not weighted and _WEIGHT.search(folder)):
+        raise ValueError(f"{entry!r} lacks a folder or a weight, or has a weight next to alpha")
+    return NamedFolder(named[1], folder.strip(), float(weight) if weighted else None)
+
+
+# Divides the rows of a mixture among its sources, in given shares, without state and without random draws (law 1).
+
+
+DIGITS = 7  # of a share, so that 0.3 is exact
+
+WHOLE = 10**DIGITS
+
+
+Number = TypeVar("Number", int, np.ndarray)
+
+
+@dataclass(frozen=True)
+class RowShares:
+    """Which source each row of an endless sequence belongs to, and its number among the rows of that source.
+
+    Of the first n rows, the first source has n times its share, rounded. The other rows are divided among the other
+    sources in the same way. Of any n consecutive rows, each of K sources therefore has n times its share within K - 1
+    rows, and within (K - 1) / 2 if they are the first n; random draws would be off by about sqrt(n). Both questions
+    take K integer operations for any n, so that a run can begin at any step.
+    """
+
+    weights: tuple[int, ...]  # positive; a share is a weight divided by their sum
+
+    @classmethod
+    def of(cls, weights: Sequence[float], names: Sequence[str], key: str) -> "RowShares":
+        """The shares of positive, finite weights. Raises UserError, with the name, for one that is too small.
+
+        key   the configuration key of the weights, for messages
+        """
+        largest = max(weights)  # the sum of finite weights may be infinite
+        total = sum(weight / largest for weight in weights)
+        whole = tuple(round(weight / largest / total * WHOLE) for weight in weights)
+        if 0 in whole:
+            raise UserError(
+                f"the share of {names[whole.index(0)]} in {key} is less than {1 / WHOLE:g} of the rows. Raise its "
+                "weight, or leave it out"
+            )
+        return cls(whole)
+
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """The share of each source in the rows; they sum to 1."""
+        return tuple(weight / sum(self.weights) for weight in self.weights)
+
+    def counts(self, rows: int) -> tuple[int, ...]:
+        """How many of the first `rows` rows belong to each source."""
+        found: list[int] = []
+        rest, total = rows, sum(self.weights)
+        for weight in self.weights:
+            count = _rounded_share(rest, weight, total)
+            found.append(count)
+            rest, total = rest - count, total - weight
+        return tuple(found)
+
+    def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+        """The source of each row, and its number among the rows of that source. `numbers` are from 0."""
+        sources, ordinals = np.zeros((2, *numbers.shape), np.int64)
+        left, rest, total = np.arange(len(numbers)), numbers, sum(self.weights)
+        for source, weight in enumerate(self.weights):
+            before = _rounded_share(rest, weight, total)
+            taken = _rounded_share(rest + 1, weight, total) > before
+            sources[left[taken]], ordinals[left[taken]] = source, before[taken]
+            left, rest, total = left[~taken], (rest - before)[~taken], total - weight
+        return sources, ordinals
+
+
+@dataclass(frozen=True)
+class LaneShares:
+    """Which source each row belongs to if rows are dealt to lanes in turn, and every lane reads its own part of each.
+
+    Row number n is row n // lanes of lane n mod lanes. Each lane has the shares, beginning at another place of their
+    sequence, `spacing` rows after the lane before it: with as many rows of each lane in a batch, the rows of a batch
+    are consecutive in the sequence, and so have the shares as closely as without lanes. One lane is RowShares.
+    """
+
+    shares: RowShares
+    lanes: int = 1
+    spacing: int = 1
+
+    def counts(self, rows: int) -> Int64[np.ndarray, "K L"]:
+        """How many of the first `rows` rows, a multiple of `lanes`, belong to each source, by lane."""
+        ends = (lane * self.spacing + rows // self.lanes for lane in range(self.lanes))
+        return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
+
+    def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+        """The source of each row, and how many rows of that source the lane of the row has before it."""
+        index, lane = np.divmod(numbers, self.lanes)
+        sources, ordinals = self.shares.assign(index + lane * self.spacing)
+        return sources, ordinals - self._before[lane, sources]
+
+    @functools.cached_property
+    def _before(self) -> Int64[np.ndarray, "L K"]:
+        """How many rows of each source come before the rows of each lane in the sequence of the shares."""
+        return np.array([self.shares.counts(lane * self.spacing) for lane in range(self.lanes)], np.int64)
+
+
+def _rounded_share(rows: Number, weight: int, total: int) -> Number:
+    """rows * weight / total, rounded to the nearest integer and half up, without a product that exceeds 64 bits."""
+    wholes, rest = rows // total, rows % total
+    return wholes * weight + (2 * rest * weight + total) // (2 * total)
+
+
+# The data sets whose rows the steps of a phase read: one, or several in given shares.
 
 
 class Source(NamedTuple):
@@ -111,3 +292,85 @@ def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
         ("the masking rule", "options of masking", rule),
         ("a maximum of predictions per row of", "options of masking", dataset.max_predictions),
     )
+
+
+# Makes the batches of a phase from the data sets of its mixture (law 1).
+#
+# The rows of a phase are numbered in the order in which its steps read them. RowShares says which source a number
+# belongs to and how many rows of that source come before it, so a batch needs no state. Each source is read as a run on
+# it alone would read it: in its own epochs, in the same order and with the same masks.
+
+
+class MixtureLoader:
+    """The batches of the steps of some segments, with rows of all sources of a mixture.
+
+    read     how many rows of each source [K] earlier phases read in each lane [L]
+    lanes    divides the number of rows of all batches; 1 unless rows are streamed
+    readers  read the rows of streamed sources, by fingerprint
+    Raises UserError as PretrainingLoader does.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        tokenizer: LoaderTokenizer,
+        *,
+        segments: Sequence[BatchSegment],
+        read: Int64[np.ndarray, "K L"],
+        seed: int,
+        rates: StepSchedule[float] | None = None,
+        lanes: int = 1,
+        readers: Mapping[str, RowReader],
+    ) -> None:
+        self._read = read
+        self._shares = lane_shares(mixture, segments, lanes)
+        datasets = [source.dataset for source in mixture.sources]
+        rows = segments[0].rows
+        self._loaders = [
+            PretrainingLoader(
+                each, tokenizer, batch_size=rows, seed=seed, rates=rates, reader=readers.get(each.fingerprint)
+            )
+            for each in datasets
+        ]
+        dataset = mixture.dataset
+        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows, lanes)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprints of the rows and masks of each source."""
+        return tuple(loader.fingerprint for loader in self._loaders)
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
+        return self._steps.rows_at(step)
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        """The global batch of a step, or only the selected `rows` of it. Raises ValueError as `rows_at` does."""
+        return self._steps.batch(step, rows)
+
+    def counts_before(self, step: int) -> tuple[int, ...]:
+        """How many rows of each source the steps of the segments before this one read."""
+        return tuple(self._shares.counts(self._steps.rows_before(step)).sum(axis=1).tolist())
+
+    def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+        sources, ordinals = self._shares.assign(numbers)
+        lane = numbers % self._shares.lanes
+        ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
+        ahead = numbers.size > 1  # a run reads a single row to learn the shape of a later batch
+        if len(self._loaders) == 1 or not numbers.size:
+            return self._loaders[0].rows(ordinals, steps, ahead)
+        order = np.argsort(sources, kind="stable")
+        ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
+        made = [
+            loader.rows(ordinals[some], steps[some], ahead)
+            for loader, some in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
+            if some.size
+        ]
+        places = np.argsort(order, kind="stable")  # of the rows in the order of `numbers`
+        fields = zip(*made, strict=True)
+        return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))
+
+
+def lane_shares(mixture: Mixture, segments: Sequence[BatchSegment], lanes: int) -> LaneShares:
+    """The shares of a mixture in the lanes of some segments, closest in the batches of the first of them."""
+    return LaneShares(mixture.shares, lanes, segments[0].rows // lanes)

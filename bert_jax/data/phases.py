@@ -1,29 +1,43 @@
-"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
+"""Pretraining in phases: other shards from a given step, possibly of another length.
 
-A phase reads one data set, or a mixture of several (mixture.py).
-"""
+`open_phases` and `open_held_out` open what a configuration names; `PhasedLoader` returns the batch of any step."""
 
 import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
 
 from bert_jax.array_types import Int64
-from bert_jax.command import UserError
-from bert_jax.data import step_schedule
-from bert_jax.data.batch_schedule import BatchSegment, batch_segments
+from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.data import schedules
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import LoaderTokenizer
-from bert_jax.data.mixture import Mixture, training_counts
-from bert_jax.data.mixture_loader import MixtureLoader, lane_shares
-from bert_jax.data.mixture_spec import is_mixture
-from bert_jax.data.row_shares import DIGITS
-from bert_jax.data.step_schedule import StepSchedule
-from bert_jax.data.streamed_dataset import StreamedDataset, window_caches
-from bert_jax.data.window_order import common_lanes
-from bert_jax.storage.remote import address_of
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
+from bert_jax.data.mixture import (
+    DIGITS,
+    Mixture,
+    MixtureLoader,
+    MixtureSpec,
+    Source,
+    is_mixture,
+    lane_shares,
+    parse_mixture,
+    training_counts,
+)
+from bert_jax.data.order import common_lanes
+from bert_jax.data.schedules import BatchSegment, StepSchedule, batch_segments
+from bert_jax.data.shards import Dataset, check_arrow, check_has_rows, local_copy, open_dataset, open_output
+from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
+from bert_jax.errors import UserError
+from bert_jax.storage.remote import address_of, is_remote
+
+# Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
+#
+# A phase reads one data set, or a mixture of several (mixture.py).
 
 
 class Phase(NamedTuple):
@@ -58,7 +72,7 @@ def parse_phases(first: str, phases: str) -> list[tuple[int, str]]:
     if not phases:
         return [(0, first)]
     example = "900000:shards_512"
-    schedule = step_schedule.parse(phases, "data.phases", _folder_or_mixture, example, first=1, commas=True)
+    schedule = schedules.parse(phases, "data.phases", _folder_or_mixture, example, first=1, commas=True)
     return [(0, first), *zip(schedule.steps, schedule.values, strict=True)]
 
 
@@ -242,3 +256,157 @@ class PhasedLoader:
         """Ends the threads that load streamed rows. No batch may be requested afterwards."""
         for cache in self._caches.values():
             cache.close()
+
+
+# Opens the shards that a pretraining configuration names: those of each phase, and those held out.
+
+
+def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> list[Phase]:
+    """Opens the training shards of all phases; with `only_manifests`, without the rows of those in a store.
+
+    Raises UserError for keys that are missing or invalid, shards that cannot be read, and sources that cannot be mixed.
+    """
+    if config.train and config.mixture:
+        raise UserError(
+            f"data.train is {config.train} and data.mixture is {config.mixture}; leave out one of them, because a "
+            "mixture names all of its shards"
+        )
+    if not (config.train or config.mixture):
+        raise UserError(
+            "data.train is not set; set --config.data.train=DIR to the output folder of bert-jax build-examples, or "
+            "--config.data.mixture to several of them"
+        )
+    specs: list[tuple[int, str, MixtureSpec | None]] = []
+    for first, text in parse_phases(config.mixture or config.train, config.phases):
+        mixed = is_mixture(text) if first else bool(config.mixture)
+        specs.append((first, text, parse_mixture(text, _mixture_key(first)) if mixed else None))
+    parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
+
+    def opened(folder: str) -> Dataset:
+        if only_manifests:
+            return _described(folder) if is_remote(folder) else open_dataset(folder, "train")
+        if config.cache_bytes:
+            return open_streamed(folder, config.cache_bytes, config.cache_dir, not config.eval, _log)
+        if config.cache_dir and not config.eval:
+            output, part = open_output(folder)
+            folder = output.address if part == "train" else folder  # its held-out rows are copied, too
+        return open_dataset(_local(folder, config, parts), "train")
+
+    phases = []
+    for first, text, spec in specs:
+        if spec is None:
+            mixture = Mixture.single(opened(text))
+        else:
+            mixture = Mixture.of(spec, [opened(each.folder) for each in spec.folders], _mixture_key(first))
+        phases.append(Phase(first, mixture))
+    return phases
+
+
+def _described(address: str) -> Dataset:
+    """Shards in a store, of which only the manifest is read: they have no rows and no tokenizer."""
+    output, part = open_output(address)
+    manifest = parse_manifest(output.read(MANIFEST), f"{output.address}/{MANIFEST}")
+    dataset = Dataset(Path(output.address), part or "train", manifest)
+    check_arrow(dataset.directory, manifest)
+    check_has_rows(dataset)
+    return dataset
+
+
+def _mixture_key(first: int) -> str:
+    return f"data.phases.{first}" if first else "data.mixture"
+
+
+def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple[Source, ...]]:
+    """Opens the held-out rows of each phase: data.eval, or if it is not set, those of each source that has any.
+
+    Raises UserError for shards that cannot be read, and if checkpoint.best needs rows that a phase lacks, or that
+    differ from those of another phase.
+    """
+    held_out = [_held_out(config, phase) for phase in phases]
+    for phase, sources in zip(phases, held_out, strict=True):
+        if config.checkpoint.best and not sources:
+            where = f"{phase.key} ({address_of(phase.mixture.dataset.directory)})"
+            raise UserError(
+                f"checkpoint.best={config.checkpoint.best}, but {where} has no held-out part to evaluate; set "
+                "one by --config.data.eval, or do not set checkpoint.best"
+            )
+    name, slash, _ = config.checkpoint.best.removeprefix("eval_").partition("/")  # of one source of a mixture
+    if not any(one.name == name for sources in held_out for one in sources):
+        name = name.removeprefix("ema_")
+    folders = {
+        frozenset(one.dataset.directory for one in sources if not slash or one.name == name) for sources in held_out
+    }
+    if config.checkpoint.best and len(folders) > 1:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but the held-out rows of "
+            "data.phases differ; name those of all phases by --config.data.eval, or do not set checkpoint.best"
+        )
+    return held_out
+
+
+def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
+    """Opens data.eval, without a name, or the held-out part of each source for which build_examples kept one."""
+    if not config.data.eval:
+        kept = [source for source in phase.mixture.sources if source.dataset.manifest["parts"]["eval"]["rows"]]
+        return tuple(Source(source.name, open_dataset(source.dataset.directory, "eval")) for source in kept)
+    held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)), "eval")
+    if held_out.tokenizer_hash != phase.mixture.dataset.tokenizer_hash:
+        raise UserError(
+            f"data.eval={config.data.eval} was built with a different tokenizer than {phase.key} "
+            f"({address_of(phase.mixture.dataset.directory)}); build both with the same --tokenizer"
+        )
+    return (Source("", held_out),)
+
+
+def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
+    """Returns the folder, or its local copy if data.cache_dir is set."""
+    if not config.cache_dir:
+        return folder
+    return local_copy(folder, config.cache_dir, parts, _log)
+
+
+def _log(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+
+
+# What config.json of a pretraining run records of its shards: enough to describe them without the shards.
+
+
+FILES = 20  # names of input files that are recorded of each source
+
+
+def summarize(phases: Sequence[Phase]) -> list[dict[str, Any]]:
+    """Returns a record of each source of each phase, as JSON values.
+
+    name, from_step and share say when and how often its rows are read. The other keys are those of the manifest
+    (docs/data_format.md), with the counts of the training part, and the last part of each path: folders say where
+    files were, and not what they held.
+    """
+    return [
+        {"name": source.name or _last_part(source.dataset.directory), "from_step": phase.first, "share": share}
+        | _content(source.dataset)
+        for phase in phases
+        for source, share in zip(phase.mixture.sources, phase.mixture.shares.fractions, strict=True)
+    ]
+
+
+def _content(dataset: Dataset) -> dict[str, Any]:
+    manifest, counts = dataset.manifest, training_counts(dataset)
+    masking = manifest["masking"]
+    files = [_last_part(source["path"]) for source in manifest["sources"]]
+    return {
+        "documents": counts["documents"],
+        "tokens": counts["tokens"],
+        "rows": counts["rows"],
+        "held_out_documents": manifest["parts"]["eval"]["documents"],
+        "seq_len": manifest["seq_len"],
+        "objective": manifest["objective"],
+        "masking": {name: masking[name] for name in ("kind", "unit", "rate")},
+        "input_files": len(files),
+        "input": files[:FILES],
+        "input_bytes": sum(source["bytes"] for source in manifest["sources"]),
+    }
+
+
+def _last_part(path: object) -> str:
+    return PurePath(str(path)).name

@@ -15,20 +15,28 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from bert_jax.command import UserError
-from bert_jax.interop import model_card, name_table, sentence_transformers
+from bert_jax.errors import UserError
+from bert_jax.interop import family as name_table
+from bert_jax.interop import model_card, sentence_transformers
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, parts_of
-from bert_jax.interop.huggingface import CONFIG_FILE, PROBLEM_TYPES, TASK_FIELD, report, task_kind
+from bert_jax.interop.huggingface import (
+    CONFIG_FILE,
+    PROBLEM_TYPES,
+    TASK_FIELD,
+    WEIGHTS_FILE,
+    report,
+    save_tensors,
+    task_kind,
+)
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
-from bert_jax.model import paths
+from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.table import has_pooler
-from bert_jax.storage.local import atomic_folder, read_json, write_json
+from bert_jax.model.heads import has_pooler
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import atomic_folder, read_json, write_json
 from bert_jax.tokenization.engine import template
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 def write_sentence_transformer(loaded: LoadedModel, directory: str | Path) -> None:
@@ -56,7 +64,7 @@ def sentence_encoder(loaded: LoadedModel) -> tuple[LoadedModel, Mapping[str, Any
     required, optional = family.architectures[family.base_class]
     # Vectors are pooled from the tokens, and the classes of some families hold no pooler.
     heads = Heads(pooler=loaded.heads.pooler and "pooler" in {**required, **optional})
-    held = paths.flatten(abstract_params(loaded.model, heads))
+    held = layers.flatten(abstract_params(loaded.model, heads))
     params = {path: value for path, value in loaded.params.items() if path in held}
     return dataclasses.replace(loaded, heads=heads, params=params), settings
 

@@ -1,5 +1,6 @@
 """The common form of a model that was read from any kind of checkpoint."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import vocabulary
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads import Heads
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.errors import UserError
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.tokens import generator_config
+from bert_jax.tokenization import vocabulary
+from bert_jax.tokenization.vocabulary import Vocabulary
+
+# The common form of a model that was read from any kind of checkpoint.
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +31,7 @@ class LoadedModel:
     origin      the path that was opened
     average     which average of a run's parameters these are (checkpoint_average); empty for none
     training    the configuration of the run
-    data        what the shards of a pretraining run held (bert_jax/data/summary.py)
+    data        what the shards of a pretraining run held (bert_jax/data/phases.py)
     metrics     result.json of the run
     """
 
@@ -60,3 +64,69 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
             f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
         )
     return words
+
+
+# The two models of replaced token detection (ELECTRA) as models of their own.
+
+
+PARTS = ("discriminator", "generator")
+
+_EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", "generator/"
+
+
+def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
+    """Returns the discriminator or the generator of a model that was trained with config.objective=replaced_tokens.
+
+    The generator has the embeddings that both share. Raises UserError for an unknown part, and for a model without a
+    generator.
+    """
+    if part not in PARTS:
+        raise UserError(f"unknown --part {part}; choose from {', '.join(PARTS)}")
+    if not loaded.heads.generator:
+        raise UserError(
+            f"{loaded.origin} has no generator; only models trained with config.objective=replaced_tokens have parts"
+        )
+    if part == "discriminator":
+        params = {path: value for path, value in loaded.params.items() if not path.startswith(_GENERATOR)}
+        return dataclasses.replace(loaded, heads=dataclasses.replace(loaded.heads, generator=0), params=params)
+    model = generator_config(loaded.model, loaded.heads.generator)
+    params = _generator_params(loaded.params)
+    return dataclasses.replace(loaded, model=model, heads=Heads(mlm=True), params=params, task=None)
+
+
+def _generator_params(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = {
+        path: value
+        for path, value in params.items()
+        if path.startswith(_EMBEDDINGS) and not path.startswith(_PROJECTION)
+    }
+    for path, value in params.items():
+        if path.startswith(_GENERATOR):
+            own = path.removeprefix(_GENERATOR)
+            found[_EMBEDDINGS + own if own.startswith("projection/") else own] = value
+    return found
+
+
+# The scale of the targets of a regression (bert_jax/tasks/task.py) in the parameters of its head.
+
+
+HEADS = {"regression": "classifier", "token_regression": "tagger"}
+
+
+def with_target_scale(loaded: LoadedModel, mean: float = 0.0, std: float = 1.0) -> LoadedModel:
+    """A regression whose head predicts (target - mean) / std instead; other models are returned as they are.
+
+    The default is the target itself, for formats whose programs know no scale.
+    """
+    task = loaded.task or {}
+    old_mean, old_std = task.get("target_mean", 0.0), task.get("target_std", 1.0)
+    if task.get("kind") not in HEADS or (old_mean, old_std) == (mean, std):
+        return loaded
+    kernel, bias = (f"{HEADS[task['kind']]}/dense/{name}" for name in ("kernel", "bias"))
+    params = dict(loaded.params)
+    params[kernel] = (params[kernel].astype("float64") * old_std / std).astype("float32")
+    params[bias] = ((params[bias].astype("float64") * old_std + old_mean - mean) / std).astype("float32")
+    return dataclasses.replace(loaded, params=params, task={**task, "target_mean": mean, "target_std": std})
+
+
+MOVING_AVERAGE = "ema"

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
-from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.paths import unflatten
-from bert_jax.storage import hub_models, scratch
-from bert_jax.train.held_out import is_threshold
+from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
+from bert_jax.model.layers import unflatten
+from bert_jax.storage import files, hub
+from bert_jax.tokenization.vocabulary import KINDS
+from bert_jax.train.evaluation import is_threshold
 from bert_jax.train.metrics import duration
 from bert_jax.train.optim import overrides_weight_decay
 from bert_jax.train.workdir import CHECKPOINTS
-from bert_jax.vocabulary import KINDS
 
 TRANSFORMERS, SENTENCE_TRANSFORMERS = "transformers", "sentence-transformers"  # the Hub's names of libraries
 
@@ -212,7 +211,7 @@ def _unused(loaded: LoadedModel) -> tuple[str, ...]:
 
 def _without_folders(value: str) -> str:
     """The names of the paths in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
-    if value.startswith(hub_models.PREFIX):
+    if value.startswith(hub.PREFIX):
         return value
     parts = []
     for item in value.split(","):
@@ -223,7 +222,7 @@ def _without_folders(value: str) -> str:
 
 def _name_of(path: PurePath) -> str:
     """The last part of a path; of a step, the name of its run, too; nothing for what was in memory."""
-    if any(part.startswith(scratch.IN_MEMORY) for part in path.parts):
+    if any(part.startswith(files.IN_MEMORY) for part in path.parts):
         return ""
     *_, run, folder, last = ("", "", "", *path.parts)
     return f"{run}, step {last}" if run and folder == CHECKPOINTS else path.name

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.storage.local import read_json, write_json
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.errors import UserError
+from bert_jax.storage.files import read_json, write_json
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"

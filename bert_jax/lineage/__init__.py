@@ -17,15 +17,15 @@ feed_forward_lm Bengio et al. 2003, table 1: order 5, 100 hidden units; embeddin
 
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.config import EncoderKind, ModelConfig, add_encoder
 from bert_jax.config.model import WITHOUT_RECURRENCE
+from bert_jax.errors import UserError
 from bert_jax.lineage.bidirectional_lm import BidirectionalLMObjective, bidirectional_lm
 from bert_jax.lineage.feed_forward_lm import FeedForwardEncoder
 from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
 from bert_jax.model.sizes import PRESETS
 from bert_jax.train.objectives.pretraining import OBJECTIVES
-from bert_jax.train.partitioning import FSDP, PARAMETER_RULES
+from bert_jax.train.sharding import FSDP, PARAMETER_RULES
 
 __all__ = ["WITHOUT_ATTENTION", "BidirectionalLMObjective"]
 

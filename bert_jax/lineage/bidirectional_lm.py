@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from jaxtyping import PRNGKeyArray
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch
+from bert_jax.errors import UserError
 from bert_jax.lineage.recurrent import by_direction
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.train.objectives.causal_lm import continues, token_sums, unmasked
+from bert_jax.model.heads.config import Heads
+from bert_jax.train.objectives.language_modeling import continues, token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 from bert_jax.train.objectives.pretraining import ShardTraits, check_no_generator, check_no_masks, check_text
 

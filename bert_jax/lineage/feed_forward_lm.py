@@ -5,12 +5,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.model.encoder import Encoded, gathered
-from bert_jax.model.layer import gather_positions
+from bert_jax.errors import UserError
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import Encoded, gather_positions, gathered
 
 
 class WindowLayer(nnx.Module):

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.model.dropout import dropout, row_seeds
-from bert_jax.model.encoder import Encoded, gathered
-from bert_jax.model.layer import gather_positions
-from bert_jax.model.layer_groups import apply_frozen_first
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import Encoded, apply_frozen_first, gather_positions, gathered
 
 State = tuple[Array, ...]  # float32 [B, D] or [B, C] each; the first is the output
 

@@ -8,18 +8,16 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from bert_jax.command import UserError
 from bert_jax.config import ENCODERS, ModelConfig
-from bert_jax.model import paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.encoder import Encoded, Encoder
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.table import heads_of
+from bert_jax.model.embeddings import Embeddings, is_unpacked
+from bert_jax.model.heads import heads_of
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
-from bert_jax.model.placement import Placement
-from bert_jax.model.runtime import Runtime
-from bert_jax.model.token_positions import is_unpacked
+from bert_jax.model.runtime import Placement, Runtime
+from bert_jax.model.transformer import Encoded, Encoder
 
 __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "init_params"]
 
@@ -142,7 +140,7 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
     Raises UserError when params are not those of this architecture and heads, naming the first that differs.
     """
     graph, abstract = _structure(config, heads, runtime)
-    _check(paths.flatten(params), paths.flatten(nnx.to_pure_dict(abstract)), runtime.placement)
+    _check(layers.flatten(params), layers.flatten(nnx.to_pure_dict(abstract)), runtime.placement)
     state = jax.tree.map(lambda leaf: leaf, abstract)
     nnx.replace_by_pure_dict(state, runtime.placement.gather(params))
     return nnx.merge(graph, state)

@@ -1,19 +1,22 @@
-"""Dropout by a counter-based hash: the mask is a function of a seed and of the index in the array only.
-
-A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
-pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
-about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
-"""
+"""Dropout and other noise by a counter-based hash: a mask depends only on a seed and an index."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from bert_jax.model.placement import ALONE, Placement
+from bert_jax.model.runtime import ALONE, Placement
+
+# Dropout by a counter-based hash: the mask is a function of a seed and of the index in the array only.
+#
+# A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
+# pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
+# about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
+
 
 SEED_WORDS = 2
+
 # In the numbering of elements, axes of positions have at least this length. With 256 heads a row then has 2^32.
 LEAST_POSITIONS = 4096
 
@@ -155,3 +158,39 @@ def _backward(rate: float, position_axes: int, again: bool, seeds: Array, gradie
 
 
 _dropout.defvjp(_forward, _backward)
+
+
+# Random numbers for the positions of sequences, which depend neither on the row nor on what else is in it.
+#
+# A packed row therefore gets the samples that its sequences get in rows of their own, with any padding. In training the
+# seed is that of the step, and a sequence is known by its number in the batch; in evaluation, by its tokens.
+
+
+def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The number from 0 of each position's sequence among all of a batch, in the order of its rows."""
+    counts = sequence_ids.max(axis=1)
+    before = jnp.cumsum(counts) - counts
+    return before[:, None] + jnp.maximum(sequence_ids - 1, 0)
+
+
+def numbered_seeds(key: PRNGKeyArray, sequence_ids: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
+    """Seeds of sequences by the key and their numbers in the batch, at each of their positions."""
+    numbers = sequence_numbers(sequence_ids)
+    words = jax.random.bits(key, (1, 1, SEED_WORDS), jnp.uint32)
+    return derived_seeds(jnp.broadcast_to(words, (*numbers.shape, SEED_WORDS)), numbers)
+
+
+def content_seeds(
+    ids: Int[Array, "B T"], sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]
+) -> UInt32[Array, "B T 2"]:
+    """Seeds of sequences by their ids alone, at each of their positions."""
+    tokens = jnp.broadcast_to(jnp.arange(1, SEED_WORDS + 1, dtype=jnp.uint32), (*ids.shape, SEED_WORDS))
+    hashed = derived_seeds(derived_seeds(tokens, ids), positions)
+    same = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    words = [jnp.where(same, hashed[:, None, :, word], 0).sum(axis=2, dtype=jnp.uint32) for word in range(SEED_WORDS)]
+    return jnp.stack(words, axis=2)
+
+
+def derived_seeds(seeds: UInt32[Array, "B T 2"], numbers: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
+    """Further seeds by a number each, such as the position in the sequence."""
+    return jnp.stack(mix_seeds(numbers.astype(jnp.uint32), seeds[..., 0], seeds[..., 1]), axis=2)

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.lora import LoraConfig
+from bert_jax.config.model import LoraConfig
 from bert_jax.model.layers import Shape, child_key
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime

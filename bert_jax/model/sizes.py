@@ -23,8 +23,8 @@ gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, 
 import dataclasses
 from typing import Any, TypeAlias
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions
+from bert_jax.errors import UserError
 
 Fields: TypeAlias = dict[str, Any]  # of ModelConfig without vocab_size; omitted fields are BERT's
 

@@ -17,21 +17,22 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions, PretrainConfig
 from bert_jax.data.example import Batch, max_predictions
 from bert_jax.data.loader import batch_predictions
-from bert_jax.data.masking import mask_rates
-from bert_jax.data.opening import open_phases
-from bert_jax.interop.initial_checkpoint import architecture, open_initial
+from bert_jax.data.phases import open_phases
+from bert_jax.data.schedules import mask_rates
+from bert_jax.errors import UserError
+from bert_jax.interop.initial import architecture, open_initial
 from bert_jax.model import sizes
 from bert_jax.planning import program as programs
 from bert_jax.planning.topology import GIB, Topology
-from bert_jax.train import optim, partitioning
-from bert_jax.train.freezing import Trained
+from bert_jax.train import optim
+from bert_jax.train import sharding as partitioning
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
+from bert_jax.train.rules import Trained
 from bert_jax.train.run import runtime_of
 from bert_jax.train.step import Plan, initial_state, jitted
 

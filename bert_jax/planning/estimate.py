@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PretrainConfig
-from bert_jax.data.batch_schedule import batch_schedule, batch_segments
 from bert_jax.data.phases import parse_phases
-from bert_jax.model.attention import kernels
+from bert_jax.data.schedules import batch_schedule, batch_segments
+from bert_jax.model.attention.layer import kernels
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, compile_step
 from bert_jax.planning.program import Collective, Flops, Instruction, Program
 from bert_jax.planning.topology import GIB, MEMORY_VARIABLES, Chip, Gpu, Topology
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
-from bert_jax.train import compiler, metrics, partitioning
+from bert_jax.train import metrics, sharding
+from bert_jax.train.clock import TokenLength
 from bert_jax.train.objectives.pretraining import is_schedule
-from bert_jax.train.token_length import TokenLength
 
 # A Pallas kernel counts at this share of the peak. FlashAttention-2 reaches up to 63% of an A100's peak in the backward
 # and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
@@ -98,7 +98,7 @@ class Estimate:
         """
         if self.tokens_per_second is None:
             return None
-        topology, shards = self.step.topology, partitioning.row_shards(self.step.mesh)
+        topology, shards = self.step.topology, sharding.row_shards(self.step.mesh)
         own = max(1.0, shards / topology.hosts)
         return self.tokens_per_second * own / shards
 
@@ -282,7 +282,7 @@ def notes(found: Estimate) -> list[str]:
             f"{pallas_efficiency(chip, step.model.width // step.model.heads):.1%} of the peak; without them a step "
             f"takes {_milliseconds(time.without_pallas)}."
         )
-    if off := compiler.DISABLED.get(getattr(topology.devices[0], "device_kind", "")):
+    if off := sharding.DISABLED.get(getattr(topology.devices[0], "device_kind", "")):
         lines.append(f"Compiled with {len(off)} options off, because libtpu fails with them: {', '.join(off)}.")
     if isinstance(chip, Gpu):
         lines.append(
@@ -346,7 +346,7 @@ def advice(found: Estimate) -> list[str]:
     parts = next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None)
     if parts:
         lines.append(f"--config.microbatches={parts * microbatches} fits: {rows // parts} rows a device at a time.")
-    lines.append(f"--config.batch_size={most * partitioning.row_shards(step.mesh) * microbatches} fits, too.")
+    lines.append(f"--config.batch_size={most * sharding.row_shards(step.mesh) * microbatches} fits, too.")
     if step.config.model.remat == "none":
         lines.append("--config.model.remat=layer stores least, and recomputes the forward pass.")
     return lines

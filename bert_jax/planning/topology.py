@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.command import UserError, install_hint
+from bert_jax.errors import UserError, install_hint
 from bert_jax.planning.program import Collective
 from bert_jax.train.metrics import PEAK_FLOPS
 

@@ -1,40 +1,190 @@
-"""Sections on the errors of a fine-tuned model, by kind of task: confusions, calibration, and the worst examples."""
+"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from bert_jax.command import UserError
-from bert_jax.reporting import class_metrics, page, span_errors, square_plots
-from bert_jax.reporting.chart import number, percent
-from bert_jax.reporting.dev_predictions import DevPredictions, predict_dev
-from bert_jax.reporting.document import Bar, Markup, Section, Table
-from bert_jax.reporting.errors import ErrorCard, confusion_table, error_section, highlight, truncate
-from bert_jax.reporting.questions import question_card, question_section
-from bert_jax.reporting.span_errors import CORRECT, MISSED, SPAN_RESULTS, SPURIOUS
+from bert_jax import config as config_lib
+from bert_jax.array_types import Float, Float64
+from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads import structured
+from bert_jax.reporting import mistakes, page
+from bert_jax.reporting.document import Bar, Markup, Section, Table, number, percent
+from bert_jax.reporting.mistakes import (
+    CORRECT,
+    MISSED,
+    SPAN_RESULTS,
+    SPURIOUS,
+    ErrorCard,
+    confusion_table,
+    error_section,
+    highlight,
+    truncate,
+)
 from bert_jax.storage.location import Location
-from bert_jax.tasks.example import LabelledRows, Span
-from bert_jax.tasks.kinds import tagging_schemes
+from bert_jax.tasks import registry
+from bert_jax.tasks.inference import FineTuned
+from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
-from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.question_windows import QuestionRows
+from bert_jax.tasks.kinds.question import QuestionTask, squad1_metrics
+from bert_jax.tasks.kinds.question_data import Question, QuestionRows
 from bert_jax.tasks.kinds.span import SpanTask
-from bert_jax.tasks.kinds.span_rows import SpanRows
+from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
+from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Span, TaskRows
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.train.workdir import WorkdirConfig
 
+# The predictions of a fine-tuned run for its dev file, computed from the checkpoint and the file.
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+AnyRows = TypeVar("AnyRows", bound=TaskRows)
+
+
+@dataclass(frozen=True, eq=False)
+class DevPredictions(Generic[AnyTask, AnyRows]):
+    """Items of the dev file with the model's predictions and losses."""
+
+    task: AnyTask
+    path: Path
+    rows: AnyRows
+    predictions: Sequence[dict[str, Any]]  # of each item
+    losses: Float64[np.ndarray, "K"]  # of each item; NaN for items without a label
+    total: int  # number of items in the file; the others here may be a sample of them
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The items, in the order of the file."""
+        return self.rows.split.items
+
+    @property
+    def description(self) -> str:
+        """Which examples these are, in words."""
+        if len(self.items) == self.total:
+            return f"all {self.total:,} examples of {self.path.name}"
+        return f"{len(self.items):,} evenly spaced examples of the {self.total:,} of {self.path.name}"
+
+    def worst(self, count: int) -> list[int]:
+        """Returns the items with the highest losses, in descending order."""
+        known = np.where(np.isnan(self.losses), -np.inf, self.losses)
+        return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
+
+
+def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredictions:
+    """Returns the predictions for up to `most` items of the dev file that a workdir's configuration names.
+
+    Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
+    """
+    loaded = open_checkpoint(workdir)
+    named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
+    _, files = registry.resolve(named)
+    if "dev" not in files:
+        raise UserError("the task has no dev file (--config.task.dev)")
+    model = FineTuned(loaded)
+    split = registry.read(model.task, files["dev"])
+    total = len(split.items)
+    if total > most:
+        kept = np.unique(np.linspace(0, total - 1, most).astype(int))
+        split = dataclasses.replace(split, items=tuple(split.items[index] for index in kept))
+    rows = model.encode(split)
+    answers, losses = model.item_losses(rows)
+    predictions = model.task.predictions(rows, answers)
+    return DevPredictions(model.task, files["dev"], rows, predictions, losses, total)
+
+
+# Sections on a model that answers questions: scores by question word, and cards of its worst answers.
+
+
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
+
+CONTEXT = 160  # characters shown on each side of an answer
+
+
+def question_section(found: DevPredictions) -> Section:
+    """Returns scores by question word, and by whether the question has an answer."""
+    scores = _scores(found)
+    groups: dict[str, list[int]] = {}
+    for item, question in enumerate(found.items):
+        groups.setdefault(question_word(question.question), []).append(item)
+    order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
+    rows = [_row(word, scores, np.array(groups[word])) for word in order]
+    without = np.array([question.answers == () for question in found.items])
+    for name, kept in (("has an answer", ~without), ("has no answer", without)):
+        if without.any() and kept.any():
+            rows.append(_row(name, scores, np.flatnonzero(kept)))
+    rows.append(_row("all", scores, np.arange(len(scores))))
+    note = f"On {found.description}. Exact match and F1 are those of the official SQuAD scripts."
+    return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
+
+
+def question_card(question: Question, prediction: dict) -> ErrorCard:
+    """Returns a card with a question and the context around the predicted answer, or else around the first label."""
+    label = question.answers[0] if question.answers else None
+    heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
+    context = question.context
+    start = prediction["start"]
+    if start is None:
+        start = context.find(label.text) if label else 0
+    end = prediction["end"] if prediction["end"] is not None else start
+    before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
+    answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
+    excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
+    dots = "…" if end + CONTEXT < len(context) else ""
+    content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
+    return ErrorCard(truncate(heading, 120), question.place, content)
+
+
+def question_word(question: str) -> str:
+    """Returns the first of QUESTION_WORDS in a question, or `other`."""
+    letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
+    words = f" {' '.join(letters.split())} "
+    places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
+    found = {word: place for word, place in places.items() if place >= 0}
+    return min(found, key=lambda word: (found[word], -len(word)), default="other")
+
+
+def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
+    """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
+    scores = []
+    for question, prediction in zip(found.items, found.predictions, strict=True):
+        labels = [answer.text for answer in question.answers or ()]
+        if labels:
+            one = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
+            scores.append([one["exact_match"], one["f1"]])
+        else:
+            scores.append([float(not prediction["answer"])] * 2)
+    return np.array(scores, np.float64)
+
+
+def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list[str]:
+    exact, f1 = scores[items].mean(axis=0)
+    return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
+
+
+# Sections on the errors of a fine-tuned model, by kind of task: confusions, calibration, and the worst examples.
+
+
 WORST = 12  # examples shown
+
 MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
+
 NARROW = 6  # classes of a matrix next to which a table fits
+
 MOST_CONFUSED = 15
+
 BARS = 3  # classes shown on a card
 
 
@@ -50,7 +200,7 @@ def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[
 
 def tagged_spans(tags: list[str]) -> list[Span]:
     """Returns the entities of tags, by the rules of conlleval."""
-    return [Span(*entity) for entity in tagging_schemes.entities(tags)]
+    return [Span(*entity) for entity in tagging.entities(tags)]
 
 
 def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
@@ -102,9 +252,9 @@ def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
     predicted = np.array([ids[tag] for prediction in found.predictions for tag in prediction["tags"]])
     tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
     sections = []
-    if tagging_schemes.marks_entities(names):
+    if structured.marks_entities(names):
         results = [
-            span_errors.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
+            mistakes.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
             for true, prediction in zip(tags, found.predictions, strict=True)
         ]
         sections.append(_entity_section(found, list(chain.from_iterable(results))))
@@ -181,7 +331,7 @@ def _spans(found: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
     results, relations = [], []
     for sentence, prediction in zip(found.items, found.predictions, strict=True):
         spans = [Span(span["type"], *span["words"]) for span in prediction["spans"]]
-        results.append(span_errors.compare_spans(sentence.spans, spans))
+        results.append(mistakes.compare_spans(sentence.spans, spans))
         true = {(one.label, sentence.spans[one.head], sentence.spans[one.tail]) for one in sentence.relations}
         predicted = {(one["type"], spans[one["head"]], spans[one["tail"]]) for one in prediction.get("relations", ())}
         relations += [(CORRECT if one in predicted else MISSED, one[0]) for one in sorted(true)]
@@ -211,7 +361,7 @@ def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
 
 def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> Section:
     """Returns the results of the true entities of each type, and how many predicted ones are spurious."""
-    counts = span_errors.count_by_type(results)
+    counts = mistakes.count_by_type(results)
     rows = []
     for name, each in [*counts.items(), ("all", sum(counts.values(), start=Counter()))]:
         true = sum(each[result] for result in SPAN_RESULTS if result != SPURIOUS)
@@ -226,17 +376,17 @@ def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> S
 
 
 def _calibration_section(found: DevPredictions, confidence: np.ndarray, correct: np.ndarray) -> Section:
-    calibration = class_metrics.calibrate(confidence, correct)
+    calibration = mistakes.calibrate(confidence, correct)
     note = (
         f"On {found.description}: the mean confidence is {percent(float(confidence.mean()))}, the accuracy "
         f"{percent(float(correct.mean()))}, the expected calibration error {percent(calibration.error)} "
-        f"({class_metrics.BINS} bins). Orange is the gap between confidence and accuracy."
+        f"({mistakes.BINS} bins). Orange is the gap between confidence and accuracy."
     )
-    return Section("Calibration", [Markup(f'<div class="charts">{square_plots.reliability(calibration)}</div>')], note)
+    return Section("Calibration", [Markup(f'<div class="charts">{mistakes.reliability(calibration)}</div>')], note)
 
 
 def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], note: str) -> Section:
-    chart = square_plots.scatter(labels, predicted, names)
+    chart = mistakes.scatter(labels, predicted, names)
     return Section("Labels and predictions", [Markup(f'<div class="charts">{chart}</div>')], note)
 
 
@@ -259,7 +409,7 @@ def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...
         ["label", "predicted as", "count", "share of the label"],
         [
             [label, prediction, f"{count:,}", percent(share)]
-            for label, prediction, count, share in class_metrics.most_confused(counts, shown, MOST_CONFUSED)
+            for label, prediction, count, share in mistakes.most_confused(counts, shown, MOST_CONFUSED)
         ],
     )
     return f'<div class="pair">{confused}{table}</div>'

@@ -11,7 +11,6 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bert_jax.reporting.chart import Histogram
 from bert_jax.reporting.document import (
     Bullets,
     Charts,
@@ -19,6 +18,7 @@ from bert_jax.reporting.document import (
     Excerpt,
     Excerpts,
     Fragment,
+    Histogram,
     Panel,
     Panels,
     Section,

@@ -1,13 +1,12 @@
-"""Folders and files on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
+"""Files and folders on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
 
-Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
-each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
-GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
-"""
+`open_folder` and `open_file` are the entry points. The Hub is a store of pyarrow, and the last part finds
+files by glob patterns."""
 
 import contextlib
 import errno
 import functools
+import glob
 import hashlib
 import io
 import json
@@ -15,31 +14,127 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from bert_jax.command import RunAgain, UserError, explain_os_error
+import pyarrow as pa
+from pyarrow import fs
 
-if TYPE_CHECKING:  # pyarrow.fs loads the libraries of every store, so it is imported only when a store is opened
+from bert_jax.command_line import explain_os_error
+from bert_jax.errors import RunAgain, UserError
+
+if TYPE_CHECKING:
     from pyarrow import fs
 
+
+# The Hugging Face Hub as a store of pyarrow: files of hf://datasets/ORG/NAME/PATH, read in ranges and never written.
+#
+# huggingface_hub finds the token (HF_TOKEN, hf auth login) and the endpoint (HF_ENDPOINT).
+
+
+def hub_store() -> fs.FileSystem:
+    """The Hub, with paths such as datasets/ORG/NAME@REVISION/PATH."""
+    from huggingface_hub import HfFileSystem
+
+    return fs.PyFileSystem(_Handler(HfFileSystem()))
+
+
+class _Handler(fs.FSSpecHandler):
+    """Turns the errors of requests, of which there are many types, into OSError. Refuses to write."""
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        with _os_errors():
+            return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        with _os_errors():
+            return super().get_file_info_selector(selector)
+
+    def open_input_file(self, path: str) -> Any:
+        with _os_errors():
+            return pa.PythonFile(_File(self.fs.open(path, mode="rb")), mode="r")
+
+    open_input_stream = open_input_file
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        raise OSError(errno.EROFS, "files on the Hub are only read here; upload with hf upload")
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.open_output_stream(path, None)
+
+
+class _File(io.RawIOBase):
+    """An open file of the Hub."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any, /) -> int:
+        with _os_errors():
+            piece = self._opened.read(len(target))
+        target[: len(piece)] = piece
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._opened.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._opened.tell())
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, str(error).strip() or type(error).__name__) from error
+
+
+# Folders and files on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
+#
+# Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
+# each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
+# GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
+
+
 REMOTE = ("gs://", "s3://", "hf://")
+
 _BLOCK_BYTES = 1 << 22
+
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
+
 _TEMPORARY = ".bert_jax_tmp"
+
 _DIGITS = 12  # of a hash in a message
+
 _TIMEOUT_SECONDS = 120  # for a store that does not answer
+
 # By gcsfs, by Google and tensorstore (abseil.io/docs/cpp/guides/status-codes), and by S3 (Aws::S3::S3Errors).
 _DENIED = re.compile(
     r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
 )
+
 # What the same command meets again: nothing at the address, an address that cannot exist, a bucket in another region
 # (301), and a variable by which the Hub must not be asked.
 _LASTING = re.compile(
     r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
 )
 
+
 # HTTP statuses of a request that is wrong in itself; 401 and 403 are denied, and after 408 and 429 it may succeed.
 _LASTING_STATUS = {*range(400, 500)} - {401, 403, 408, 429}
+
 # Of a token, not of an address with this word in it.
 _EXPIRED = re.compile(r"expired.?token|\b(token|credentials?)\b[^/]{0,60}\bexpired", re.IGNORECASE)
 
@@ -79,8 +174,6 @@ def open_store(address: str) -> "tuple[fs.FileSystem, str]":
 @functools.lru_cache
 def _store(scheme: str, bucket: str) -> "fs.FileSystem":
     if scheme == "hf://":
-        from bert_jax.storage.hub import hub_store
-
         return hub_store()
     from pyarrow import fs
 
@@ -337,3 +430,89 @@ def first_line(error: BaseException) -> str:
     """The message of an error, or its type if it has none, as one line of at most 300 characters."""
     text = error.strerror if isinstance(error, OSError) and error.strerror and not error.filename else str(error)
     return (text.strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+
+
+# Finding files by glob patterns, on disk and in object stores.
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+class FoundFile(NamedTuple):
+    """A file or folder that a pattern matches."""
+
+    path: str
+    bytes: int
+    is_folder: bool
+
+
+def find_files(pattern: str) -> list[FoundFile]:
+    """The files and folders that a glob matches, sorted; `**` matches any number of folders.
+
+    A pattern that is the name of a file, perhaps with a bracket in it, means that file. Raises UserError for a local
+    folder that the pattern searches and that cannot be listed, and the errors of `failure` for a store.
+    """
+    if is_remote(pattern):
+        try:
+            return _find_remote(pattern)
+        except (OSError, pa.ArrowException) as error:
+            raise failure(pattern, error) from None
+    if pattern and os.path.exists(pattern):
+        return [_found_local(pattern)]
+    _check_folders(pattern)
+    return [_found_local(path) for path in sorted(glob.glob(pattern, recursive=True))]
+
+
+def is_special(path: str) -> bool:
+    """Whether a path is a pipe, device or socket, which may never end and cannot be read a second time."""
+    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _check_folders(pattern: str) -> None:
+    """Raises UserError for a folder that the pattern searches and that may not be read; glob skips it silently."""
+    parts = pattern.split("/")
+    for index in range(_first_wildcard(parts), len(parts)):
+        mode = os.R_OK | os.X_OK if _WILDCARD.search(parts[index]) else os.X_OK
+        before = "/".join(parts[: index + (parts[index] == "**")])
+        for folder in glob.glob(before + "/", recursive=True) if before or pattern.startswith("/") else ["."]:
+            if not os.access(folder, mode):
+                raise UserError(
+                    f"--input {pattern!r} searches {folder}, which cannot be read. Correct its mode, or the pattern"
+                )
+
+
+def _first_wildcard(parts: list[str]) -> int:
+    return next((index for index, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+
+
+def _found_local(path: str) -> FoundFile:
+    is_folder = os.path.isdir(path)
+    try:
+        return FoundFile(path, 0 if is_folder else os.stat(path).st_size, is_folder)
+    except FileNotFoundError:  # a broken link, which is reported when it is read
+        return FoundFile(path, 0, False)
+
+
+def _find_remote(pattern: str) -> list[FoundFile]:
+    from fsspec.utils import glob_translate
+    from pyarrow import fs
+
+    parts = pattern[5:].rstrip("/").split("/")
+    first = _first_wildcard(parts)
+    if not first:
+        raise UserError(f"{pattern}: the bucket may not contain wildcards. Name it")
+    store, _ = open_store(pattern)
+    if first == len(parts):
+        infos = [store.get_file_info("/".join(parts))]
+    else:
+        recursive = first < len(parts) - 1 or parts[first] == "**"
+        selector = fs.FileSelector("/".join(parts[:first]), allow_not_found=True, recursive=recursive)
+        try:
+            wanted = re.compile(glob_translate("/".join(parts)))
+        except ValueError as error:
+            raise UserError(f"{pattern} is no valid pattern: {error}. Write ** between two slashes") from None
+        infos = [info for info in store.get_file_info(selector) if wanted.fullmatch(info.path)]
+    present = (info for info in infos if info.type != fs.FileType.NotFound)
+    return sorted(
+        FoundFile(pattern[:5] + info.path, info.size or 0, info.type == fs.FileType.Directory) for info in present
+    )

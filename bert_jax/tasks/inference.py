@@ -1,38 +1,83 @@
-"""Runs a model over encoded rows: the one loop of evaluation, predict, report, embed and features.
-
-Rows of similar length share a batch (length_batches.py), each padded length is compiled once, every process places the
-rows that its devices own, and results are returned in the order of the rows.
-"""
+"""Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features."""
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Float64, Int64
+from jaxtyping import Array, Float, Float64, Int, Int64
 
-from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, ModelOptions, TrainConfig
+from bert_jax.config import MeshConfig, ModelConfig, ModelOptions, TrainConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params
+from bert_jax.model import layers
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads.basic import pool_rows, unit_vectors
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import LayerSelection
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.device_params import device_params
-from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.batches import sorted_batches
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.length_batches import sorted_batches
-from bert_jax.tasks.loaded_tokenizer import tokenizer_of
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_json import task_of
-from bert_jax.train import compiler, partitioning
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
+from bert_jax.tasks.task import Task, TaskObjective
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train import sharding
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
+
+# The parameters of opened checkpoints on the devices, where they stay as long as the checkpoint is in use.
+
+
+# By checkpoint, and by mesh and path: a caller that predicts several times with one LoadedModel uploads it once.
+_UPLOADED: "weakref.WeakKeyDictionary[LoadedModel, dict[tuple[Mesh, str], Any]]" = weakref.WeakKeyDictionary()
+
+
+def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dict[str, Any]:
+    """The parameters of these paths, nested by module, on the devices of the mesh.
+
+    They are copied once for each mesh, and freed with the LoadedModel; later changes of its arrays have no effect.
+    """
+    wanted = tuple(wanted)
+    held = _UPLOADED.setdefault(loaded, {})
+    if missing := {path: loaded.params[path] for path in wanted if (mesh, path) not in held}:
+        placed = layers.flatten(sharding.put(layers.unflatten(missing), mesh))
+        held.update({(mesh, path): leaf for path, leaf in placed.items()})
+    return layers.unflatten({path: held[mesh, path] for path in wanted})
+
+
+# The tokenizers of opened checkpoints, which are built once and kept as long as the checkpoint is in use.
+
+
+class _Kept(threading.local):
+    """Each thread has its own, because several threads cannot use a Tokenizer at once."""
+
+    def __init__(self) -> None:
+        self.by_model: weakref.WeakKeyDictionary[LoadedModel, Tokenizer] = weakref.WeakKeyDictionary()
+
+
+_KEPT = _Kept()
+
+
+def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
+    """The tokenizer of a checkpoint, the same object in each call of a thread."""
+    found = _KEPT.by_model.get(loaded)
+    if found is None:
+        found = _KEPT.by_model[loaded] = Tokenizer(loaded.vocabulary.spec)
+    return found
+
+
+# Runs a model over encoded rows: the one loop of evaluation, predict, report, embed and features.
+#
+# Rows of similar length share a batch (length_batches.py), each padded length is compiled once, every process places
+# the rows that its devices own, and results are returned in the order of the rows.
 
 
 def run_batches(
@@ -45,10 +90,10 @@ def run_batches(
     """
     computing: tuple[np.ndarray, Any] | None = None
     for indices, batch in batches:
-        local = partitioning.local_rows(len(indices), mesh)
+        local = sharding.local_rows(len(indices), mesh)
         part = jax.tree.map(lambda leaf, rows=local: leaf[rows], batch)
         with jax.set_mesh(mesh):
-            placed = partitioning.place(part, len(indices), mesh)
+            placed = sharding.place(part, len(indices), mesh)
             finished = None if computing is None else (computing[0], jax.device_get(computing[1]))
             computing = indices, compute(placed)
         if finished is not None:
@@ -94,7 +139,7 @@ class Predictor:
         return self._task.measure(rows, answers) | {"task_loss": loss}
 
     def _batches(self, rows: TaskRows, batch_size: int) -> Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]:
-        return sorted_batches(rows, partitioning.whole_rows(batch_size, self._mesh), self._task.max_length)
+        return sorted_batches(rows, sharding.whole_rows(batch_size, self._mesh), self._task.max_length)
 
 
 class FineTuned:
@@ -126,8 +171,8 @@ class FineTuned:
         self.tokenizer = tokenizer_of(loaded)
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
-        mesh = partitioning.make_mesh(config.mesh)
-        partitioning.whole_rows(batch_size, mesh)  # raises UserError for a batch size below 1
+        mesh = sharding.make_mesh(config.mesh)
+        sharding.whole_rows(batch_size, mesh)  # raises UserError for a batch size below 1
         self.batch_size = batch_size
         self._predictor = Predictor(self.task, loaded.model, runtime_of(config), mesh)
         self._params = task_params(loaded, self.task, mesh)
@@ -171,7 +216,7 @@ def with_null_threshold(task: Task, threshold: float | None) -> Task:
 
 def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
     """The parameters of a checkpoint that the task's model reads, on the devices of the mesh."""
-    wanted = paths.flatten(abstract_params(loaded.model, task.objective().heads))
+    wanted = layers.flatten(abstract_params(loaded.model, task.objective().heads))
     return device_params(loaded, mesh, wanted)
 
 
@@ -188,7 +233,7 @@ def _compiled(
     function: Callable[..., Any], objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh
 ) -> Callable[..., Any]:
     compute = functools.partial(function, objective, model, runtime)
-    return jax.jit(compute, out_shardings=partitioning.replicated(mesh), compiler_options=compiler.options(mesh))
+    return jax.jit(compute, out_shardings=sharding.replicated(mesh), compiler_options=sharding.options(mesh))
 
 
 def _answer(
@@ -212,3 +257,80 @@ def _row_losses(
         return objective.terms_of(bound, alone, one)["task"].loss, objective.counts(one)["task"]
 
     return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)
+
+
+# The vectors of a model's layers for encoded rows: what embed and features compute.
+
+
+class LayerVectors:
+    """A model that computes vectors of layers, pooled over each row (none, cls, mean, max or last).
+
+    Vectors are divided by their lengths if normalize is set, then cut to their first truncate_dim dimensions (0: all).
+    With cut_first they are cut before, so that they have length 1 in the end.
+
+    widths has the width of the vectors by name of the layers (model/outputs.py), in the order of the results.
+    Raises UserError for layers that the model does not have.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        layers: Sequence[str],
+        *,
+        pool: str = "none",
+        normalize: bool = False,
+        truncate_dim: int = 0,
+        cut_first: bool = False,
+        dtype: str = "float32",
+        compute_dtype: str = "float32",
+    ) -> None:
+        selections = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
+        widths = [one.width(loaded.model.width) for one in selections]
+        self.widths = {name: min(width, truncate_dim or width) for name, width in zip(layers, widths, strict=True)}
+        self.dtype = dtype
+        self.mesh = sharding.make_mesh(MeshConfig())
+        # Each length is compiled separately, so the layer loop that compiles fast is used.
+        runtime = runtime_of(TrainConfig(model=ModelOptions(layer_loop="scan"), compute_dtype=compute_dtype))
+        params = device_params(loaded, self.mesh, loaded.params)
+        pool = "none" if pool == "words" else pool
+        finish = Finish(pool, normalize, truncate_dim or None, cut_first, dtype)
+        self._compute = functools.partial(_selected, loaded.model, loaded.heads, runtime, selections, finish, params)
+
+    def run(
+        self, batches: Iterable[tuple[Int64[np.ndarray, "B"], TaskBatch]]
+    ) -> Iterator[tuple[Int64[np.ndarray, "B"], tuple[np.ndarray, ...]]]:
+        """For each batch the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per name."""
+        return run_batches(self._compute, batches, self.mesh)
+
+
+class Finish(NamedTuple):
+    """What is done with the hidden states of layers."""
+
+    pool: str
+    normalize: bool
+    truncate_dim: int | None
+    cut_first: bool
+    dtype: str
+
+    def of(self, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B *T _"]:
+        """The vectors of rows or, where nothing is pooled, of tokens."""
+        vectors = hidden if self.pool == "none" else pool_rows(self.pool, hidden, sequence_ids)
+        if self.cut_first:
+            vectors = vectors[..., : self.truncate_dim]
+        vectors = unit_vectors(vectors) if self.normalize else vectors
+        return vectors[..., : self.truncate_dim].astype(self.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _selected(
+    config: ModelConfig,
+    heads: Heads,
+    runtime: Runtime,
+    selections: tuple[LayerSelection, ...],
+    finish: Finish,
+    params: dict[str, Any],
+    batch: TaskBatch,
+) -> tuple[Float[Array, "B *T _"], ...]:
+    inner = any(one.inner(config.layers) for one in selections)
+    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
+    return tuple(finish.of(one.of(encoded, config.layers), batch.sequence_ids) for one in selections)

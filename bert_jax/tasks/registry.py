@@ -1,47 +1,37 @@
-"""The registry of task kinds and named tasks. It resolves a configuration to a task and its files.
-
-Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[name] = NamedTask(...)`
-(docs/extending.md).
-"""
+"""The registry of task kinds and named tasks. It resolves a configuration to a task and its files."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
+from bert_jax import config as config_lib
 from bert_jax.config import TaskConfig
-from bert_jax.data.tfds_source import open_tfds
-from bert_jax.tasks import reading
-from bert_jax.tasks.example import Split
+from bert_jax.data.shards import open_tfds
+from bert_jax.errors import UserError
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.storage.files import SUFFIXES
 from bert_jax.tasks.kinds.choice import ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
 from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
-from bert_jax.tasks.kinds.span import SpanTask
-from bert_jax.tasks.kinds.span_pairs import SpanPairTask
+from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.label_names import parse_label_map, parse_names
-from bert_jax.tasks.named import TASKS, NamedTask
-from bert_jax.tasks.named.layout import SPLITS
-from bert_jax.tasks.reading import COMPRESSED, TFDS, Columns, is_stored, plain_name
+from bert_jax.tasks.labels import parse_label_map, parse_names
+from bert_jax.tasks.named import SPLITS, TASKS, NamedTask
+from bert_jax.tasks.reading import tables
+from bert_jax.tasks.reading.tables import TFDS, Columns, is_stored, plain_name
+from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Task
 
-__all__ = [
-    "KINDS",
-    "TASKS",
-    "NamedTask",
-    "find_folder",
-    "find_split",
-    "kind_class",
-    "metrics_of",
-    "read",
-    "resolve",
-    "splits_of",
-]
+# The registry of task kinds and named tasks. It resolves a configuration to a task and its files.
+#
+# Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[name] = NamedTask(...)`
+# (docs/extending.md).
+
 
 BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     ClassificationTask,
@@ -55,15 +45,23 @@ BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     SpanPairTask,
     EmbeddingTask,
 )
+
 KINDS = {one.kind: one for one in BUILT_IN}
 
+
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
+
 # The default kind of a user's own file, by its format.
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
+
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
+
 STORED_ENDINGS = (".parquet", ".jsonl")
+
 NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
+
 PROMPTS = ("prompt", "query_prompt", "document_prompt")  # for which none stands for no text
+
 # Keys that describe a user's own files.
 OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
 
@@ -100,7 +98,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         task = _named_task(config)
         files = _find_files(TASKS[config.name], config, given) | given
     elif config.train:
-        kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[reading.kind_of_file(Path(config.train))])
+        kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[tables.kind_of_file(Path(config.train))])
         columns = Columns(config.text, config.text_pair, config.label, _marks(config))
         task = kind_class(kind)("own", columns=columns)
         for key in task.unread_columns:
@@ -118,7 +116,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         )
     task = replace(task, **_options(config, task))
     files = {split: files[split] for split in splits_of(task.name) if split in files}
-    reading.check_apart(files)
+    tables.check_apart(files)
     return task, files
 
 
@@ -202,10 +200,10 @@ def find_split(task_name: str, folder: Path, split: str) -> Path | None:
         names = [*named.files[split], *(stored + ending for ending in STORED_ENDINGS if stored), *names]
         bases = [stored, split] if stored else bases
     for name in names:
-        for ending in ("", *COMPRESSED):
+        for ending in ("", *SUFFIXES):
             if (folder / (name + ending)).is_file():
                 return folder / (name + ending)
-    return next((path for base in bases if (path := reading.first_file(folder, base))), None)
+    return next((path for base in bases if (path := tables.first_file(folder, base))), None)
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
@@ -254,3 +252,92 @@ def _find_prepared(named: NamedTask, name: str, needed: Sequence[str]) -> dict[s
     existing = open_tfds(address)[0].info.splits
     found = {split: named.stored_splits.get(split, split) for split in needed}
     return {split: Path(f"{address}:{stored}") for split, stored in found.items() if stored in existing}
+
+
+# A task as the JSON values under `task` in the config.json of a workdir or an export.
+#
+# The names, their order and the defaults are a file contract: FIRST, then the other options in the order of the kinds.
+# Every kind writes the options of all kinds that come with bert_jax, with the default for each option that it does not
+# have.
+
+
+FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
+
+# Where kinds differ in a default, that of the first kind is written for those without the option.
+OPTIONS = {item.name: item.default for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
+
+DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
+
+
+def to_json(task: Task) -> dict[str, Any]:
+    """The JSON values of a task: those of DEFAULTS in their order, then further options of a user's own kind."""
+    return {**DEFAULTS, "kind": task.kind, **asdict(task)}
+
+
+def from_json(values: Mapping[str, Any]) -> Task:
+    """The task of JSON values; options that its kind does not have are ignored.
+
+    The class is that of the named task, which may refine its kind's, or else that of the kind.
+
+    Raises UserError for an unknown kind, a missing name, or a value of another type.
+    """
+    if "kind" not in values:
+        raise UserError("task.kind is missing; give the kind of the task, such as classification")
+    named = TASKS.get(values.get("name", ""))
+    kind = type(named.task) if named and named.task.kind == values["kind"] else kind_class(values["kind"])
+    known = {item.name for item in fields(kind)}
+    return config_lib.load(kind, {key: value for key, value in values.items() if key in known}, "task")
+
+
+def task_of(loaded: LoadedModel) -> Task:
+    """The task that a checkpoint was fine-tuned for, with rows of at most as many tokens as the model has positions.
+
+    Raises UserError for a checkpoint that was not fine-tuned.
+    """
+    if not loaded.task:
+        raise UserError("this checkpoint was not fine-tuned for a task; fine-tune it first: bert-jax finetune")
+    task = from_json(loaded.task)
+    task = replace(task, max_length=min(task.max_length, loaded.model.max_positions)).with_metrics()
+    # A folder in Hugging Face format does not record the options of a task; the pooling is that of its heads.
+    return task.with_pooling(loaded.heads.pooling)
+
+
+# Published results of other models, for comparison.
+
+
+@dataclass(frozen=True)
+class Published:
+    """Metrics of a task on its dev file, as test_NAME on its test file, with their model and source."""
+
+    source: str
+    metrics: Mapping[str, float]
+
+
+# The table of huggingface/transformers, examples/flax/text-classification/README.md: three epochs of batches of 32. Of
+# MNLI the matched dev file.
+_FLAX = "bert-base-cased (Hugging Face's Flax example; dev, mean of 5 seeds)"
+
+_GLUE: dict[str, dict[str, float]] = {
+    "cola": {"matthews_correlation": 0.590},
+    "sst2": {"accuracy": 0.922},
+    "mrpc": {"f1": 0.890, "accuracy": 0.844},
+    "stsb": {"pearson": 0.889, "spearman": 0.886},
+    "qqp": {"accuracy": 0.908, "f1": 0.875},
+    "mnli": {"accuracy": 0.838},
+    "qnli": {"accuracy": 0.908},
+    "rte": {"accuracy": 0.648},
+    "wnli": {"accuracy": 0.370},
+}
+
+
+FIGURES: dict[str, Published] = {
+    **{task: Published(_FLAX, metrics) for task, metrics in _GLUE.items()},
+    "conll2003": Published(
+        "BERT-Base, cased, fine-tuned with document context (Devlin et al. 2019, table 7; mean of 5 runs)",
+        {"f1": 0.964, "test_f1": 0.924},
+    ),
+    "squad1": Published(
+        "BERT-Base, single (Devlin et al. 2019, table 2; official training and dev files)",
+        {"exact_match": 0.808, "f1": 0.885},
+    ),
+}

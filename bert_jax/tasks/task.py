@@ -1,4 +1,6 @@
-"""The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements."""
+"""The base class of fine-tuning tasks, with the base class of their objectives and losses.
+
+Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them."""
 
 import abc
 from collections.abc import Collection, Mapping, Sequence
@@ -6,17 +8,79 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from bert_jax.command import UserError
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import POOLINGS
-from bert_jax.tasks.example import Split, TaskRows
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.metric_functions import check_metric_names
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.reading import Columns
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.model.heads.structured import CRF, IMPOSSIBLE, Allowed
+from bert_jax.model.outputs import encode_for_task, sequence_vectors
+from bert_jax.tasks.metrics import check_metric_names
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar, binary_sums, classification_sums
+from bert_jax.train.objectives import Counts, Objective, Terms
+
+# The base class of fine-tuning objectives: one loss term, `task`, and the arrays that predictions are decoded from.
+
+
+class TaskObjective(Objective):
+    """The objective of a kind of task.
+
+    Label id 0 counts like any other. A weight of 0 (fillers, positions without a label) adds nothing.
+    """
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": ("accuracy",)}
+
+    @abc.abstractmethod
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
+        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key, dropout is off."""
+
+    @abc.abstractmethod
+    def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
+        """The terms of the loss from the outputs: `task`, with `accuracy` where predictions are right or wrong."""
+
+    def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
+        """The arrays [B, ...] from which the host decodes each row's answer, as small as possible; by default the
+        outputs."""
+        return outputs
+
+    @property
+    def has_soft_targets(self) -> bool:
+        """Whether a student can learn from the outputs of a teacher (soft_sum)."""
+        return False
+
+    def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
+        """The difference of both models' outputs, summed with the label weights, at a temperature where they are
+        distributions (bert_jax/train/losses.py). Only where has_soft_targets."""
+        raise NotImplementedError(f"{type(self).__name__} has no soft targets")
+
+    def counts(self, batch: TaskBatch) -> Counts:
+        return {"task": batch.label_weights.sum()}
+
+    def apply(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Terms:
+        return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)
+
+
+def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
+    """The vector of the one sequence of each row, whose [CLS] is at position 0."""
+    hidden = encode_for_task(model, batch, dropout_key)
+    return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
+
+
+# The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements.
+
 
 Item = TypeVar("Item")
+
 Rows = TypeVar("Rows", bound=TaskRows)
 
 
@@ -167,7 +231,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
 @dataclass(frozen=True)
 class PooledTask(Task[Item, Rows]):
-    """A task that reads one vector of each text, made of its tokens by pooling (bert_jax/model/heads/pooling.py)."""
+    """A task that reads one vector of each text, made of its tokens by pooling (bert_jax/model/heads/basic.py)."""
 
     pooling: str = "cls"
 
@@ -192,3 +256,126 @@ def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
     """Raises UserError for a value that is not one of those known."""
     if value not in known:
         raise UserError(f"{field_name} is {value!r}; choose from: {', '.join(known)}")
+
+
+# Loss functions of fine-tuning tasks; conventions as in bert_jax.train.losses.
+
+
+def squared_error_sum(
+    scores: Float[Array, "*shape"], targets: Float[Array, "*shape"], weights: Float[Array, "*shape"]
+) -> Scalar:
+    """Returns the weighted sum of squared errors between scores and targets, for sequences or tokens."""
+    return (jnp.square(scores.astype(jnp.float32) - targets) * weights).sum()
+
+
+def choice_sums(
+    scores: Float[Array, "B S"],
+    present: Bool[Array, "B S"],
+    labels: Int[Array, "B"],
+    weights: Float[Array, "B"],
+    smoothing: float = 0.0,
+) -> tuple[Scalar, Scalar]:
+    """Returns the cross-entropy of the correct choice and `correct`, with a softmax over the scores of present choices.
+
+    Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG). Label
+    smoothing is uniform over the present choices.
+    """
+    masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
+    loss, correct = classification_sums(masked, labels, weights)
+    if smoothing:
+        each = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
+        uniform = each.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
+        loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
+    return loss, correct
+
+
+def answer_sums(
+    logits: Float[Array, "B T 2"],
+    possible: Bool[Array, "B T"],
+    starts: Int[Array, "B"],
+    ends: Int[Array, "B"],
+    weights: Float[Array, "B"],
+) -> tuple[Scalar, Scalar]:
+    """Returns the mean of the start and end cross-entropies, and how often both positions are predicted correctly.
+
+    Source: Devlin et al. 2019, section 4.2; the mean of the two is taken as in google-research/bert,
+    run_squad.py. For a question without an answer, start and end are the position of [CLS]
+    (section 4.3). `possible` marks the positions of the sequence, over which the softmax is taken.
+    """
+    masked = jnp.where(possible[..., None], logits.astype(jnp.float32), IMPOSSIBLE)
+    truth = jnp.stack([starts, ends], axis=-1)
+    picked = jnp.take_along_axis(masked, truth[:, None], axis=1)[:, 0]
+    right = (picked >= jax.lax.stop_gradient(masked).max(axis=1)).all(axis=-1)
+    losses = (jax.nn.logsumexp(masked, axis=1) - picked).mean(axis=-1)
+    return (losses * weights).sum(), (right * weights).sum()
+
+
+def chain_sums(
+    chain: CRF,
+    logits: Float[Array, "B T C"],
+    tags: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    sequence_ids: Int[Array, "B T"],
+    allowed: Allowed | None = None,
+) -> tuple[Scalar, Scalar]:
+    """Returns the negative log-likelihood of the tags under a linear-chain CRF, and `correct` for the best path.
+
+    Source: Lafferty et al. 2001; Lample et al. 2016, section 2.2. Weights are 0 or 1, and the chain
+    of a sequence consists of its positions with weight 1, in order. Divided by the number of these
+    positions, the loss is comparable with that of classification_sums. The tags are among the allowed ones.
+    """
+    tagged = weights > 0
+    loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
+    loss -= chain.score(logits, tags, tagged, sequence_ids, allowed)
+    best, _ = chain.decode(jax.lax.stop_gradient(logits), tagged, sequence_ids, allowed)
+    return loss.sum(), ((best == tags) * weights).sum()
+
+
+def span_sums(
+    logits: Float[Array, "B T K C"], labels: Int[Array, "B T K"], weights: Float[Array, "B T K"]
+) -> tuple[Scalar, Scalar]:
+    """Returns the cross-entropy and `correct` over all spans up to the maximum length K.
+
+    With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes,
+    of which class 0 is NULL. Weights are 0 for spans that do not lie within one sequence
+    (Bert.possible_spans). Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition,
+    "Fine-tuning for Span-Based Applications".
+    """
+    if logits.shape[-1] == 1:
+        return binary_sums(logits[..., 0], labels, weights)
+    return classification_sums(logits, labels, weights)
+
+
+# Regression on standardized targets, so that numbers of any size are learned at the usual learning rates.
+
+
+# Targets up to this size, such as the scores of STS-B (0 to 5), are learned as they are.
+LARGE = 10.0
+
+
+@dataclass(frozen=True)
+class ScaledTask(Task[Item, Rows]):
+    """A regression whose head predicts (target - target_mean) / target_std, and whose loss is that of these numbers.
+
+    Metrics and predictions are in the units of the files.
+
+    | option | |
+    |---|---|
+    | scale_targets | yes, no, or auto: where the mean or the deviation of the training targets exceeds LARGE |
+    | target_mean, target_std | of the training file; 0 and 1 without scaling |
+    """
+
+    scale_targets: str = TaskConfig.scale_targets
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("task.scale_targets", self.scale_targets, ("auto", "yes", "no"))
+
+    def with_scale_of(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
+        """The task with the mean and the deviation of these targets, where scale_targets asks for it."""
+        mean, deviation = float(np.mean(targets)), float(np.std(targets))
+        if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
+            return self
+        return replace(self, target_mean=mean, target_std=deviation or 1.0)

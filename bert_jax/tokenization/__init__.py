@@ -1,1 +1,1 @@
-"""The kinds of tokenizer behind bert_jax.tokenizer: for each, a specification as plain data and an engine."""
+"""The kinds of tokenizer behind bert_jax.tokenization.tokenizer: for each, a specification as plain data and an engine."""

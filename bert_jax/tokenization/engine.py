@@ -1,22 +1,261 @@
-"""What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library."""
+"""What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
+
+An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast."""
 
 import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import pyarrow as pa
 import tokenizers
 from tokenizers import processors
 
-from bert_jax.command import UserError
-from bert_jax.tokenization.chunk_cache import ChunkEncoder
-from bert_jax.tokenization.tokenizer_spec import AddedToken
+from bert_jax.array_types import Int64, Integer, UInt
+from bert_jax.errors import UserError
+from bert_jax.tokenization.specification import AddedToken
+
+# A bounded cache from chunks of text to their ids, so that the library encodes most words once.
+#
+# A chunk is the text between two white spaces. Each kind of tokenizer knows which texts may be split in this way, and
+# where (`ChunkEncoder`). A chunk that is not cached goes to the library, so this code reimplements no Unicode rule.
+# Texts are split and their chunks counted as arrays of bytes (numpy, Arrow), so that Python handles each distinct chunk
+# of a block once.
+
+
+try:
+    # Importing pyarrow.compute wraps and documents every function, which takes about 20 ms.
+    from pyarrow._compute import call_function
+except ImportError:
+    from pyarrow.compute import call_function
+
+
+# Entries of about 200 bytes each (key, ids, dictionary entry): 60 MB. The cache has two halves, so that filling it up
+# evicts only chunks that were not used recently.
+CACHE_CHUNKS = 300_000
+
+# Longer chunks (sentences of unspaced scripts, URLs) seldom recur, and would make the memory unbounded.
+CACHED_CHUNK_LENGTH = 40
+
+# Characters of text that are looked up together. Larger blocks have a smaller share of distinct chunks.
+BLOCK_CHARACTERS = 1 << 22
+
+
+_SPACE, _NEWLINE = b" ", b"\n"
+
+_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+# The role of a byte in a text: part of a chunk, a chunk of its own, or a separator of chunks.
+_INNER, _MARK, _GAP = range(3)
+
+_ROLES = bytes(_GAP if byte in _SPACE + _NEWLINE else _INNER for byte in range(256))
+
+_ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in enumerate(_ROLES))
+
+
+class ChunkedTexts(NamedTuple):
+    """Texts split into chunks.
+
+    block      one line per text: the keys of its chunks, separated by spaces; empty for the texts in `exceptions`
+    firsts     for each text the key of its first chunk, if that differs from the key in `block`
+    marks      whether each punctuation mark of ASCII, and from U+2010 to U+2027, is a chunk of its own
+    fold       whether ASCII capitals are lower-cased
+    exceptions by index, the texts that `block` leaves out: the keys of their chunks, or None if only the library can
+               encode the whole text
+    """
+
+    block: str
+    firsts: Sequence[str] | None = None
+    marks: bool = False
+    fold: bool = False
+    exceptions: dict[int, list[str] | None] = {}  # noqa: RUF012 (never changed)
+
+
+@runtime_checkable
+class ChunkEncoder(Protocol):
+    """A library's tokenizer and the rules by which it splits text. Ids are the bytes of an array of id_dtype."""
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        """The ids of each whole text by the library."""
+
+    def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
+        """The chunks of the texts, whose concatenated ids are those of the text; None if no text may be split."""
+
+    def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
+        """The ids of each chunk by the library."""
+        return self.encode(keys)
+
+    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """For chunks known to consist of several words, the keys whose concatenated ids are the chunk's ids."""
+        return {}
+
+
+class ChunkCache:
+    """Encodes texts by a chunk encoder and caches the ids of chunks. Not safe for several threads at once."""
+
+    def __init__(self, encoder: ChunkEncoder, id_dtype: type) -> None:
+        self._encoder = encoder
+        self._id_dtype = id_dtype
+        # When the newer half is full, it becomes the older half.
+        self._cache: dict[str, bytes] = {}
+        self._older: dict[str, bytes] = {}
+
+    def encode(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
+        """The concatenated ids of the texts, and the number of ids of each."""
+        blocks = [self._encode_block(block) for block in _blocks(texts)]
+        ids = [np.zeros(0, self._id_dtype), *(found for found, _ in blocks)]
+        counts = [np.zeros(0, np.int64), *(found for _, found in blocks)]
+        return np.concatenate(ids), np.concatenate(counts)
+
+    def _encode_block(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        chunked = self._encoder.split(texts)
+        if chunked is None:
+            return self._joined(self._encoder.encode(texts))
+        chunks, keys, bounds = _distinct(chunked)
+        if chunked.firsts is not None:
+            # The first chunk of a text may have another key than the same characters later in it, as byte-level BPE
+            # gives a word without a space before it other ids.
+            firsts = list(itertools.compress(chunked.firsts, (np.diff(bounds) > 0).tolist()))
+            indices = {key: len(keys) + index for index, key in enumerate(dict.fromkeys(firsts))}
+            chunks[bounds[:-1][np.diff(bounds) > 0]] = list(map(indices.__getitem__, firsts))
+            keys = [*keys, *indices]
+        separate = [key for found in chunked.exceptions.values() for key in found or ()]
+        known = list(map(self._cache.get, [*keys, *separate]))
+        unknown = [key for key, ids in zip([*keys, *separate], known, strict=True) if ids is None]
+        too_long = self._learn(dict.fromkeys(unknown))
+        cache = self._cache
+        ids, counts = self._gathered(
+            chunks, bounds, [cache[key] if ids is None else ids for key, ids in zip(keys, known, strict=False)]
+        )
+        if chunked.exceptions:
+            ids, counts = self._with_exceptions(ids, counts, texts, chunked.exceptions)
+        self._evict(too_long)
+        return ids, counts
+
+    def _gathered(
+        self, chunks: Integer[np.ndarray, "n"], bounds: Int64[np.ndarray, "boundaries"], known: list[bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The concatenated ids of chunks, given those of each distinct chunk, and the number of ids of each line."""
+        ids, lengths = self._joined(known)
+        firsts = np.cumsum(lengths) - lengths
+        ends = np.concatenate([[0], np.cumsum(lengths[chunks])])
+        # Each id of the output as an index into `ids`: its chunk's first id, plus its place within the chunk.
+        sources = np.repeat(firsts[chunks] - ends[:-1], lengths[chunks]) + np.arange(ends[-1])
+        return ids[sources], np.diff(ends[bounds])
+
+    def _with_exceptions(
+        self, ids: np.ndarray, counts: np.ndarray, texts: Sequence[str], exceptions: dict[int, list[str] | None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inserts the ids and counts of the texts that were not part of the block."""
+        whole = [index for index, keys in exceptions.items() if keys is None]
+        by_library = dict(zip(whole, self._encoder.encode([texts[index] for index in whole]), strict=True))
+        order = sorted(exceptions)
+        found = [
+            by_library[index]
+            if index in by_library
+            else b"".join(map(self._cache.__getitem__, exceptions[index] or ()))
+            for index in order
+        ]
+        begins = (np.cumsum(counts) - counts)[order]
+        added, lengths = self._joined(found)
+        counts[order] = lengths
+        return np.insert(ids, np.repeat(begins, lengths), added), counts
+
+    def _joined(self, encoded: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        width = np.dtype(self._id_dtype).itemsize
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // width
+        return np.frombuffer(b"".join(encoded), self._id_dtype), lengths
+
+    def _learn(self, keys: Iterable[str]) -> list[str]:
+        """Caches chunks that the newer half lacks, and the words within them; returns those too long to keep."""
+        unknown = self._recall(keys)
+        words = self._encoder.words(unknown)
+        if words:
+            # "end", "end." and "(end" then cost the library one word, which is most of the time of a cold cache.
+            parts = dict.fromkeys(key for key in unknown if key not in words)
+            parts |= dict.fromkeys(itertools.chain.from_iterable(words.values()))
+            unknown = self._recall([part for part in parts if part not in self._cache])
+        self._cache.update(zip(unknown, self._encoder.encode_chunks(unknown), strict=True))
+        for chunk, within in words.items():
+            self._cache[chunk] = b"".join(map(self._cache.__getitem__, within))
+        return [key for key in (*words, *unknown) if len(key) > CACHED_CHUNK_LENGTH]
+
+    def _recall(self, chunks: Iterable[str]) -> list[str]:
+        """Moves chunks that the older half knows into the newer one, and returns those that it does not know."""
+        if not self._older:
+            return list(chunks)
+        unknown = []
+        for chunk in chunks:
+            if (ids := self._older.get(chunk)) is None:
+                unknown.append(chunk)
+            else:
+                self._cache[chunk] = ids
+        return unknown
+
+    def _evict(self, too_long: Iterable[str]) -> None:
+        """Removes chunks from the cache, and drops its older half if the newer one is full."""
+        for chunk in too_long:
+            del self._cache[chunk]
+        if len(self._cache) > CACHE_CHUNKS // 2:
+            self._older, self._cache = self._cache, {}
+
+
+def _distinct(chunked: ChunkedTexts) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
+    """Each chunk as an index into the distinct chunks, the distinct chunks, and where each line begins and ends.
+
+    Raises UnicodeEncodeError for a lone surrogate.
+    """
+    encoded = chunked.block.encode()
+    encoded = encoded.lower() if chunked.fold else encoded
+    data = np.frombuffer(encoded, np.uint8)
+    # bytes.translate looks up and drops bytes in less than half of numpy's time.
+    role = np.frombuffer(encoded.translate(_ROLES_WITH_MARKS if chunked.marks else _ROLES), np.uint8)
+    gap = role == _GAP
+    # A chunk begins after a gap, after a mark and at a mark.
+    ends = role != _INNER
+    begins = np.empty(len(data), bool)
+    begins[:1] = True
+    begins[1:] = ends[:-1]
+    if chunked.marks:
+        begins |= ends
+        # U+2010 to U+2027 are the three bytes E2 80 90 to E2 80 A7: such a mark begins a chunk, as does what follows.
+        typeset = np.flatnonzero((data[:-2] == 0xE2) & (data[1:-1] == 0x80) & (data[2:] - 0x90 <= 0xA7 - 0x90))
+        begins[typeset] = True
+        begins[typeset[typeset + 3 < len(data)] + 3] = True
+    begins &= ~gap
+    starts = np.flatnonzero(begins)
+    lines = np.flatnonzero(data == _NEWLINE[0])
+    bounds = np.concatenate([[0], np.searchsorted(starts, lines), [len(starts)]])
+    kept = encoded.translate(None, _SPACE + _NEWLINE)
+    offsets = np.empty(len(starts) + 1, np.int32)
+    offsets[:-1] = starts - np.cumsum(gap, dtype=np.int32)[starts]
+    offsets[-1] = len(kept)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(kept)]
+    chunks = call_function("dictionary_encode", [pa.Array.from_buffers(pa.utf8(), len(starts), buffers)])
+    return np.array(chunks.indices), chunks.dictionary.to_pylist(), bounds
+
+
+def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Groups of consecutive texts with about BLOCK_CHARACTERS characters, at least one text each."""
+    start = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text)
+        if characters >= BLOCK_CHARACTERS:
+            yield texts[start : index + 1]
+            start, characters = index + 1, 0
+    if start < len(texts):
+        yield texts[start:]
+
+
+# What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
+
 
 # Chunks passed to the library in one call.
 LIBRARY_CHUNKS = 20_000
+
 # Frequent characters of English text, roughly from rare to frequent. All others are rarer.
 _FREQUENT = "zqjxkv'bpgywmfucldrhsinoate-.,# "
 

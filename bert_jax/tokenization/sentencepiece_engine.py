@@ -11,12 +11,18 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.array_types import Int64
-from bert_jax.tokenization.chunk_cache import ChunkedTexts
-from bert_jax.tokenization.engine import Engine, add_tokens, refuse_surrogates, template
-from bert_jax.tokenization.sentencepiece_json import RUNS_OF_SPACES, SPACES_AT_ENDS, schema, white_space_rules
-from bert_jax.tokenization.sentencepiece_model import MARKED, SPACE, SentencePieceSpec
-from bert_jax.tokenization.tokenizer_spec import AddedToken, id_dtype
-from bert_jax.tokenization.wordpiece_engine import lines, replaced
+from bert_jax.tokenization.engine import ChunkedTexts, Engine, add_tokens, refuse_surrogates, template
+from bert_jax.tokenization.sentencepiece_model import (
+    MARKED,
+    RUNS_OF_SPACES,
+    SPACE,
+    SPACES_AT_ENDS,
+    SentencePieceSpec,
+    schema,
+    white_space_rules,
+)
+from bert_jax.tokenization.specification import AddedToken, id_dtype
+from bert_jax.tokenization.wordpiece import lines, replaced
 
 # sha256 of the library's built-in normalization rules (0.1.96, 0.2.3). A test verifies from the rules that none of them
 # looks across a space, produces two spaces or produces U+2581. Nothing is known of other rules.

@@ -1,16 +1,28 @@
-"""The specification of a WordPiece tokenizer, and the files of Google and Hugging Face that store it.
+"""WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): its files, its specification and its engine."""
 
-Formats: vocab.txt of google-research/bert (one token per line; the line number is the id), tokenizer.json of the
-`tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
-"""
-
-from collections.abc import Iterable, Mapping
+import functools
+import itertools
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bert_jax.command import UserError
-from bert_jax.tokenization.tokenizer_spec import (
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.array_types import Bool, Int32, Int64, UInt8
+from bert_jax.errors import UserError
+from bert_jax.tokenization.engine import (
+    ChunkedTexts,
+    LibraryEngine,
+    NormalizedTokens,
+    add_tokens,
+    template,
+    text_tokens,
+)
+from bert_jax.tokenization.specification import (
     BERT_ROLES,
     HASHED_IF_CHANGED,
     MPNET_ROLES,
@@ -19,6 +31,7 @@ from bert_jax.tokenization.tokenizer_spec import (
     TokenList,
     added_tokens,
     check_added_ids,
+    id_dtype,
     named_roles,
     refuse_contradiction,
     refuse_repeated,
@@ -28,16 +41,26 @@ from bert_jax.tokenization.tokenizer_spec import (
     write_settings,
 )
 
+# The specification of a WordPiece tokenizer, and the files of Google and Hugging Face that store it.
+#
+# Formats: vocab.txt of google-research/bert (one token per line; the line number is the id), tokenizer.json of the
+# `tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
+
+
 # BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 SPECIAL_TOKENS = BERT_ROLES
+
 _BERT_ADDED = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
+
 # The first tokens of MPNet's vocabulary, which are followed by BERT's, special tokens included.
 _MPNET_HEAD = ("<s>", "<pad>", "</s>")
+
 # Classes of transformers, without Tokenizer and Fast, that split text into words as BERT's does.
 _CLASSES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "TokenizersBackend", "ConvBert", "MobileBert"),
     *("SqueezeBert", "Funnel", "LayoutLM", "Lxmert", "RetriBert", "DPRContextEncoder", "DPRQuestionEncoder"),
 )
+
 # Longer words are unknown. `transformers` and the tokenizer.json files of published models use 100;
 # google-research/bert (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
@@ -223,3 +246,263 @@ def has_capitals(tokens: tuple[str, ...]) -> bool:
 
 def _first(*values: bool | None) -> bool:
     return next(value for value in values if value is not None)
+
+
+# WordPiece's greedy longest match for many words at once, by numpy (Schuster and Nakajima 2012; Devlin et al. 2019).
+#
+# From left to right, a word's next token is the longest token that is a prefix of the rest of the word. If there is
+# none, the whole word is unknown. Two tries in one table hold the tokens: one for tokens that begin a word, one for
+# tokens that continue a word. All words walk the table in step. The reference is WordpieceTokenizer of google-
+# research/bert; the `tokenizers` library looks up one shorter prefix after another.
+
+
+# States of the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
+_NOWHERE, _BEGIN, _INSIDE = range(3)
+
+_NO_TOKEN = -1
+
+
+class _Spelling(NamedTuple):
+    """Texts encoded as columns of the table."""
+
+    columns: UInt8[np.ndarray, "n"]  # of all texts, each followed by a 0
+    begins: Int64[np.ndarray, "m"]  # of each text in `columns`
+    ends: Int64[np.ndarray, "m"]
+
+    def has_columns(self) -> Bool[np.ndarray, "m"]:
+        """Which texts are not empty and consist only of characters that have a column."""
+        before = np.cumsum(self.columns == 0)
+        return (
+            (self.begins < self.ends) & (before[self.begins] == before[self.ends - 1]) & (self.columns[self.begins] > 0)
+        )
+
+
+class LongestMatch:
+    """Encodes words of certain ASCII characters, which normalization does not change, as WordPiece ids.
+
+    tokens       the vocabulary, by id
+    prefix       the prefix of tokens that continue a word: "##"
+    characters   the ASCII characters that words may consist of
+    longest      longer words are not encoded here
+    unknown_id   the id of a word that no sequence of tokens spells
+    """
+
+    def __init__(
+        self, tokens: Sequence[str], *, prefix: str, characters: str, longest: int, unknown_id: int, dtype: type
+    ) -> None:
+        # Column 0 stands for all other characters: no transition leads on from them.
+        self._columns = bytes(characters.find(chr(byte)) + 1 for byte in range(256))
+        self._longest, self._unknown_id, self._dtype = longest, unknown_id, dtype
+        whole = self._spell(tokens)
+        inside = np.flatnonzero(np.fromiter((token.startswith(prefix) for token in tokens), bool, len(tokens)))
+        begins = np.concatenate([whole.begins, whole.begins[inside] + len(prefix.encode())])
+        spelling = _Spelling(whole.columns, begins, np.concatenate([whole.ends, whole.ends[inside]]))
+        roots = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])
+        ids = np.concatenate([np.arange(len(tokens)), inside])
+        self._table, self._token = _trie(spelling, len(characters) + 1, roots, ids)
+
+    def encode(self, words: Sequence[str]) -> list[bytes | None]:
+        """The ids of each word; None for a word that is empty, too long, or has other characters.
+
+        Raises UnicodeEncodeError for a lone surrogate.
+        """
+        spelling = self._spell(words)
+        encodable = spelling.has_columns() & (spelling.ends - spelling.begins <= self._longest)
+        owners, ids = self._walk(spelling, np.flatnonzero(encodable))
+        bounds = (np.searchsorted(owners, np.arange(len(words) + 1)) * np.dtype(self._dtype).itemsize).tolist()
+        joined = ids.astype(self._dtype).tobytes()
+        return [joined[first:last] or None for first, last in itertools.pairwise(bounds)]
+
+    def _spell(self, texts: Sequence[str]) -> _Spelling:
+        encoded = [text.encode() for text in texts]
+        columns = np.frombuffer(b"\0".join([*encoded, b""]).translate(self._columns), np.uint8)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        ends = np.cumsum(lengths + 1) - 1
+        return _Spelling(columns, ends - lengths, ends)
+
+    def _walk(
+        self, spelling: _Spelling, word: Int64[np.ndarray, "k"]
+    ) -> tuple[Int64[np.ndarray, "n"], Int32[np.ndarray, "n"]]:
+        """The ids of the selected words, and the word that each id belongs to, in the order of the words."""
+        columns = spelling.columns
+        at = spelling.begins[word]
+        state = np.full(len(word), _BEGIN, np.int32)
+        # The longest token read since the last match, and where it ends.
+        token, end = np.full(len(word), _NO_TOKEN, np.int32), at.copy()
+        owners, matches = [word[:0]], [token[:0]]
+        while len(word):
+            state = self._table[state, columns[at]]
+            at += 1
+            here = self._token[state]
+            np.copyto(token, here, where=here != _NO_TOKEN)
+            np.copyto(end, at, where=here != _NO_TOKEN)
+            stuck = np.flatnonzero(state == _NOWHERE)
+            if not len(stuck):
+                continue
+            # These words cannot read on: emit their longest token, and restart behind it or finish.
+            owners.append(word[stuck])
+            matches.append(token[stuck])
+            over = (token[stuck] == _NO_TOKEN) | (columns[end[stuck]] == 0)
+            state[stuck], at[stuck], token[stuck] = _INSIDE, end[stuck], _NO_TOKEN
+            if over.any():
+                left = np.ones(len(word), bool)
+                left[stuck[over]] = False
+                word, at, state, token, end = word[left], at[left], state[left], token[left], end[left]
+        return self._in_order(np.concatenate(owners), np.concatenate(matches), len(spelling.begins))
+
+    def _in_order(
+        self, owner: Int64[np.ndarray, "n"], match: Int32[np.ndarray, "n"], words: int
+    ) -> tuple[Int64[np.ndarray, "m"], Int32[np.ndarray, "m"]]:
+        """Tokens in the order of their words. A word that has no match becomes the unknown token alone."""
+        lost = match == _NO_TOKEN
+        unknown = np.zeros(words, bool)
+        unknown[owner[lost]] = True
+        kept = lost | ~unknown[owner]
+        order = np.argsort(owner[kept], kind="stable")
+        return owner[kept][order], np.where(lost, np.int32(self._unknown_id), match)[kept][order]
+
+
+def _trie(
+    spelling: _Spelling, width: int, roots: Int64[np.ndarray, "m"], ids: Int64[np.ndarray, "m"]
+) -> tuple[Int32[np.ndarray, "k width"], Int32[np.ndarray, "k"]]:
+    """The transitions of a trie, state by column, and the token that ends at each state.
+
+    width        the number of columns
+    roots, ids   for each token, the state at which it begins and its id
+    """
+    columns, begins, ends = spelling
+    spelled = spelling.has_columns()
+    state, at, end, ids = roots[spelled], begins[spelled], ends[spelled], ids[spelled]
+    # The tokens that are longer than this level of the trie, and the state at which each token has ended.
+    reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)
+    rows, first, last = [], 0, _INSIDE + 1  # the states of this level
+    while first < last:
+        edge = (state - first) * width + columns[at]
+        used = np.zeros((last - first) * width, bool)
+        used[edge] = True
+        found = np.flatnonzero(used)
+        leads = np.full(len(used), _NOWHERE, np.int32)
+        leads[found] = np.arange(last, last + len(found))
+        rows.append(leads.reshape(-1, width))
+        state, at = leads[edge].astype(np.int64), at + 1
+        over = at == end[reading]
+        ended[reading[over]] = state[over]
+        state, at, reading = state[~over], at[~over], reading[~over]
+        first, last = last, last + len(found)
+    token = np.full(last, _NO_TOKEN, np.int32)
+    token[ended] = ids
+    return np.concatenate(rows), token
+
+
+# The WordPiece engine (Schuster and Nakajima 2012; as in Devlin et al. 2019), by the `tokenizers` library.
+#
+# This module knows only some of the positions at which the library splits text: at white space and at some punctuation.
+# It also knows that the library lower-cases ASCII capitals and leaves other ASCII letters and digits unchanged.
+
+
+# str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
+# characters.
+_DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+
+_DROP = str.maketrans("", "", _DROPPED_SEPARATORS)
+
+# Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
+WHITE_SPACE = "\t\x0b\x0c\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+
+_SPACES = dict.fromkeys(WHITE_SPACE, " ")
+
+_CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
+
+
+class WordPieceEngine(LibraryEngine):
+    """Encodes by the library's WordPiece, split at white space and punctuation.
+
+    Words of ASCII letters and digits, which are most words of a text, go to `longest_match` instead.
+    """
+
+    def __init__(self, spec: WordPieceSpec) -> None:
+        super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
+        self._spec = spec
+        self._text_tokens = text_tokens(spec.added)
+        normalized = [token.content for token in spec.added if token.normalized and not token.special]
+        self._normalized = NormalizedTokens(normalized, self._library.normalizer.normalize_str) if normalized else None
+
+    def split(self, texts: Sequence[str]) -> ChunkedTexts:
+        # Added tokens that are matched in running text may span white space.
+        exceptions: dict[int, list[str] | None] = {}
+        if self._text_tokens is not None:
+            exceptions = {index: None for index, text in enumerate(texts) if self._has_tokens(text)}
+            texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
+        block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
+        return ChunkedTexts(block, marks=True, fold=self._spec.lowercase, exceptions=exceptions)
+
+    def _has_tokens(self, text: str) -> bool:
+        if self._text_tokens and self._text_tokens.search(text):
+            return True
+        return self._normalized is not None and self._normalized.occur(text)
+
+    def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
+        found = self._longest_match.encode(keys)
+        others = iter(self.encode([key for key, ids in zip(keys, found, strict=True) if ids is None]))
+        return [next(others) if ids is None else ids for ids in found]
+
+    @functools.cached_property
+    def _longest_match(self) -> LongestMatch:
+        """Gives the same ids for the ASCII words that normalization does not change."""
+        letters = string.ascii_lowercase if self._spec.lowercase else string.ascii_letters
+        return LongestMatch(
+            self._spec.tokens,
+            prefix=self._spec.continuation_prefix,
+            characters=letters + string.digits,
+            longest=self._spec.max_word_length,
+            unknown_id=self._spec.tokens.index(self._spec.roles.unk_token),
+            dtype=self.id_dtype,
+        )
+
+
+def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
+    """The `tokenizers` library's tokenizer of a specification."""
+    model = models.WordPiece(
+        {token: index for index, token in enumerate(spec.tokens)},
+        unk_token=spec.roles.unk_token,
+        continuing_subword_prefix=spec.continuation_prefix,
+        max_input_chars_per_word=spec.max_word_length,
+    )
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(
+        clean_text=spec.clean_text,
+        handle_chinese_chars=spec.split_chinese,
+        strip_accents=spec.strip_accents,
+        lowercase=spec.lowercase,
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
+    add_tokens(library, spec.added)
+    cls, sep = ((token, spec.tokens.index(token)) for token in (spec.roles.cls_token, spec.roles.sep_token))
+    if spec.pair_separators == 2:
+        library.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=False)
+    else:
+        library.post_processor = template(cls, sep)
+    return library
+
+
+def split_chunks(text: str) -> list[str]:
+    """The chunks of a text between white spaces, as the library splits it when it cleans text up."""
+    return text.translate(_DROP).split()
+
+
+def lines(texts: Sequence[str]) -> str:
+    """One line per text; line breaks within a text become spaces."""
+    block = "\n".join(texts)
+    if block.count("\n") >= len(texts):
+        block = "\n".join(text.replace("\n", " ") for text in texts)
+    return block
+
+
+def replaced(block: str, characters: Mapping[str, str]) -> str:
+    """A text with some characters replaced. Fast if most of the characters do not occur."""
+    ascii_only = block.isascii()
+    for character, replacement in characters.items():
+        if not (ascii_only and character > "\x7f") and character in block:
+            block = block.replace(character, replacement)
+    return block

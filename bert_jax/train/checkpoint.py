@@ -23,27 +23,29 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jaxtyping import PyTree
 
-from bert_jax.command import RunAgain, UserError
+from bert_jax.errors import RunAgain, UserError
 from bert_jax.progress import print_note
-from bert_jax.storage import holder
-from bert_jax.storage.holder import NoLongerHeld
+from bert_jax.storage import hold
+from bert_jax.storage.files import scratch_folder
+from bert_jax.storage.hold import NoLongerHeld
 from bert_jax.storage.location import (
+    S3,
     Location,
     absolute,
+    check_access,
     is_stored,
     location,
     move_folder,
     read_json,
     remove_folder,
     store_errors,
+    store_of,
     upload_folder,
     write_file,
     write_json,
 )
-from bert_jax.storage.scratch import scratch_folder
-from bert_jax.storage.stores import S3, check_access, store_of
 from bert_jax.train import distributed
-from bert_jax.train.held_out import Best
+from bert_jax.train.evaluation import Best
 from bert_jax.train.orbax_io import (
     AVERAGE,
     MARK,
@@ -390,7 +392,7 @@ def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
     if not distributed.is_primary():
         yield lambda: None  # process 0 checks, and its failure ends this one
         return
-    with holder.hold(workdir, print_note) as mine:
+    with hold.hold(workdir, print_note) as mine:
         yield mine.check
 
 

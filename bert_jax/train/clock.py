@@ -1,21 +1,58 @@
-"""Measures how much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4)."""
+"""How much of a run is done: by steps, tokens or minutes, or by the log of an earlier run."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
+from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.train import distributed
 from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
-from bert_jax.train.token_length import TokenLength
+
+# The length of a run in tokens.
+
+
+@dataclass(frozen=True)
+class TokenLength:
+    """A run that ends once its steps have read this many tokens.
+
+    tokens   the length, config.tokens
+    before   the number of tokens that all steps before a step read, as a function of that step which never falls
+             (PhasedLoader.tokens_before; train/workdir.py), so that all processes and every restart know it without
+             counting
+    """
+
+    tokens: float
+    before: Callable[[int], float]
+
+    def share(self, step: int) -> float:
+        """Returns the share of the run that is done before a step, from 0 to 1."""
+        return min(1.0, self.before(step) / self.tokens)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the run: the first step before which all tokens are read."""
+        most = 1
+        while self.share(most) < 1.0:
+            most *= 2
+        least = most // 2  # steps before it are too few, unless it is 0
+        while least + 1 < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self.share(middle) >= 1.0 else (middle, most)
+        return most
+
+
+# Measures how much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4).
+
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
 REFRESH_SHARE = 0.01
+
 ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # the configuration keys that decide the fraction of a budget
 
 

@@ -6,10 +6,10 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.storage.location import location, read_json
 from bert_jax.train.checkpoint import BEST_FILE
-from bert_jax.train.held_out import Best
+from bert_jax.train.evaluation import Best
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_steps
 
 

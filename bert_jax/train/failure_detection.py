@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from bert_jax.command import EXIT_LOST, UserError
+from bert_jax.command_line import EXIT_LOST
+from bert_jax.errors import UserError
 
 _HELLO_SECONDS = 2.0  # for a new connection to send its number
 _RETRY_SECONDS = 0.25  # between two attempts to connect

@@ -14,19 +14,18 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.command import Stopped
-from bert_jax.model import paths
-from bert_jax.storage.holder import NoLongerHeld
+from bert_jax.errors import Stopped
+from bert_jax.model import layers
+from bert_jax.storage.hold import NoLongerHeld
 from bert_jax.storage.location import Location
-from bert_jax.train import branch, distributed, partitioning
+from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
-from bert_jax.train.compilation_notes import compiling, evaluating
+from bert_jax.train.compilation import compiling, evaluating
 from bert_jax.train.early_stop import EarlyStop, has_stopped_early
-from bert_jax.train.evaluate import Evaluator
-from bert_jax.train.finite import FiniteCheck
+from bert_jax.train.evaluation import Evaluator
 from bert_jax.train.interruption import Interrupted, Interruption
-from bert_jax.train.metric_accumulator import MetricAccumulator
+from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
 from bert_jax.train.run import TOKENS_BEFORE, Result, Run
@@ -100,7 +99,7 @@ class Recorder:
             evaluations = opened.checkpoints.evaluations()
             self.early_stop = EarlyStop(run.early_stop, best, meta.get("early_stop", {}), self.first, evaluations)
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
-        self.writer = MetricsWriter(run.workdir, 0 if branch.BRANCHED in meta else self.first - self.unlogged)
+        self.writer = MetricsWriter(run.workdir, 0 if workdir.BRANCHED in meta else self.first - self.unlogged)
         self._saved_step, self.saved_seconds = self.first, self.clock.agreed
 
     def __enter__(self) -> "Recorder":
@@ -194,7 +193,7 @@ class Recorder:
             selected, evaluation = best.step, best.evaluation
             self.opened.checkpoints.write_best()
         if selected != point.step:
-            params = partitioning.put(paths.unflatten(read_params(self.run.workdir, selected)), mesh)
+            params = sharding.put(layers.unflatten(read_params(self.run.workdir, selected)), mesh)
         params = self.run.objective.evaluated_params(params)
         return Result(point.step, seconds, self.accumulator.tokens, evaluation, params, selected)
 
@@ -298,7 +297,7 @@ class Evaluate(Hook):
         """Returns the metrics of the parameters and, as ema_*, of their moving average."""
         metrics: dict[str, float] = {}
         if average is not None and self._evaluators:
-            average = partitioning.put_like(average, params)  # mesh.shard_optimizer shards it further than params
+            average = sharding.put_like(average, params)  # mesh.shard_optimizer shards it further than params
         for evaluator in self._evaluators:
             metrics |= evaluator(params, step)
             if average is not None:

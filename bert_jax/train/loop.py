@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from bert_jax.train import prepare
-from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
-from bert_jax.train.branch import counting_on
+from bert_jax.train.compilation import CompilingAhead, later_batch_shapes
 from bert_jax.train.hooks import Evaluate, Hook, Recorder, closing, during_step, standard_hooks, stopped
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.run import Result, Run
 from bert_jax.train.step import jitted
+from bert_jax.train.workdir import counting_on
 
 
 def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:

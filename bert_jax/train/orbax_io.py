@@ -36,11 +36,10 @@ import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
-from bert_jax.command import RunAgain, UserError
-from bert_jax.model.paths import unflatten
-from bert_jax.storage.location import Location, download_folder, is_stored, store_errors
-from bert_jax.storage.scratch import scratch_folder
-from bert_jax.storage.stores import S3, store_of
+from bert_jax.errors import RunAgain, UserError
+from bert_jax.model.layers import unflatten
+from bert_jax.storage.files import scratch_folder
+from bert_jax.storage.location import S3, Location, download_folder, is_stored, store_errors, store_of
 
 PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
 BEGUN = "_CHECKPOINT_METADATA"  # Orbax writes it first into a step, with the time

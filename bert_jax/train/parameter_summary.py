@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.model import paths
-from bert_jax.train import optim, partitioning
+from bert_jax.model import layers
+from bert_jax.train import optim, sharding
 from bert_jax.train.step import Plan
 
 VERBOSE = "print a line for each parameter when a run begins: shape, sharding, weight decay, whether it learns"
@@ -20,10 +20,10 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
     Columns: path, shape, dtype, sharding, weight decay, and whether or at which share of the rate it learns. Where the
     layers of a stack differ in decay or rate, the table gives their range.
     """
-    factors = paths.flatten(plan.factors) if plan.factors is not None else {}
-    decays = paths.flatten(optim.decays(plan.optimizer_config, params))
+    factors = layers.flatten(plan.factors) if plan.factors is not None else {}
+    decays = layers.flatten(optim.decays(plan.optimizer_config, params))
     rows = [("parameter", "shape", "dtype", "sharding", "decay", "learns")]
-    for path, value in paths.flatten(params).items():
+    for path, value in layers.flatten(params).items():
         shape = " x ".join(map(str, value.shape))
         decay = _range(decays[path])
         learns = _learning(factors.get(path, np.ones(()))) + _unfreezing(plan, path)
@@ -45,7 +45,7 @@ def device_memory_summary(state: Any, mesh: Mesh) -> str:
     It also names the tensors that the rules would shard but the mesh does not divide.
     """
     leaves = {
-        jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR): leaf
+        jax.tree_util.keystr(path, simple=True, separator=layers.SEPARATOR): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
     }
     sizes = {
@@ -56,7 +56,7 @@ def device_memory_summary(state: Any, mesh: Mesh) -> str:
     if whole:
         largest = max(whole, key=lambda name: sizes[name])
         line += f"; the largest replicated tensor is {largest}, {sizes[largest] / 1e6:,.3g} MB"
-    if names := partitioning.undivided(mesh, state):
+    if names := sharding.undivided(mesh, state):
         line += f"; the mesh does not divide {', '.join(names)}"
     return line
 
@@ -83,7 +83,7 @@ def _unfreezing(plan: Plan, path: str) -> str:
     """The step from which a parameter, or the layers of a stack, learn, where that is not the first."""
     if plan.unfreezing is None:
         return ""
-    begins = paths.flatten(plan.unfreezing.begins).get(path)
+    begins = layers.flatten(plan.unfreezing.begins).get(path)
     if begins is None or not np.any(begins):
         return ""
     return f" from step {' to '.join(map(str, dict.fromkeys((np.min(begins), np.max(begins)))))}"

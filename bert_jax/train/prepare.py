@@ -19,20 +19,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import vocabulary
-from bert_jax.command import UserError
 from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
-from bert_jax.model import attention, paths
+from bert_jax.errors import UserError
+from bert_jax.model import layers
+from bert_jax.model.attention import layer
 from bert_jax.storage.location import Location, is_stored, replace_folder
-from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
+from bert_jax.tokenization import vocabulary
+from bert_jax.tokenization.vocabulary import TOKENIZER
+from bert_jax.train import distributed, early_stop, optim, rules, sharding, workdir
 from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
 from bert_jax.train.clock import check_end
-from bert_jax.train.evaluate import Evaluator
-from bert_jax.train.freezing import Trained, Unfreezing
+from bert_jax.train.evaluation import Best, Evaluator
 from bert_jax.train.gradient_sums import Reduction
-from bert_jax.train.held_out import Best
 from bert_jax.train.parameter_summary import device_memory_summary, parameter_count, parameter_table
+from bert_jax.train.rules import Trained, Unfreezing
 from bert_jax.train.run import Run, Source, root_key, runtime_of
 from bert_jax.train.step import Plan, TrainState, initial_state
 from bert_jax.train.workdir import (
@@ -44,7 +45,6 @@ from bert_jax.train.workdir import (
     runtime_choices,
     write_config,
 )
-from bert_jax.vocabulary import TOKENIZER
 
 # The keys of a provenance that say with which parameters a run began.
 INITIAL = ("init_from", "init_layers")
@@ -79,11 +79,11 @@ def make_mesh(run: Run) -> Mesh:
             f"microbatches is {config.microbatches}, but this loss compares all rows of a batch. Use microbatches=1, "
             "and more devices or a smaller batch_size if it does not fit"
         )
-    mesh = partitioning.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
-        partitioning.check_batch(rows, config.microbatches, mesh, key)
-    partitioning.check_model(run.model, mesh, shard_optimizer=config.mesh.shard_optimizer)
+        sharding.check_batch(rows, config.microbatches, mesh, key)
+    sharding.check_model(run.model, mesh, shard_optimizer=config.mesh.shard_optimizer)
     return mesh
 
 
@@ -136,7 +136,7 @@ def make_plan(run: Run) -> Plan:
 
 def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
     """The parameters that a run with initial parameters initializes itself; frozen, they would stay noise."""
-    return frozenset(paths.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
+    return frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
 
 
 def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
@@ -144,7 +144,7 @@ def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
     without a metric to compare.
     """
     for step in run.source.changes:
-        attention.kernels(plan.model, plan.runtime, batch_length(run.source, step))
+        layer.kernels(plan.model, plan.runtime, batch_length(run.source, step))
     objective = run.objective
     held_out = dataclasses.replace(plan, objective=objective.evaluated)
 
@@ -217,11 +217,11 @@ def _resume(run: Run, made_by: dict[str, Any], newest: Mapping[str, Any], step: 
     Returns a line for each difference. Raises UserError for changes that are not allowed.
     """
     there = newest.get("provenance")
-    recorded = (there or {}).get(branch.RECORD)
+    recorded = (there or {}).get(workdir.RECORD)
     if run.branch_from:
-        branch.check_origin(run.branch_from, recorded, run.workdir)
+        workdir.check_origin(run.branch_from, recorded, run.workdir)
     if there is not None and recorded is not None:  # its parameters come from the trunk, whatever those began with
-        made_by[branch.RECORD] = recorded
+        made_by[workdir.RECORD] = recorded
         _begin_as(made_by, there)
     return check_provenance(run, made_by, there, f"step {newest.get('step', step)} of {run.workdir}")
 
@@ -232,14 +232,14 @@ def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
     Returns a line for each difference. Raises UserError for changes that a branch cannot make, and where nothing of its
     length is left to train.
     """
-    origin = branch.open_branch(run.branch_from)
+    origin = workdir.open_branch(run.branch_from)
     distributed.check_same({"branch_from": origin.sha256}, "give all processes the same checkpoint")
     there = origin.meta.get("provenance")
     if there is not None:
         _begin_as(made_by, there)
-    differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
+    differences = check_provenance(run, made_by, there, str(origin.directory), workdir.MAY_CHANGE)
     origin.check_left(run)
-    made_by[branch.RECORD] = origin.record(differences)
+    made_by[workdir.RECORD] = origin.record(differences)
     return differences
 
 
@@ -265,17 +265,17 @@ def restore_or_initialize(
 
     # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
     abstract = jax.eval_shape(initialize, root_key(run.config.seed))
-    abstract = partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
+    abstract = sharding.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
     if found is None and run.branch_from:
-        origin = branch.open_branch(run.branch_from)
+        origin = workdir.open_branch(run.branch_from)
         restored = restore(origin.directory, abstract.params, abstract.optimizer_state, abstract.average)
-        found = origin.step, restored._replace(meta={**origin.meta, branch.BRANCHED: str(origin.directory)})
+        found = origin.step, restored._replace(meta={**origin.meta, workdir.BRANCHED: str(origin.directory)})
     if found is None:
         return _initialize(run, initialize, abstract.params, shardings), {}
     newest, restored = found
-    step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
+    step = sharding.put_as(np.array(newest, np.int32), shardings.step)
     average = restored.average
     if average is None:  # the checkpoint was written by a run that kept no average; it begins here
         average = _begin_average(run, restored.params, shardings.average)
@@ -289,7 +289,7 @@ def _initialize(
     """The first state of a new run; `params` are the abstract parameters."""
 
     def missing(params: dict[str, Any]) -> dict[str, Any]:
-        return {path: leaf for path, leaf in paths.flatten(params).items() if path not in run.initial_params}
+        return {path: leaf for path, leaf in layers.flatten(params).items() if path not in run.initial_params}
 
     def initialize_missing(key: jax.Array) -> TrainState:
         state = initialize(key)
@@ -299,10 +299,10 @@ def _initialize(
     of_missing = shardings._replace(params=missing(shardings.params), average=None)
     state = jax.jit(initialize_missing, out_shardings=of_missing)(root_key(run.config.seed))
     found = dict(state.params)
-    for path, leaf in paths.flatten(params).items():
+    for path, leaf in layers.flatten(params).items():
         if path in run.initial_params:
-            found[path] = partitioning.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
-    initial = paths.unflatten(found)
+            found[path] = sharding.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
+    initial = layers.unflatten(found)
     return state._replace(params=initial, average=_begin_average(run, initial, shardings.average))
 
 
@@ -351,8 +351,8 @@ def step_arguments(run: Run, mesh: Mesh) -> tuple[jax.Array, dict[str, Any]]:
     Both are arguments, and not part of the program, so that all seeds share one. Constants, such as the parameters of
     a teacher, are sharded like parameters and never donated.
     """
-    key = jax.device_put(root_key(run.config.seed), partitioning.replicated(mesh))
-    return key, partitioning.put(paths.unflatten(run.constants), mesh)
+    key = jax.device_put(root_key(run.config.seed), sharding.replicated(mesh))
+    return key, sharding.put(layers.unflatten(run.constants), mesh)
 
 
 def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:
@@ -363,11 +363,11 @@ def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Pref
 
     @functools.cache
     def local_rows(size: int) -> slice | np.ndarray:
-        return partitioning.local_rows(size, mesh)
+        return sharding.local_rows(size, mesh)
 
     def make(step: int) -> Any:
         size = source.rows_at(step)
-        return partitioning.place(source.batch(step, local_rows(size)), size, mesh)
+        return sharding.place(source.batch(step, local_rows(size)), size, mesh)
 
     return Prefetched(make, first, depth)
 
@@ -410,8 +410,8 @@ def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str]
     """Returns lines about the step from which a run resumes and what has changed since; none for a new run."""
     if not meta:
         return list(differences)
-    if branch.BRANCHED in meta:
-        return [f"branching from {meta[branch.BRANCHED]} into {run.workdir}", *differences]
+    if workdir.BRANCHED in meta:
+        return [f"branching from {meta[workdir.BRANCHED]} into {run.workdir}", *differences]
     what = "nothing is left to train after" if ended else "resuming from"
     return [f"{what} step {meta['step']} of {run.workdir}", *differences]
 
@@ -428,7 +428,7 @@ def describe_optimizer(run: Run, meta: Mapping[str, Any]) -> list[str]:
 def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:
     """Returns lines about devices, mesh, dtype, layer loop, attention kernels for batches of `length`, and memory."""
     loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
-    kernels = " and ".join(attention.kernels(plan.model, plan.runtime, length))
+    kernels = " and ".join(layer.kernels(plan.model, plan.runtime, length))
     devices = (
         f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
         f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"

@@ -12,12 +12,12 @@ from jaxtyping import PRNGKeyArray
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.location import Location
-from bert_jax.train import distributed, mesh_placement
-from bert_jax.train.evaluate import Evaluator
+from bert_jax.tokenization.vocabulary import Vocabulary
+from bert_jax.train import distributed, sharding
+from bert_jax.train.clock import TokenLength
+from bert_jax.train.evaluation import Evaluator
 from bert_jax.train.objectives import Objective
 from bert_jax.train.step import Plan
-from bert_jax.train.token_length import TokenLength
-from bert_jax.vocabulary import Vocabulary
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
 TOKENS_BEFORE = "tokens_before"  # the key in a checkpoint's metadata of what Run.tokens_before counts
@@ -62,16 +62,16 @@ class Run:
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources of mixtures, by configuration key
     # Epochs of each source of a mixture that the steps before a step read, from a first one on; None: no mixture.
     epochs_before: Callable[[int, int], Mapping[str, float]] | None = None
-    data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/summary.py)
+    data: Sequence[Mapping[str, Any]] = ()  # written to config.json: what the shards hold (bert_jax/data/phases.py)
     # Lines about the data of a run that ends at a step (0: unknown), with its epochs from a first step on, which are
     # printed when it starts.
     describe_data: Callable[[int, int], Sequence[str]] | None = None
-    counted_from: int = 0  # the first step that epochs count: where data or batches last changed (train/branch.py)
+    counted_from: int = 0  # the first step that epochs count: where data or batches last changed (train/workdir.py)
     notes: tuple[str, ...] = ()  # further such lines
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     # By path: what the objective reads in addition to the parameters that train, such as a teacher. It is not saved.
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
-    branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/branch.py)
+    branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/workdir.py)
     # The tokens that all steps before a step read, which checkpoints record; None: unknown.
     tokens_before: Callable[[int], float] | None = None
     length: TokenLength | None = None  # of a run that ends by tokens_before; None: by steps or minutes
@@ -133,7 +133,7 @@ def runtime_of(config: TrainConfig, platform: str = "", capability: str = "") ->
         attention=model.attention,
         remat=model.remat,
         logits_at_once=model.logits_at_once,
-        placement=mesh_placement.OnMesh(),
+        placement=sharding.OnMesh(),
         platform=platform,
         capability=capability,
     )

@@ -19,9 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
-from bert_jax.train.freezing import Trained, Unfreezing
+from bert_jax.train import gradient_sums, optim, sharding
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
+from bert_jax.train.rules import Trained, Unfreezing
 
 
 class TrainState(NamedTuple):
@@ -76,8 +76,8 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     The state is donated, and the next one has the same shardings, which are all that is read of the state here (it may
     be abstract). Metrics are replicated.
     """
-    shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
-    options = compiler.options(mesh, overlap=True)
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), sharding.replicated(mesh))
+    options = sharding.options(mesh, overlap=True)
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
@@ -151,7 +151,7 @@ def _gradient(
     """The float32 gradient of one microbatch, and its sums. `runtime` is that of the devices which compute it."""
     gradients, terms = jax.grad(_loss, has_aux=True)(plan.part(params), plan, runtime, params, batch, counts, key)
     gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
-    return operations(runtime).whole_gradients(mesh_placement.constrain_params(gradients)), terms
+    return operations(runtime).whole_gradients(sharding.constrain_params(gradients)), terms
 
 
 def _loss(
@@ -200,14 +200,14 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
     factors = None if plan.factors is None else plan.part(plan.factors)
     part = optim.apply_updates(part, direction, rate, factors)
     if plan.reduction.shard_optimizer:
-        part = mesh_placement.constrain_update(part)
+        part = sharding.constrain_update(part)
     step = state.step + 1
     average = state.average
     if average is not None:  # the average of a frozen parameter is the parameter
         of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
         average = plan.with_part(average, of_part)
     if plan.reduction.shard_optimizer:  # the average needs only the shards
-        part = mesh_placement.gather_update(part)
+        part = sharding.gather_update(part)
     return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
 
 

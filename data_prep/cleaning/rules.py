@@ -1,63 +1,166 @@
-"""Published rules for the quality of web text, by name. Each reads one document, and names why it drops it.
+"""Published rules for the quality of web text, and language identification. Each rule names why it drops a document."""
 
-c4                 Raffel et al. 2020, section 2.2: lines and pages that are not prose; it also removes lines. The
-                   paper's list of bad words is left out.
-gopher             Rae et al. 2021, appendix A.1.1: length, length of words, symbols, bullets, common English words
-gopher_repetition  the same, table A1: repeated lines, paragraphs and n-grams
-fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
-
-Words are what white space separates, so these rules are for languages that write spaces; c4 and the common words of
-gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from
-the following, which differs by choice:
-
-- Sentences end at . ! or ? before a space; no tokenizer runs.
-- gopher: the common English words are also recognized in capitals; ‣ ◦ ● ▪ * are bullets, too; blank lines are not
-  counted as lines; words without a letter or digit are not counted for the length.
-- gopher_repetition: an n-gram that occurs once is not repeated; of repeated n-grams that overlap, each word counts
-  (the paper counts their characters once; datatrove continues after the first).
-- fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, a line of 30
-  characters is not short, and there is no limit of line breaks per word. Quotation marks and an ellipsis end a line,
-  too, as quotation marks did in earlier versions of the filter.
-"""
-
+import functools
+import importlib.util
 import re
+import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from bert_jax.array_types import UInt64
+from bert_jax.errors import UserError, install_hint
+
+# Combining marks, which Python's regular expressions do not count as parts of words.
+
+
+@functools.cache
+def combining_marks(wide: bool) -> str:
+    r"""Vowel signs and accents (Unicode's categories Mn, Mc and Me), for the inside of a character class.
+
+    \w has none of them, so that a pattern of letters and digits alone cuts words of Hindi, Tamil or vowelled Hebrew.
+    Those above U+FFFF, of rarer scripts such as Adlam, are among them only if `wide`: `re` looks the others up in a
+    table, and with them compares ranges one by one, which halves the speed.
+    """
+    marks = [point for point in range(sys.maxunicode + 1 if wide else 0x10000) if _is_mark(point)]
+    return _ranges(marks)
+
+
+def has_wide_marks(text: str) -> bool:
+    """Whether a text has marks above U+FFFF."""
+    if text.isascii() or len(text.encode("utf-16-le", "surrogatepass")) == 2 * len(text):
+        return False  # in a fraction of the time: UTF-16 makes two of each character above U+FFFF
+    return _wide_mark().search(text) is not None
+
+
+@functools.cache
+def _wide_mark() -> re.Pattern[str]:
+    marks = [point for point in range(0x10000, sys.maxunicode + 1) if _is_mark(point)]
+    return re.compile(f"(?=[\U00010000-\U0010ffff])[{_ranges(marks)}]")
+
+
+def _is_mark(point: int) -> bool:
+    return unicodedata.category(chr(point)).startswith("M")
+
+
+def _ranges(points: list[int]) -> str:
+    ranges: list[list[int]] = []
+    for point in points:
+        if ranges and point == ranges[-1][1] + 1:
+            ranges[-1][1] = point
+        else:
+            ranges.append([point, point])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+# Identifies the language of a text by py3langid (Lui and Baldwin 2012; 97 languages), whose model is in its wheel.
+
+
+LONGEST = 4000  # characters that are read; more of them change nothing but the time
+
+
+def check(languages: tuple[str, ...]) -> None:
+    """Raises UserError for a language that is not identified, and without the package."""
+    if not languages:
+        return
+    if importlib.util.find_spec("py3langid") is None:
+        raise UserError(f"--languages needs a package that is not installed: {install_hint('clean')}")
+    known = set(_identifier().labels)
+    for language in languages:
+        if language not in known:
+            raise UserError(f"--languages: unknown language {language!r}; choose from {', '.join(sorted(known))}")
+
+
+def identify(text: str) -> tuple[str, float]:
+    """The most probable language of a text, as an ISO 639-1 code, and its probability."""
+    language, probability = _identifier().classify(text[:LONGEST])
+    return str(language), float(probability)
+
+
+@functools.cache
+def _identifier() -> Any:
+    from py3langid import langid
+
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+# Published rules for the quality of web text, by name. Each reads one document, and names why it drops it.
+#
+# c4                 Raffel et al. 2020, section 2.2: lines and pages that are not prose; it also removes lines. The
+#                    paper's list of bad words is left out.
+# gopher             Rae et al. 2021, appendix A.1.1: length, length of words, symbols, bullets, common English words
+# gopher_repetition  the same, table A1: repeated lines, paragraphs and n-grams
+# fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
+#
+# Words are what white space separates, so these rules are for languages that write spaces; c4 and the common words of
+# gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from
+# the following, which differs by choice:
+#
+# - Sentences end at . ! or ? before a space; no tokenizer runs.
+# - gopher: the common English words are also recognized in capitals; ‣ ◦ ● ▪ * are bullets, too; blank lines are not
+#   counted as lines; words without a letter or digit are not counted for the length.
+# - gopher_repetition: an n-gram that occurs once is not repeated; of repeated n-grams that overlap, each word counts
+#   (the paper counts their characters once; datatrove continues after the first).
+# - fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, a line of 30
+#   characters is not short, and there is no limit of line breaks per word. Quotation marks and an ellipsis end a line,
+#   too, as quotation marks did in earlier versions of the filter.
+
 
 # The text that is kept, which c4 shortens, and why the document is dropped; an empty reason: it is not.
 Rule = Callable[[str], tuple[str, str]]
 
+
 _PARAGRAPH = re.compile(r"\n{2,}")
+
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+
 _AROUND_WORDS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~“”‘’«»„…—–"
+
 
 # google-research/text-to-text-transfer-transformer and tensorflow_datasets, text/c4_utils.py
 _C4_ENDS = (".", "?", "!", '"', "'")
+
 _C4_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+
 _C4_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
 _C4_SENTENCE = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
+
 _C4_LEAST_SENTENCES, _C4_LEAST_WORDS, _C4_LONGEST_WORD = 5, 3, 1000
 
+
 _COMMON_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
+
 _LEAST_COMMON_WORDS = 2
+
 _WORDS = 50, 100_000
+
 _MEAN_LETTERS = 3, 10
+
 _MOST_SYMBOLS_A_WORD = 0.1
+
 _MOST_BULLETS, _MOST_ELLIPSES = 0.9, 0.3
+
 _BULLETS = ("•", "‣", "◦", "●", "▪", "-", "*")
+
 _LEAST_WITH_LETTERS = 0.8
+
 
 # Rae et al. 2021, table A1: shares of lines or paragraphs, shares of their characters, and of those of n-grams.
 _MOST_DUPLICATES, _MOST_DUPLICATE_CHARACTERS = 0.30, 0.20
+
 _MOST_OF_TOP = {2: 0.20, 3: 0.18, 4: 0.16}
+
 _MOST_OF_DUPLICATES = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
+
 _FINEWEB_ENDS = (".", "!", "?", '"', "'", "…", "”", "’", "。", "！", "？", "।", "؟")
+
 _CODE_FACTOR, _PLACE_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
+
 
 _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 

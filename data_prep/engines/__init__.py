@@ -9,11 +9,11 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bert_jax.command import UserError, install_hint
+from bert_jax.errors import UserError, install_hint
 from data_prep import processes
 from data_prep.engines import local
 from data_prep.engines.remote import Work
-from data_prep.unit_records import UnitRecord
+from data_prep.resumable import UnitRecord
 from data_prep.units import Unit
 
 _PACKAGES = {"beam": "apache_beam", "ray": "ray"}

@@ -16,12 +16,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import Parser, UserError
+from bert_jax.command_line import Parser
+from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
 from data_prep.engines.remote import KEPT, Work, pack_tokenizer, pack_unit, put_in_place, split_options
 from data_prep.processes import cores
-from data_prep.unit_records import UnitRecord
+from data_prep.resumable import UnitRecord
 from data_prep.units import Unit
 
 # Listing a bucket costs a request, so stores are polled less often.

@@ -10,7 +10,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from bert_jax.command import RunAgain, UserError, explain_os_error
+from bert_jax.command_line import explain_os_error
+from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 

@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from data_prep import processes
 from data_prep.engines.remote import KILLED
 from data_prep.units import Unit

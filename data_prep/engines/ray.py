@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.command import Parser, UserError
+from bert_jax.command_line import Parser
+from bert_jax.errors import UserError
 from data_prep.engines.remote import KEPT, Work, do_unit, pack_tokenizer, put_in_place, split_options
-from data_prep.unit_records import UnitRecord
+from data_prep.resumable import UnitRecord
 from data_prep.units import Unit
 
 # How often a unit is retried after its worker or node was lost.

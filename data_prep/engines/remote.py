@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bert_jax.command import UserError
 from bert_jax.data.manifest import PARTS
-from bert_jax.storage.local import write_atomic
-from data_prep.resumable import unit_folder
-from data_prep.unit_records import UnitRecord
+from bert_jax.errors import UserError
+from bert_jax.storage.files import write_atomic
+from data_prep.resumable import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 # Builds a unit in the folder of its job (data_prep.job).

@@ -14,10 +14,9 @@ refusal           what is wrong with an input           mediawiki_dump    articl
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.command import UserError
-from bert_jax.storage.compression import OnRead, ignore_progress
-from data_prep.readers.corpus import Corpus, Source, check_readable, find_sources
-from data_prep.readers.reading import DOCUMENT, ON_ERROR, Reading, read
+from bert_jax.errors import UserError
+from bert_jax.storage.files import OnRead, ignore_progress
+from data_prep.readers.corpus import DOCUMENT, ON_ERROR, Corpus, Reading, Source, check_readable, find_sources, read
 from data_prep.readers.refusal import Refusal, of_flag
 
 __all__ = [

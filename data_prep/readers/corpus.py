@@ -1,4 +1,4 @@
-"""The corpus of a job: its files with their weights, and their documents in order, with unusable ones counted."""
+"""The corpus of a job: how each format is read, the files with their weights, and their documents in order."""
 
 import fractions
 import functools
@@ -11,15 +11,138 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
-from bert_jax.storage.listing import find_files
-from bert_jax.storage.local import INCOMPLETE, MARKER
-from bert_jax.storage.remote import is_remote
-from data_prep import checksums
-from data_prep.readers import file_blocks, hub_dataset, saved_dataset, tfds_corpus
-from data_prep.readers.reading import Reading, check_format, read, refuse_special
-from data_prep.readers.refusal import Omission, Refusal
+from bert_jax.errors import UserError
+from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
+from bert_jax.storage.remote import find_files, is_remote, is_special
+from data_prep import copy
+from data_prep.readers import datasets, tables, text, web, wiki
+from data_prep.readers.refusal import Items, Omission, Refusal
+
+# How documents are read, and the reader of each format.
+
+
+DOCUMENT = ("blank_line", "file")
+
+ON_ERROR = ("fail", "skip")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read. Raises UserError for an unknown choice."""
+
+    text_field: str = "text"  # the field or column of records that holds the text
+    document: str = "blank_line"  # what separates the documents of a text file; with "file" each file is one document
+    on_error: str = "fail"  # what happens to input that cannot be used
+    input_format: str = "auto"  # the format of every file; "auto" takes that of its name
+    document_separator: str = ""  # the line that separates the documents of a text file; "" for blank lines
+    workers: int = 1  # processes that remove the markup of dumps of wikis, which takes longer than all other reading
+
+    def __post_init__(self) -> None:
+        choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": text.CHOICES}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
+        if self.document_separator:
+            self._check_separator()
+        if self.of_text and self.input_format not in ("auto", "text"):
+            raise _not_text(self, f"--input_format {self.input_format}", "its records are the documents")
+
+    @property
+    def of_text(self) -> str:
+        """The flag that was given and that only text has; "" if there is none."""
+        if self.document_separator:
+            return "--document_separator"
+        return "--document file" if self.document == "file" else ""
+
+    def _check_separator(self) -> None:
+        separator = self.document_separator
+        if not separator.strip() or not separator.isprintable():
+            raise UserError(
+                f"--document_separator {separator!r}: give one line that holds more than white space, such as '---', "
+                "or leave it out for blank lines"
+            )
+        if self.document == "file":
+            raise UserError("--document file makes each file one document; give it or --document_separator, not both")
+
+
+def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
+    """The documents of one source as UTF-8, with a Refusal in place of each one that cannot be used.
+
+    What makes the rest of a source unusable is its last Refusal.
+    """
+    try:
+        yield from _documents(path, reading, on_read)
+    except Refusal as refusal:
+        yield refusal
+
+
+def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
+    if path.startswith(datasets.TFDS_PREFIX):
+        return datasets.documents(path, reading.text_field, on_read)
+    refuse_special(path)
+    format = text.format_of(path, reading.input_format)
+    text.check_installed(format)
+    match format:
+        case "jsonl":
+            return tables.jsonl_documents(path, reading.text_field, on_read)
+        case "parquet":
+            return tables.parquet_documents(path, reading.text_field, on_read)
+        case "arrow":
+            return tables.arrow_documents(path, reading.text_field, on_read)
+        case "csv" | "tsv":
+            delimiter = "," if format == "csv" else "\t"
+            return tables.table_documents(path, reading.text_field, delimiter, on_read)
+        case "warc":
+            return web.archive_documents(path, on_read)
+        case "mediawiki":
+            return wiki.article_documents(path, on_read, reading.workers)
+    chosen = reading.input_format == "text"
+    ends = text.ends(reading.document, reading.document_separator)
+    return text.text_documents(path, on_read, ends, any_content=chosen)
+
+
+def check_format(path: str, reading: Reading) -> None:
+    """Raises UserError for a file in a format that is not read, or whose packages are not installed.
+
+    So does a file whose format has documents, if a flag states what the documents of text are. It reads the first bytes
+    of a local file. Those of a remote one are checked only when it is read.
+    """
+    format = _format_of(path, reading.input_format)
+    if reading.of_text and format != "text":
+        raise _not_text(reading, path, f"the records of {format} are the documents")
+    if format == "tfds":
+        return
+    text.check_installed(format)
+    if format in text.CHECKED and reading.input_format != "text" and not is_remote(path):
+        head, _ = text.split_head(text.file_blocks(path), text.HEAD_BYTES)
+        text.check_head(path, head, format)
+
+
+def is_text(path: str, chosen: str) -> bool:
+    """Whether a source is read as text, where `chosen` is the input_format."""
+    try:
+        return _format_of(path, chosen) == "text"
+    except Refusal:
+        return False
+
+
+def _format_of(path: str, chosen: str) -> str:
+    return "tfds" if path.startswith(datasets.TFDS_PREFIX) else text.format_of(path, chosen)
+
+
+def _not_text(reading: Reading, what: str, why: str) -> UserError:
+    return UserError(f"{what}: {why}, and {reading.of_text} is for text. Leave it out")
+
+
+def refuse_special(path: str) -> None:
+    """Raises Refusal for a pipe or a device."""
+    if is_special(path):
+        what = "pipes and devices are not supported"
+        raise Refusal("unreadable_file", path, what, "Write the text to a file and name that")
+
+
+# The corpus of a job: its files with their weights, and their documents in order, with unusable ones counted.
 
 
 class Source(NamedTuple):
@@ -53,7 +176,7 @@ def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
         for source in _sources(part, weight):
             named = source.path
-            real = named if is_remote(named) or named.startswith(tfds_corpus.PREFIX) else os.path.realpath(named)
+            real = named if is_remote(named) or named.startswith(datasets.TFDS_PREFIX) else os.path.realpath(named)
             if real.startswith(inside):
                 continue
             if output := _output_of(real, is_output):
@@ -79,22 +202,22 @@ def patterns(pattern: str) -> list[str]:
 
 
 def _sources(pattern: str, weight: float) -> list[Source]:
-    if pattern.startswith(tfds_corpus.PREFIX):
-        return [Source(pattern, tfds_corpus.size(pattern), weight)]
-    if hub_dataset.is_name(pattern):
-        pattern = hub_dataset.parquet_pattern(pattern)
+    if pattern.startswith(datasets.TFDS_PREFIX):
+        return [Source(pattern, datasets.size(pattern), weight)]
+    if datasets.is_name(pattern):
+        pattern = datasets.parquet_pattern(pattern)
     matches = find_files(pattern)
     if not matches and "://" in pattern and not is_remote(pattern):
         raise UserError(
             f"--input {pattern!r} is not supported. Use local paths, gs://, s3://, hf://, hf:ORG/NAME or tfds:NAME"
         )
     if not matches:
-        hint = f"; hf:{pattern} is a data set of the Hugging Face Hub" if hub_dataset.may_be_name(pattern) else ""
+        hint = f"; hf:{pattern} is a data set of the Hugging Face Hub" if datasets.may_be_name(pattern) else ""
         raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern{hint}")
     only_stars = set(pattern.rpartition("/")[2]) == {"*"}
     sources = []
     for match in matches:
-        if match.is_folder and (saved := saved_dataset.arrow_files(match.path)) is not None:
+        if match.is_folder and (saved := datasets.arrow_files(match.path)) is not None:
             sources += [Source(path, _stored_bytes(path), weight) for path in saved]
         elif not (match.is_folder and only_stars):
             sources.append(Source(*match[:2], weight, match.is_folder))
@@ -151,7 +274,7 @@ class Corpus:
     def _texts(self, source: Source, number: int) -> Iterator[bytes]:
         share = min(1.0, source.weight - number)
         before, count = self.bytes_read, 0
-        folder = iter([file_blocks.folder(source.path)])
+        folder = iter([text.folder(source.path)])
         for item in folder if source.folder else read(source.path, self.reading, self._on_read):
             count += 1
             if isinstance(item, Refusal):
@@ -186,7 +309,7 @@ class Corpus:
 def check_readable(source: Source) -> None:
     """Raises Refusal for a folder, a pipe or a device."""
     if source.folder:
-        raise file_blocks.folder(source.path)
+        raise text.folder(source.path)
     refuse_special(source.path)
 
 
@@ -206,10 +329,10 @@ def _output_of(path: str, is_output: Callable[[Path], bool]) -> str:
     if folder is None:
         return ""
     finished = (folder / MANIFEST).exists()
-    return str(folder) if not finished or Path(path).relative_to(folder).as_posix() in checksums.read(folder) else ""
+    return str(folder) if not finished or Path(path).relative_to(folder).as_posix() in copy.read(folder) else ""
 
 
 def _is_output(folder: Path) -> bool:
     if folder.name.endswith(INCOMPLETE):
         return (folder / MARKER).exists() or (folder / "job" / "arguments.json").exists()
-    return (folder / MANIFEST).exists() and (folder / checksums.SUMS).exists()
+    return (folder / MANIFEST).exists() and (folder / copy.SUMS).exists()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from bert_jax.command import UserError, one_line
+from bert_jax.errors import UserError, one_line
 
 Reason = Literal[
     "invalid_utf8",

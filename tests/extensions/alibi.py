@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bert_jax.model.positions import add_attention_bias
+from bert_jax.model.embeddings import add_attention_bias
 
 
 class Alibi(nnx.Module):

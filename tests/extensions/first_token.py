@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.data.example import Batch
-from bert_jax.model.head_outputs import masked_logits
-from bert_jax.model.heads import HEADS, Classifier, Head, Heads
+from bert_jax.model.heads import HEADS, Head
+from bert_jax.model.heads.basic import Classifier
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import masked_logits
 from bert_jax.train.losses import classification_sums
 from bert_jax.train.objectives import OBJECTIVES, Objective, Term
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import softmax
 
 from bert_jax.tasks.kinds.classification import ClassificationTask, ClassObjective
-from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, Metric, compute_metrics
+from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, Metric, compute_metrics
 from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import Term
 

@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model import bert
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
-from bert_jax.model.layer import gather_positions
-from bert_jax.model.task_outputs import tag_logits
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import tag_logits, vocabulary_logits
+from bert_jax.model.transformer import gather_positions
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Objective, Term
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.train.losses import classification_sums
 from bert_jax.train.objectives import OBJECTIVES, CausalLMObjective, Term
-from bert_jax.train.objectives.causal_lm import continues, unmasked
+from bert_jax.train.objectives.language_modeling import continues, unmasked
 
 
 class DroppedBatch(NamedTuple):

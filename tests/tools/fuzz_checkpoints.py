@@ -22,11 +22,11 @@ from families import FAMILIES
 from random_checkpoints import random_checkpoint
 from tokenizer_kinds import byte_pairs
 
-from bert_jax import tokenizer
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
+from bert_jax.tokenization import tokenizer
 
 MODELS = {
     "bert": Heads(mlm=True, next_sentence=True, pooler=True),

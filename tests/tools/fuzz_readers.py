@@ -24,8 +24,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bert_jax.command import UserError
-from data_prep.build_examples import build
+from bert_jax.errors import UserError
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.sentences import document_sentences

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizer_kinds import KINDS, make, random_texts
 
-from bert_jax import tokenizer
+from bert_jax.tokenization import tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCK_SIZE = 20_000

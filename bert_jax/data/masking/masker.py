@@ -1,28 +1,235 @@
-"""Masks rows: chooses tokens and replaces them, for all sequences at once."""
+"""Masking for the masked language model: which tokens are predicted, and what replaces them in the input.
 
+Masks are a function of (seed, epoch, sequence key, rate, rule) and the position within the sequence (law 2), computed
+by counter-based hashing: the batch, the order of rows, packing and the process change no mask. All sequences are
+processed at once by numpy.
+
+A sequence of n positions has a budget of max(1, round(rate * n)) predictions. Its words are visited in random order.
+By the unit of masking,
+  token, word  each word is masked whole if it still fits the budget, and skipped otherwise (google-research/bert,
+               create_pretraining_data.py; Devlin et al. 2019, section 3.1, and the whole-word variant of 2019-05-31);
+  ngram        each word begins an n-gram of 1 to 3 words, p(n) ~ 1/n over the lengths for which the text has room. It
+               is shortened until it fits, and skipped if it contains a chosen word (google-research/albert,
+               create_pretraining_data.py; Lan et al. 2020, section 4.1);
+  span         each word that is not chosen yet begins a span of 1 to 10 words, p(n) ~ 0.8**n (geometric with p = 0.2,
+               truncated and normalized: 3.8 words on average). It ends before a chosen word, at the end of the text or
+               of the budget (facebookresearch/SpanBERT, fairseq/data/masking.py; Joshi et al. 2020, section 3.1);
+  infill       as span, but with Poisson lengths of mean 3, and each span becomes one position (infilling.py). A span of
+               no word is a [MASK] before the word, which is not predicted (facebookresearch/fairseq,
+               fairseq/data/denoising_dataset.py; Lewis et al. 2020, section 2.2).
+BART's decoder generates the tokens of an infilled span. An encoder has one output for each position, so it predicts
+the first token of the span at the position that replaces it, and neither the other tokens nor their number.
+
+A chosen token becomes [MASK] in 80% of cases, a random token in 10%, and stays unchanged in 10% (the shares can be
+set). With spans, one random choice holds for a whole span, and adjacent spans count as one, as in SpanBERT's code.
+
+With a reorder rate, trigrams of tokens that are not chosen are shuffled and predicted too: round(rate * n / 3) of them,
+without overlap, in random order (Wang et al. 2019, StructBERT, section 2.2.1; its 5% of trigrams are counted here by
+the share of positions that they cover).
+
+Differences from those programs:
+  - no special token is ever predicted, including [UNK] and [MASK] (bert: all except [CLS] and [SEP] may be);
+  - a random token is never a special token (bert: any line of the vocabulary);
+  - a continuation token at the start of a segment or after a special token begins a word (bert: it continues the last
+    word before the special token), and no n-gram or span crosses a special token;
+  - if no word fits the budget, the first tokens of the first word are masked, so that a sequence has at least one
+    prediction unless all its tokens are special (bert: none); no other word is cut (SpanBERT: the last one is);
+  - with the rule "scripts" for words, each token of a script without spaces between words is a word, with the rest of
+    its character and its marks (bert: each Chinese ideograph, which its tokenizer splits; other scripts by spaces);
+  - a span ends before a chosen word (SpanBERT: it continues behind it; fairseq: infilled spans may overlap);
+  - the masks of empty spans are before words, and a sequence never becomes longer (fairseq: they are anywhere, and
+    add to the length); the rate of infilling counts tokens (fairseq: words);
+  - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq)."""
+
+import itertools
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt8
-from bert_jax.data import hashing
+from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt8, UInt32, UInt64
+from bert_jax.data import order as hashing
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import reorder
-from bert_jax.data.masking import sequences as cutting
-from bert_jax.data.masking.infilling import shorten
-from bert_jax.data.masking.replacements import Replacer
-from bert_jax.data.masking.rule import MaskingRule
-from bert_jax.data.masking.run_selection import Runs, choose_runs, run_starts
-from bert_jax.data.masking.sequences import ATTACHED, INSIDE, SPECIAL, UNSPACED, WHOLE, Sequences
-from bert_jax.data.masking.word_selection import choose_words
+from bert_jax.data.masking import rule as cutting
+from bert_jax.data.masking.rule import (
+    ATTACHED,
+    INSIDE,
+    SPECIAL,
+    UNSPACED,
+    WHOLE,
+    MaskingRule,
+    Sequences,
+    ShuffledWords,
+    WordBoundaries,
+)
+from bert_jax.data.masking.selection import Runs, choose_runs, choose_words, run_starts
+from bert_jax.errors import UserError
 
-# Tags of independent hash streams; data_prep/corruption.py uses another one.
+# Replaces chosen tokens: by [MASK], by a random token, or not at all.
+
+
+class Replacer:
+    """Replaces tokens in the shares of the rule: [MASK], a random ordinary token, or the token itself.
+
+    `counts` is the number of occurrences of each id, which random tokens by unigram frequency need. Raises UserError if
+    it counts no ordinary token.
+    """
+
+    def __init__(
+        self,
+        rule: MaskingRule,
+        mask_id: int,
+        ordinary_ids: Int64[np.ndarray, "K"],
+        counts: Int64[np.ndarray, "V"] | None,
+    ) -> None:
+        self._mask_id, self._ordinary_ids = mask_id, ordinary_ids
+        # Thresholds for a uniform 32-bit value: [MASK] below the first, a random token below the second.
+        self._mask_below = round(rule.split.mask * 2**32)
+        self._random_below = round((rule.split.mask + rule.split.random) * 2**32)
+        self._by_count = rule.random == "unigram"
+        self._thresholds = None if counts is None else _thresholds(counts[ordinary_ids])
+
+    def replace(
+        self, original: Int32[np.ndarray, "K"], cases: UInt64[np.ndarray, "K"], picks: UInt64[np.ndarray, "K"]
+    ) -> Integer[np.ndarray, "K"]:
+        """The replacement of each token.
+
+        cases   64-bit hashes whose high half decides between [MASK], a random token and the token itself
+        picks   64-bit hashes whose low half picks the random token
+        Raises ValueError if the rule needs unigram counts and none were given.
+        """
+        case = cases >> np.uint64(32)
+        random = np.flatnonzero((case >= self._mask_below) & (case < self._random_below))
+        replaced = np.where(case < self._mask_below, self._mask_id, original)
+        replaced[random] = self._random(picks[random].astype(np.uint32))
+        return replaced
+
+    def _random(self, values: UInt32[np.ndarray, "K"]) -> Int64[np.ndarray, "K"]:
+        if not self._by_count:
+            return self._ordinary_ids[hashing.bounded(values, self._ordinary_ids.size)]
+        if self._thresholds is None:
+            raise ValueError("random tokens by unigram frequency need unigram_counts")
+        return self._ordinary_ids[np.searchsorted(self._thresholds, values.astype(np.uint64), side="right")]
+
+
+def _thresholds(counts: Int64[np.ndarray, "K"]) -> UInt64[np.ndarray, "K"]:
+    """The end of each id's share of the 2**32 values; each share is exact up to one value."""
+    totals = np.cumsum(counts).tolist()
+    if not totals or totals[-1] <= 0:
+        raise UserError("the unigram counts contain no ordinary token to sample from; build the examples again")
+    return np.array([total * 2**32 // totals[-1] for total in totals], np.uint64)
+
+
+# Text infilling: each span of words is replaced by one position (Lewis et al. 2020, BART, section 2.2).
+
+
+class Shortened(NamedTuple):
+    """Rows after infilling. The positions that become free are padding."""
+
+    input_ids: Int32[np.ndarray, "R T"]
+    sequence_lengths: Integer[np.ndarray, "R S"]
+    first_segment_lengths: Integer[np.ndarray, "R S"]
+    places: Int64[np.ndarray, "Q W"]  # for each position that stays, its new flat index among the R*T positions
+
+
+def shorten(
+    rows: Rows,
+    input_ids: Int32[np.ndarray, "R T"],
+    sequences: Sequences,
+    runs: Runs,
+    pad_id: int,
+    mask_id: int,
+) -> Shortened:
+    """Removes all positions of each run but the first, and inserts a mask where a run is empty.
+
+    input_ids   those of the rows, with the first position of each run already replaced
+
+    At most as many masks are inserted in a sequence as positions are removed from it, so no sequence becomes longer and
+    packing changes nothing.
+    """
+    columns = np.arange(runs.chosen.shape[1])
+    stays = (columns < sequences.lengths[:, None]) & (~runs.chosen | runs.firsts)
+    removed = sequences.lengths - np.count_nonzero(stays, axis=1)
+    inserts = runs.empty & (np.cumsum(runs.empty, axis=1) <= removed[:, None])
+    widths = stays.astype(np.int64) + inserts
+    ends = np.cumsum(widths, axis=1)
+    first_lengths = (widths * (columns < sequences.first_lengths[:, None])).sum(axis=1)
+
+    present = np.flatnonzero(rows.sequence_lengths)
+    filled = np.flatnonzero(sequences.lengths)  # the same sequences among Q
+    lengths, firsts = np.zeros((2, *rows.sequence_lengths.shape), rows.sequence_lengths.dtype)
+    lengths.reshape(-1)[present] = ends[filled, -1]
+    firsts.reshape(-1)[present] = first_lengths[filled]
+    in_row = np.cumsum(lengths, axis=1, dtype=np.int64) - lengths
+    starts = sequences.rows * input_ids.shape[1]
+    starts[filled] += in_row.reshape(-1)[present]
+
+    places = starts[:, None] + ends - 1
+    ids = np.full_like(input_ids, pad_id)
+    sequence, position = np.nonzero(stays)
+    ids.reshape(-1)[places[stays]] = input_ids.reshape(-1)[sequences.offsets[sequence] + position]
+    ids.reshape(-1)[places[inserts] - 1] = mask_id
+    return Shortened(ids, lengths, firsts, places)
+
+
+# Shuffled trigrams in addition to masks (Wang et al. 2019, StructBERT, section 2.2.1).
+#
+# Trigrams of tokens that are not masked are shuffled, and the model predicts their original order.
+
+
+LENGTH = 3  # tokens that are shuffled together (the paper's K)
+
+
+_ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
+
+
+def candidates(sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
+    """The positions at which a trigram can begin: three ordinary tokens of one segment, none of them chosen."""
+    free = (words.starts | words.inside) & ~chosen
+    firsts = free.copy()
+    for step in range(1, LENGTH):
+        firsts[:, :-step] &= free[:, step:]
+        firsts[:, max(0, free.shape[1] - step) :] = False
+        over = np.flatnonzero((sequences.first_lengths >= step) & (sequences.first_lengths - step < free.shape[1]))
+        firsts[over, sequences.first_lengths[over] - step] = False
+    return firsts
+
+
+def choose(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
+    """The positions of the first trigrams in random order that do not overlap; `budgets` counts trigrams."""
+    count, width = order.keys.shape
+    chosen = np.zeros((count, width), bool)
+    flat = chosen.reshape(-1)
+    left = budgets.copy()
+    for column in range(width):
+        active = np.flatnonzero((left > 0) & (order.keys[:, column] != order.absent))
+        if not active.size:
+            break
+        flat_indices = (active * width + order.positions(order.keys[active, column]))[:, None] + np.arange(LENGTH)
+        disjoint = ~flat[flat_indices].any(axis=1)
+        flat[flat_indices[disjoint]] = True
+        left[active[disjoint]] -= 1
+    return chosen
+
+
+def shuffled(
+    original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
+) -> Int32[np.ndarray, "K"]:
+    """The tokens of consecutive trigrams, each in one of its six orders, by its sequence's state and its position."""
+    values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
+    picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
+    return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)
+
+
+# Masks rows: chooses tokens and replaces them, for all sequences at once.
+
+
+# Tags of independent hash streams; data_prep/noise.py uses another one.
 _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 @runtime_checkable
 class MaskingTokenizer(Protocol):
-    """The attributes of a vocabulary (bert_jax.vocabulary.Vocabulary) that masking uses."""
+    """The attributes of a vocabulary (bert_jax.tokenization.vocabulary.Vocabulary) that masking uses."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -41,7 +248,7 @@ class MaskingTokenizer(Protocol):
 
 
 def token_kinds(tokenizer: MaskingTokenizer, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
-    """The kind of each id (bert_jax.data.masking.sequences) by a rule for words; None: each token is a word."""
+    """The kind of each id (bert_jax.data.masking.rule) by a rule for words; None: each token is a word."""
     kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
     if words is not None:
         kinds[tokenizer.continuation] = INSIDE
@@ -130,7 +337,7 @@ class Masker:
         if self.rule.reorder_rate:
             at = np.flatnonzero(chosen.moved[sequence, position])
             states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[sequence[at]]
-            replaced[at] = reorder.shuffled(original[at], states, position[at])
+            replaced[at] = shuffled(original[at], states, position[at])
         input_ids.reshape(-1)[flat_indices] = replaced
         lengths, first_lengths = rows.sequence_lengths, rows.first_segment_lengths
         if chosen.runs is not None:
@@ -196,8 +403,8 @@ class Masker:
             chosen = runs.chosen
         if not self.rule.reorder_rate:
             return _Choice(chosen, np.broadcast_to(np.zeros(1, bool), chosen.shape), None)
-        free = reorder.candidates(sequences, words, chosen)
+        free = candidates(sequences, words, chosen)
         order = cutting.shuffle(free, hashing.combine(_REORDER, self.seed, epochs, sequences.keys))
-        trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / reorder.LENGTH).astype(np.int64)
-        moved = reorder.choose(order, trigrams)
+        trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / LENGTH).astype(np.int64)
+        moved = choose(order, trigrams)
         return _Choice(chosen | moved, moved, None)

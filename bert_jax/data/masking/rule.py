@@ -1,18 +1,29 @@
-"""The masking rule: how sequences are masked, as stored in the manifest."""
+"""The masking rule as stored in the manifest, and the sequences and words that it applies to."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from bert_jax.command import UserError
+import numpy as np
+
+from bert_jax.array_types import Bool, Int64, UInt, UInt8, UInt64
+from bert_jax.data.example import Rows
+from bert_jax.errors import UserError
+
+# The masking rule: how sequences are masked, as stored in the manifest.
+
 
 UNITS = ("token", "word", "ngram", "span", "infill")
+
 RANDOM_TOKENS = ("uniform", "unigram")
+
 WORDS = ("spaces", "scripts")
+
 # Lengths of infilled spans in words: Poisson, 0 included (Lewis et al. 2020, section 2.2). Longer ones than the maximum
 # have a probability of 1e-11.
 INFILL_MEAN = 3.0
+
 INFILL_MAX = 20
 
 
@@ -92,3 +103,135 @@ def check_rate(rate: float) -> None:
     """Raises UserError for a rate outside (0, 1]."""
     if not 0 < rate <= 1:
         raise UserError(f"mask rate {rate} is out of range. Use a rate above 0 and at most 1, such as 0.15")
+
+
+# Unpacks rows into sequences, finds their words, and puts the words in random order.
+
+
+# The kinds of token that masking distinguishes: special; one that begins a word; one that continues a word, unless that
+# is UNSPACED; a word of a script without spaces between words; one that continues any word.
+SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
+
+
+# A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
+# sort, the position has 12 bits. Wider rows use 64 bits with the same 20 bits of hash, so the width of a row changes no
+# mask. Two words of equal hash, one pair in a million, keep their order in the sequence.
+_HASH_BITS = 20
+
+_NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
+
+
+class Sequences(NamedTuple):
+    """The Q sequences of some rows; W is the length of the longest one, or T if each row holds one sequence."""
+
+    kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
+    keys: UInt64[np.ndarray, "Q"]
+    rows: Int64[np.ndarray, "Q"]  # the row of each, among R
+    lengths: Int64[np.ndarray, "Q"]
+    first_lengths: Int64[np.ndarray, "Q"]
+    offsets: Int64[np.ndarray, "Q"]  # flat index of its position 0 among the R*T positions of the rows
+
+
+class WordBoundaries(NamedTuple):
+    """Which positions start a word and which continue one; all others are special."""
+
+    starts: Bool[np.ndarray, "Q W"]
+    inside: Bool[np.ndarray, "Q W"]
+
+
+class ShuffledWords(NamedTuple):
+    """The words of each sequence in random order."""
+
+    keys: UInt[np.ndarray, "Q W"]  # the low bits are the position at which the word starts
+    position_mask: int
+    absent: int  # the key of no word; sorts after all words
+
+    def positions(self, keys: UInt[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shape"]:
+        return (keys & self.position_mask).astype(np.int64)
+
+
+def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
+    """Splits packed rows into sequences. Rows of one sequence each are used without a copy."""
+    row_count, width = kinds.shape
+    lengths = rows.sequence_lengths.astype(np.int64)
+    starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
+    pack = lengths.shape[1]
+    numbers = np.repeat(np.arange(row_count), pack)
+    flat = (rows.sequence_keys.reshape(-1), lengths.reshape(-1), rows.first_segment_lengths.astype(np.int64))
+    keys, lengths, first_lengths = (column.reshape(-1) for column in flat)
+    starts = starts.reshape(-1)
+    if pack > 1:
+        present = np.flatnonzero(lengths)
+        keys, numbers, starts = keys[present], numbers[present], starts[present]
+        lengths, first_lengths = lengths[present], first_lengths[present]
+        columns = np.arange(lengths.max(initial=1))
+        kinds = kinds.reshape(-1).take(starts[:, None] + columns, mode="clip")
+    kinds = kinds * (np.arange(kinds.shape[1]) < lengths[:, None])
+    return Sequences(kinds, keys, numbers, lengths, first_lengths, starts)
+
+
+def find_words(sequences: Sequences) -> WordBoundaries:
+    """The word boundaries. A word is a token with the continuation tokens after it.
+
+    A continuation token after a special token or at the start of a segment starts a word too: truncation cut its word.
+    """
+    kinds = sequences.kinds
+    inside = find_insides(kinds)
+    second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
+    inside[second, sequences.first_lengths[second]] = False
+    return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
+
+
+def find_insides(kinds: UInt8[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
+    """Which tokens continue a word, without regard to segments.
+
+    After a word of a script without spaces, a token of a script with spaces ("Python" in the middle of a Chinese
+    sentence) begins a word, although its vocabulary marks no beginning there.
+    """
+    inside = kinds == INSIDE
+    if (kinds > INSIDE).any():
+        # For each position, the last one up to it whose token is not attached to the one before.
+        columns = np.arange(kinds.shape[1], dtype=np.int32)
+        base = np.maximum.accumulate(np.where(kinds == ATTACHED, np.int32(0), columns), axis=1)
+        inside[:, 1:] &= np.take_along_axis(kinds, base[:, :-1], axis=1) != UNSPACED
+        inside |= kinds == ATTACHED
+    inside[:, 0] = False
+    inside[:, 1:] &= kinds[:, :-1] != SPECIAL
+    return inside
+
+
+def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
+    """The words that start at `starts`, ordered by their hashes."""
+    width = starts.shape[1]
+    positions = np.arange(width, dtype=np.uint32)
+    # MurmurHash3's 32-bit finalizer (Appleby, public domain) with half of the sequence's state added before each
+    # product. This is most of the work of masking, and 32-bit lanes are several times as fast as 64-bit lanes.
+    words = positions * np.uint32(0x9E3779B1) + states.astype(np.uint32)[:, None]
+    words ^= words >> np.uint32(16)
+    words *= np.uint32(0x85EBCA6B)
+    words ^= words >> np.uint32(13)
+    words += (states >> np.uint64(32)).astype(np.uint32)[:, None]
+    words *= np.uint32(0xC2B2AE35)
+    words ^= words >> np.uint32(16)
+
+    words >>= np.uint32(32 - _HASH_BITS)
+    keys: UInt[np.ndarray, "Q W"] = words if width <= _NARROW_WIDTH else words.astype(np.uint64)
+    bits = keys.dtype.itemsize * 8
+    keys <<= bits - _HASH_BITS
+    keys |= positions.astype(keys.dtype)
+    keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key of no word
+    keys.sort(axis=1)
+    return ShuffledWords(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
+
+
+def mark(
+    chosen: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]
+) -> None:
+    """Marks runs of positions, given their first flat indices and their lengths."""
+    flat = chosen.reshape(-1)
+    step = 0
+    while flat_indices.size:
+        flat[flat_indices + step] = True
+        step += 1
+        longer = lengths > step
+        flat_indices, lengths = flat_indices[longer], lengths[longer]

@@ -6,21 +6,24 @@ Dense kernels are [out, in]; query, key and value are separate tensors.
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field
-from bert_jax.interop.family import Architecture, Family, Parts, make_architecture
-from bert_jax.interop.name_table import (
+from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
     QKV_BIAS,
     QKV_KERNEL,
     SAME,
     VOCABULARY,
+    Architecture,
     Entry,
+    Family,
+    Field,
+    Parts,
     dense,
+    make_architecture,
     norm,
     output_entries,
 )
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Defaults of BertConfig.
 FIELDS = (

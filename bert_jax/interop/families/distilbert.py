@@ -7,22 +7,24 @@ The layers are BERT's. There are no segments, no pooler of the base model, and e
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Family, Parts
-from bert_jax.interop.name_table import (
+from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
     QKV_BIAS,
     QKV_KERNEL,
     SAME,
     VOCABULARY,
+    Architecture,
     Entry,
+    Family,
+    Field,
+    Parts,
     dense,
     norm,
     output_entries,
 )
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Defaults of DistilBertConfig. Its qa_dropout and seq_classif_dropout are not read.
 FIELDS = (

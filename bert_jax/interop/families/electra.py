@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field
+from bert_jax.errors import UserError
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Family, Parts
-from bert_jax.interop.name_table import Entry, dense, norm, output_entries
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.interop.family import Architecture, Entry, Family, Field, Parts, dense, norm, output_entries
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 FIELDS = (*bert.FIELDS, Field("embedding_width", "embedding_size", 128))
 ALWAYS = bert.ALWAYS | {"position_offset": 0, "shared_layers": "none", "pooler": "gelu"}

@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field, read_fields
-from bert_jax.interop.family import Architecture, Family, Parts
-from bert_jax.interop.name_table import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.interop.family import (
+    LAYERS,
+    SAME,
+    VOCABULARY,
+    Architecture,
+    Entry,
+    Family,
+    Field,
+    Layout,
+    Parts,
+    dense,
+    head_shape,
+    norm,
+    read_fields,
+)
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Defaults of GPT2Config. n_inner, which most files omit, defaults to 4 n_embd; embd_pdrop is written as resid_pdrop.
 FIELDS = (

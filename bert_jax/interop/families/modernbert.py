@@ -11,23 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import WRITTEN_ACTIVATIONS, Field, read_activation, read_fields
-from bert_jax.interop.family import Architecture, Family, Parts
-from bert_jax.interop.name_table import (
+from bert_jax.errors import UserError
+from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
     SAME,
     VOCABULARY,
+    WRITTEN_ACTIVATIONS,
+    Architecture,
     Entry,
+    Family,
+    Field,
     Layout,
+    Parts,
     dense,
     head_shape,
     norm,
+    read_activation,
+    read_fields,
 )
-from bert_jax.model.heads import Heads
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.model.heads.config import Heads
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
 FIELDS = (

@@ -8,14 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import read_fields
+from bert_jax.errors import UserError
 from bert_jax.interop.families import bert, roberta
-from bert_jax.interop.family import Architecture, Family
-from bert_jax.interop.name_table import ATTENTION_OUTPUT, LAYERS, QKV_BIAS, QKV_KERNEL, SAME, Entry, dense, norm
-from bert_jax.model.positions import BUCKETS
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.interop.family import (
+    ATTENTION_OUTPUT,
+    LAYERS,
+    QKV_BIAS,
+    QKV_KERNEL,
+    SAME,
+    Architecture,
+    Entry,
+    Family,
+    dense,
+    norm,
+    read_fields,
+)
+from bert_jax.model.embeddings import BUCKETS
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 PADDING = 1  # MPNetEmbeddings has this padding id, whatever pad_token_id says; positions begin after it
 FIELDS = tuple(field for field in bert.FIELDS if field.field not in ("max_positions", "segment_types"))

@@ -8,13 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field, read_fields
+from bert_jax.errors import UserError
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Family, Parts, make_architecture
-from bert_jax.interop.name_table import dense, norm, output_entries
-from bert_jax.vocabulary import Vocabulary
+from bert_jax.interop.family import (
+    Architecture,
+    Family,
+    Field,
+    Parts,
+    dense,
+    make_architecture,
+    norm,
+    output_entries,
+    read_fields,
+)
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 FIELDS = tuple(field for field in bert.FIELDS if field.field != "max_positions")
 POSITIONS = (Field("rows", "max_position_embeddings", 512), Field("padding", "pad_token_id", 1))

@@ -9,26 +9,97 @@ replaced_tokens whether a token was replaced, and the generator of replacements
 layer_mix       a learned mix of all layers, which other heads read
 hidden_projection  hidden states in the width of a teacher
 crf             a linear-chain conditional random field over tags
-spans           vectors of all spans up to a length, their classes, and relations between them
-"""
+spans           vectors of all spans up to a length, their classes, and relations between them"""
 
-from bert_jax.model.heads.classification import Classifier
-from bert_jax.model.heads.config import Heads, SpanHeads
-from bert_jax.model.heads.crf import CRF
-from bert_jax.model.heads.language_model import SPAN_PLACES
-from bert_jax.model.heads.spans import ahead, choose_spans, possible_spans, take_spans
-from bert_jax.model.heads.table import HEADS, Head
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-__all__ = [
-    "CRF",
-    "HEADS",
-    "SPAN_PLACES",
-    "Classifier",
-    "Head",
-    "Heads",
-    "SpanHeads",
-    "ahead",
-    "choose_spans",
-    "possible_spans",
-    "take_spans",
-]
+from flax import nnx
+from jaxtyping import PRNGKeyArray
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.model.heads.basic import (
+    ANSWER_ENDS,
+    NEXT_SENTENCE_CLASSES,
+    AttentionPooling,
+    Classifier,
+    HiddenProjection,
+    LayerMix,
+    Pooler,
+)
+from bert_jax.model.heads.basic import NAME as HIDDEN_PROJECTION
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.structured import CRF, SpanClassifier, SpanPairs, SpanVectors
+from bert_jax.model.heads.tokens import Generator, LanguageModel, MaskedLanguageModel, ReplacedTokens, SpanBoundary
+from bert_jax.model.runtime import Runtime
+
+# The heads that a model may have, by name: the one place where a head is listed.
+#
+# A head's name is also the first component of its parameters' paths (`mlm_head/transform/kernel`).
+
+
+class Head(NamedTuple):
+    """A head: its module, and when a model has it.
+
+    module     called as module(config, *arguments, runtime=..., key=...)
+    arguments  the arguments that a choice of heads implies, or None where a model lacks the head. Without this
+               function a model has the head if `Heads.named` lists its name, and there are no arguments.
+    """
+
+    module: Callable[..., nnx.Module]
+    arguments: Callable[[Heads, ModelConfig], tuple[Any, ...] | None] | None = None
+
+
+def _layer_mix(config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> LayerMix:
+    return LayerMix(config.layers + 1)
+
+
+def has_pooler(heads: Heads, config: ModelConfig) -> bool:
+    """ModernBERT also applies its transform before the heads that read single tokens."""
+    return heads.pooler or (config.pooler == "transform" and bool(heads.tags or heads.question))
+
+
+HEADS: dict[str, Head] = {
+    "pooler": Head(Pooler, lambda heads, config: () if has_pooler(heads, config) else None),
+    "pooling": Head(
+        AttentionPooling, lambda heads, _: (heads.pooling,) if heads.pooling.startswith("attention") else None
+    ),
+    "mlm_head": Head(MaskedLanguageModel, lambda heads, _: () if heads.mlm else None),
+    "lm_head": Head(LanguageModel, lambda heads, _: () if heads.lm else None),
+    "span_boundary_head": Head(SpanBoundary, lambda heads, _: () if heads.span_boundary else None),
+    "replaced_tokens_head": Head(ReplacedTokens, lambda heads, _: () if heads.replaced_tokens else None),
+    "generator": Head(Generator, lambda heads, _: (heads.generator,) if heads.generator else None),
+    "next_sentence_head": Head(Classifier, lambda heads, _: (NEXT_SENTENCE_CLASSES,) if heads.next_sentence else None),
+    "layer_mix": Head(_layer_mix, lambda heads, _: () if heads.layer_mix else None),
+    HIDDEN_PROJECTION: Head(
+        HiddenProjection, lambda heads, _: (heads.hidden_projection,) if heads.hidden_projection else None
+    ),
+    "classifier": Head(Classifier, lambda heads, _: (heads.classes or 1,) if heads.classes or heads.choices else None),
+    "tagger": Head(Classifier, lambda heads, _: (heads.tags,) if heads.tags else None),
+    "crf": Head(CRF, lambda heads, _: (heads.tags,) if heads.crf else None),
+    "question_head": Head(Classifier, lambda heads, _: (ANSWER_ENDS,) if heads.question else None),
+    "spans": Head(SpanVectors, lambda heads, _: (heads.spans,) if heads.spans.length else None),
+    "span_classifier": Head(SpanClassifier, lambda heads, _: (heads.spans.classes,) if heads.spans.classes else None),
+    "span_relations": Head(SpanPairs, lambda heads, _: (heads.spans.relations,) if heads.spans.relations else None),
+}
+
+
+def heads_of(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[..., nnx.Module], tuple[Any, ...]]]:
+    """The heads of a model by name: the module and its arguments.
+
+    Raises UserError for a name in heads.named that HEADS lacks.
+    """
+    if unknown := [name for name in heads.named if name not in HEADS]:
+        raise UserError(
+            f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the module that adds it to "
+            "bert_jax.model.heads.HEADS first"
+        )
+    found = {}
+    for name, head in HEADS.items():
+        arguments: tuple[Any, ...] | None = () if name in heads.named else None
+        if head.arguments is not None:
+            arguments = head.arguments(heads, config)
+        if arguments is not None:
+            found[name] = (head.module, arguments)
+    return found

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 
 POOLINGS = ("cls", "mean", "max", "last", "attention_dot", "attention_additive")
 BOUNDARIES = ("hidden", "networks")

@@ -11,17 +11,13 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 from scipy.special import softmax
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import class_logits
-from bert_jax.tasks import reading
-from bert_jax.tasks.example import Example, LabelledRows, LabelSet, Split, TaskBatch
-from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
-from bert_jax.tasks.kinds.labels import LabelTask, check_label, header_remarks, parse_number, shown_labels
-from bert_jax.tasks.kinds.target_scale import ScaledTask
-from bert_jax.tasks.metric_functions import (
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import class_logits
+from bert_jax.tasks.labels import LabelTask, check_label, header_remarks, parse_number, shown_labels
+from bert_jax.tasks.metrics import (
     CLASSIFICATION_METRICS,
     LARGEST,
     REGRESSION_METRICS,
@@ -30,15 +26,14 @@ from bert_jax.tasks.metric_functions import (
     classification_metrics,
     compute_metrics,
 )
-from bert_jax.tasks.objective import TaskObjective, pooled_vectors
-from bert_jax.tasks.pairs import encode_pairs
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import PooledTask, Task
-from bert_jax.tasks.task_losses import squared_error_sum
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums
+from bert_jax.tasks.reading import tables, texts
+from bert_jax.tasks.reading.inputs import InputRecord, texts_of, value_of
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Example, LabelledRows, LabelSet, Split, TaskBatch, encode_pairs
+from bert_jax.tasks.task import PooledTask, ScaledTask, Task, TaskObjective, pooled_vectors, squared_error_sum
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum, squared_difference_sum
 from bert_jax.train.objectives import Counts, Term, Terms
-from bert_jax.train.soft_losses import soft_class_sum, squared_difference_sum
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,10 @@ class TextTask(PooledTask[Example, LabelledRows]):
         """The class id or the score that a label means. Raises UserError, with file and line, for an invalid label."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
-        if reading.kind_of_file(path) != "table":
-            other = "question" if reading.kind_of_file(path) == "squad" else "tagging"
+        if tables.kind_of_file(path) != "table":
+            other = "question" if tables.kind_of_file(path) == "squad" else "tagging"
             raise UserError(f"{path} is a {other} file, but the task is {self.kind}. Use --config.task.kind={other}")
-        return reading.read_table(path, columns, label_required, self.numbered_labels)
+        return texts.read_table(path, columns, label_required, self.numbered_labels)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
         """Texts, or pairs if the task is of pairs; if the checkpoint does not record this, the first record decides."""
@@ -84,7 +79,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
             first, *second = texts_of(source, record, names, needed)
             if columns.marks and not isinstance(record.content, str):
                 borders = [value_of(source, record, (name,)) for name in columns.marks]
-                first, *second = reading.mark_words(source, record.line, (first, *second), borders)
+                first, *second = texts.mark_words(source, record.line, (first, *second), borders)
             items.append(Example(first, second[0] if second else None, None, record.line))
             if bool(second) != (items[0].text_pair is not None):
                 raise UserError(

@@ -1,32 +1,251 @@
-"""Vectors of texts: how a text becomes one, and training that puts texts of like meaning close together."""
+"""Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
 
-from collections.abc import Collection, Sequence
+Read `Embedding` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
+objective."""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int, Int64
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.interop.sentence_transformers import COSINE
-from bert_jax.tasks.example import Split
-from bert_jax.tasks.input_records import InputRecord, texts_of
-from bert_jax.tasks.kinds.embedding_items import TextGroup, read_groups
-from bert_jax.tasks.kinds.embedding_objective import EmbeddingObjective, EmbeddingRows
-from bert_jax.tasks.metric_functions import REGRESSION_METRICS, compute_metrics, select_metrics
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.pairs import encode_pairs
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.retrieval import ranks_of
-from bert_jax.tasks.task import PooledTask, Task, check_choice
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads.basic import pool_rows, unit_vectors
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.structured import IMPOSSIBLE
+from bert_jax.model.outputs import encode_for_task
+from bert_jax.model.runtime import Placement
+from bert_jax.tasks.labels import parse_number
+from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, ranks_of, select_metrics
+from bert_jax.tasks.reading.inputs import InputRecord, texts_of
+from bert_jax.tasks.reading.tables import Column, Columns, is_stored
+from bert_jax.tasks.reading.texts import is_missing, read_labelled, text_of
+from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
+from bert_jax.tasks.task import PooledTask, Task, TaskObjective, check_choice
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar
+from bert_jax.train.objectives import Term, Terms
+
+# Reads the pairs and groups of texts that vectors are trained and measured on.
+
+
+class TextGroup(NamedTuple):
+    """An anchor, its positive and hard negatives (an empty one is absent), and the score of a pair."""
+
+    texts: tuple[str, ...]
+    score: float | None
+    line: int  # in the file, from 1
+
+
+def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup]:
+    """Reads pairs of a table (reading.read_records) from the columns text and text_pair, with their scores.
+
+    A file without the label column has no scores. negatives names columns of hard negatives, separated by commas, or
+    one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
+    is labelled in any case: a pair is its own target. Raises UserError, with file and line, for an empty anchor or
+    positive, and a score that is missing or no number.
+    """
+    if not columns.text_pair:
+        raise UserError(f"task.text_pair is not set; name the column of {path} that holds the second text of each pair")
+    names = [name.strip() for name in negatives.split(",")] if negatives else []
+    others = [Column(name, "negatives", required=False) for name in names]
+    found, scored = read_labelled(path, columns, others, label_required=False)
+    there = found.present[-len(names) :] if names else ()
+    if any(there) and not all(there):
+        missing = names[there.index(False)]
+        raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
+    items = []
+    for line, (text, text_pair, label, *hard) in found.records:
+        where = f"{path} line {line}"
+        pair = text_of(where, text), text_of(where, text_pair)
+        if not all(one.strip() for one in pair):
+            raise UserError(f"{where} has an empty text. Write both texts of the pair, or remove the line")
+        if len(names) == 1 and is_stored(path) and isinstance(hard[0], list):
+            hard = hard[0]
+        texts = (*pair, *(text_of(f"{where}: negatives", one).strip() for one in hard))
+        items.append(TextGroup(texts, _score(where, label) if scored else None, line))
+    return Split(path, tuple(items), labelled=True, left_out=found.left_out)
+
+
+def _score(where: str, label: object) -> float:
+    value = float("nan") if is_missing(label) else parse_number(str(label))
+    if not abs(value) <= LARGEST:
+        raise UserError(f"{where}: {label!r} is not a score; expected a number. Correct the line or task.label")
+    return value
+
+
+# Losses over the vectors of texts, whose negatives are the other rows of the whole global batch.
+#
+# Under shard_map each device holds its own rows; it gathers the vectors of all rows, and computes the loss of its own.
+# The gradient of a gathered vector is the sum of those that all devices compute, so loss and gradient are the same on
+# any mesh. R is the number of rows of the whole batch, S the texts of a row: an anchor, a positive and hard negatives.
+
+
+class TextVectors(NamedTuple):
+    """The vectors of the rows that a device holds."""
+
+    vectors: Float[Array, "B S D"]
+    present: Bool[Array, "B S"]
+    weights: Float[Array, "B"]  # 0 for a filler
+    numbers: Int[Array, "B"]  # of the rows in their file
+
+
+def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
+    """Returns the summed cross-entropy of finding each anchor's positive, and how many have the highest score alone.
+
+    The candidates of an anchor are the positives and the hard negatives of all rows of the batch; a score is the
+    cosine times scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4, with in-batch
+    negatives). With symmetric, the loss is the mean of this one and that of finding each positive's anchor among all
+    anchors (Radford et al. 2021, figure 3). This is MultipleNegativesRankingLoss of sentence-transformers. Where a row
+    is in the batch twice, as at the end of an epoch, neither is a candidate of the other.
+    """
+    units = unit_vectors(own.vectors)
+    rows = placement.gather_rows(units)
+    real = placement.gather_rows(own.present & (own.weights > 0)[:, None])
+    first, _ = placement.row_numbers(units.shape[0])
+    right = first + jnp.arange(units.shape[0])
+    numbers = placement.gather_rows(own.numbers)
+    itself = jnp.arange(len(numbers))[None] == right[:, None]
+    other = itself | (numbers[None] != own.numbers[:, None])
+    candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])  # all positives come first
+    possible = jnp.tile(other, rows.shape[1] - 1) & real[:, 1:].T.reshape(1, -1)
+    scores = _scores(units[:, 0], candidates, possible, scale)
+    picked = jnp.take_along_axis(scores, right[:, None], axis=1)[:, 0]
+    losses = jax.nn.logsumexp(scores, axis=1) - picked
+    if symmetric:
+        backward = _scores(units[:, 1], rows[:, 0], other & real[None, :, 0], scale)
+        losses = (losses + jax.nn.logsumexp(backward, axis=1) - picked) / 2
+    others = jnp.arange(scores.shape[1])[None] != right[:, None]
+    highest = jnp.where(others, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
+    correct = picked > highest  # false where a score is NaN
+    return (losses * own.weights).sum(), (correct * own.weights).sum()
+
+
+def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placement, scale: float) -> Scalar:
+    """Returns log(1 + sum exp(scale * (s_i - s_j))) over all pairs of rows with target_i < target_j, times the rows.
+
+    s is the cosine of a row's two texts (Huang et al. 2024, CoSENT, section 3.3). The loss belongs to the batch as a
+    whole: each row counts as an equal share of it, so that dividing by the number of rows gives the loss.
+    """
+    units = unit_vectors(own.vectors)
+    cosines = (units[:, 0] * units[:, 1]).sum(axis=-1)
+    scores, labels, weights = (placement.gather_rows(leaf) for leaf in (scale * cosines, targets, own.weights))
+    ordered = (labels[:, None] < labels[None, :]) & (weights[:, None] > 0) & (weights[None, :] > 0)
+    differences = jnp.where(ordered, scores[:, None] - scores[None, :], IMPOSSIBLE)
+    loss = jax.nn.logsumexp(jnp.append(differences.ravel(), 0.0))
+    return loss * own.weights.sum()
+
+
+def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors]:
+    """Returns the vectors themselves, or the first d dimensions of them for each d of dimensions.
+
+    The sum of a loss over them trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
+    """
+    return [own._replace(vectors=own.vectors[..., :size]) for size in dimensions] or [own]
+
+
+def _scores(
+    anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"], scale: float
+) -> Float[Array, "B K"]:
+    products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
+    return jnp.where(possible, scale * products, IMPOSSIBLE)
+
+
+# The rows and the objective of training vectors of texts.
+
+
+class GroupLabels(NamedTuple):
+    """The value of TaskBatch.labels."""
+
+    scores: Any  # f32[B]; 0 where there are none
+    present: Any  # bool[B,S]; a row's positions are S equal parts
+    numbers: Any  # i32[B], of the rows in their file
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EmbeddingRows(SideBySideRows[TextGroup]):
+    """Rows of S texts: an anchor, its positive, and hard negatives, some of which may be absent."""
+
+    text_lengths: Int64[np.ndarray, "R S"]
+    scores: Float32[np.ndarray, "R"]
+    label_weights: Float32[np.ndarray, "R"]
+
+    @property
+    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
+        return self.text_lengths
+
+    def targets_of(
+        self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
+    ) -> tuple[GroupLabels, Float32[np.ndarray, "B"]]:
+        return GroupLabels(self.scores[rows], present, rows.astype(np.int32)), self.label_weights[rows]
+
+
+@dataclass(frozen=True)
+class EmbeddingObjective(TaskObjective):
+    """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score (contrastive_losses.py).
+
+    accuracy is the share of anchors whose positive alone has the highest score of all candidates of the batch. With
+    several dimensions the loss is the sum of those of each, and accuracy that of the largest.
+    """
+
+    pooling: str = "mean"
+    scored: bool = False
+    scale: float = 20.0
+    symmetric: bool = False
+    dimensions: tuple[int, ...] = ()  # descending; empty: the whole vectors
+    truncate_dim: int = 0  # of answers; 0: the whole vectors
+
+    @property
+    def heads(self) -> Heads:
+        return Heads()
+
+    @property
+    def compares_rows(self) -> bool:
+        return True
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": () if self.scored else ("accuracy",)}
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S D"]:
+        """The vector of each text; of an absent one, 0."""
+        texts = separated(batch, batch.labels.present)
+        vectors = pool_rows(self.pooling, encode_for_task(model, texts, dropout_key), texts.sequence_ids)
+        return vectors.reshape(*batch.labels.present.shape, -1)
+
+    def terms_of(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
+        own = TextVectors(outputs, batch.labels.present, batch.label_weights, batch.labels.numbers)
+        parts, placement = truncations(own, self.dimensions), model.runtime.placement
+        if self.scored:
+            losses = [cosent_sum(part, batch.labels.scores, placement, self.scale) for part in parts]
+            return {"task": Term(sum(losses[1:], losses[0]), {})}
+        found = [contrastive_sums(part, placement, self.scale, self.symmetric) for part in parts]
+        return {"task": Term(sum((loss for loss, _ in found[1:]), found[0][0]), {"accuracy": found[0][1]})}
+
+    def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
+        """Vectors of length 1, of the first truncate_dim dimensions."""
+        return unit_vectors(outputs[..., : self.truncate_dim or None])
+
+
+# Vectors of texts: how a text becomes one, and training that puts texts of like meaning close together.
+
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
+
 LOSSES = ("contrastive", "cosent")
+
 QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
+
 # What training leaves as it is in the checkpoint, unless the configuration sets it.
 KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
+
 SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pairs with and without a score
 
 

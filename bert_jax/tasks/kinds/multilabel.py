@@ -10,22 +10,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 from scipy.special import expit
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import class_logits
-from bert_jax.tasks import reading
-from bert_jax.tasks.example import LabelledRows, LabelSet, Split, TaskBatch
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import class_logits
 from bert_jax.tasks.kinds.classification import TextTask, label_order
-from bert_jax.tasks.kinds.labels import NamedLabelsTask, check_label, header_remarks
-from bert_jax.tasks.metric_functions import MULTILABEL_METRICS, best_threshold, multilabel_metrics
-from bert_jax.tasks.objective import TaskObjective, pooled_vectors
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
-from bert_jax.train.losses import Scalar, binary_sums
+from bert_jax.tasks.labels import NamedLabelsTask, check_label, header_remarks
+from bert_jax.tasks.metrics import MULTILABEL_METRICS, best_threshold, multilabel_metrics
+from bert_jax.tasks.reading import tables, texts
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import LabelledRows, LabelSet, Split, TaskBatch
+from bert_jax.tasks.task import Task, TaskObjective, pooled_vectors
+from bert_jax.train.losses import Scalar, binary_sums, soft_binary_sum
 from bert_jax.train.objectives import Term, Terms
-from bert_jax.train.soft_losses import soft_binary_sum
 
 UNCALIBRATED = 0.5
 THRESHOLD = "threshold/"  # the prefix of the metrics that are the thresholds found on dev
@@ -67,9 +65,9 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return replace(split, items=tuple(items))
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Any]:
-        if reading.kind_of_file(path) != "table":
+        if tables.kind_of_file(path) != "table":
             raise UserError(f"{path} is not a table, but the task is {self.kind}. Give TSV, CSV, JSON lines or Parquet")
-        return reading.read_label_sets(path, columns, label_required, self.numbered_labels)
+        return texts.read_label_sets(path, columns, label_required, self.numbered_labels)
 
     def complete(self, train: Split[Any]) -> Task:
         """The task with the labels and metrics that its training file implies.

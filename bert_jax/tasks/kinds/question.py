@@ -1,44 +1,289 @@
-"""Question answering: an answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018)."""
 
-question_files    reads SQuAD's JSON, and records of question, context and answers
-question_windows  encodes a question and its context as rows that slide over a long context
-question_answers  finds the best answers of a row, and of all rows of a question
-question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64
+from scipy.special import expit, softmax
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import answer_logits
-from bert_jax.tasks.example import Split, TaskBatch
-from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.question_answers import RowAnswers, answer_object, best_spans, decode
-from bert_jax.tasks.kinds.question_files import Question, question_of, read_questions, read_squad
-from bert_jax.tasks.kinds.question_metrics import (
-    SQUAD1_METRICS,
-    SQUAD2_METRICS,
-    THRESHOLD,
-    squad1_metrics,
-    squad2_metrics,
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.structured import IMPOSSIBLE, ahead, choose_spans
+from bert_jax.model.outputs import answer_logits
+from bert_jax.tasks.kinds.question_data import (
+    AnswerSpan,
+    Question,
+    QuestionRows,
+    encode_questions,
+    question_of,
+    read_questions,
+    read_squad,
 )
-from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.reading import Columns, kind_of_file
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_losses import IMPOSSIBLE, answer_sums
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar
+from bert_jax.tasks.metrics import select_metrics
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns, kind_of_file
+from bert_jax.tasks.rows import Split, TaskBatch
+from bert_jax.tasks.task import Task, TaskObjective, answer_sums
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
-from bert_jax.train.soft_losses import soft_class_sum
+
+# Exact match and F1 of answers, as the official scripts compute them, as shares of 1.
+#
+# SQuAD 1.1: evaluate-v1.1.py (Rajpurkar et al. 2016, section 6.1); SQuAD 2.0: evaluate-v2.0.py (Rajpurkar et al. 2018,
+# section 4), whose metric names are kept.
+
+
+THRESHOLD = "best_f1_thresh"  # the metric that is the best null_threshold
+
+SQUAD1_METRICS = ("f1", "exact_match")
+
+SQUAD2_METRICS = (
+    *("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"),
+    *("best_f1", THRESHOLD, "best_exact", "best_exact_thresh"),
+)
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def compared_words(text: str) -> list[str]:
+    """The words of an answer that are compared: in lower case, without ASCII punctuation and English articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def overlap(reference: Sequence[str], prediction: Sequence[str]) -> float:
+    """F1 of the words of two answers; 0 where they share none."""
+    shared = sum((Counter(reference) & Counter(prediction)).values())
+    if not shared:
+        return 0.0
+    precision, recall = 1.0 * shared / len(prediction), 1.0 * shared / len(reference)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def squad1_metrics(
+    names: Sequence[str], references: Sequence[Sequence[str]], predictions: Sequence[str]
+) -> dict[str, float]:
+    """`exact_match` and `f1`: the maximum over a question's true answers, of which there is at least one."""
+    scores = [
+        _best(map(compared_words, reference), compared_words(prediction))
+        for reference, prediction in zip(references, predictions, strict=True)
+    ]
+    exact, f1 = np.array(scores, np.float64).T
+    return select_metrics(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
+
+
+def squad2_metrics(
+    names: Sequence[str],
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
+    no_answer: Sequence[float],
+    threshold: float | None,
+) -> dict[str, float]:
+    """SQUAD2_METRICS, for questions that may have no answer (a question without references has none).
+
+    references are the true answers to each question, predictions the best answer to each. A prediction whose
+    probability of no answer is above the threshold counts as no answer. The default threshold is best_f1_thresh, the
+    best one for this split. A mean over no questions is NaN.
+    """
+    answerable = np.array([bool(reference) for reference in references])
+    scores = [
+        _squad2_scores(reference, prediction) for reference, prediction in zip(references, predictions, strict=True)
+    ]
+    exact, f1 = np.array(scores, np.float64).T
+    given = np.array([bool(prediction) for prediction in predictions])
+    probabilities = np.array(no_answer, np.float64)
+    best_exact = best_threshold(exact, probabilities, answerable, given)
+    best_f1 = best_threshold(f1, probabilities, answerable, given)
+    withheld = probabilities > (best_f1.threshold if threshold is None else threshold)
+    found = {
+        "best_exact": best_exact.score,
+        "best_exact_thresh": best_exact.threshold,
+        "best_f1": best_f1.score,
+        THRESHOLD: best_f1.threshold,
+    }
+    for name, raw in (("exact", exact), ("f1", f1)):
+        final = np.where(withheld, ~answerable, raw)
+        found |= {
+            name: _mean(final),
+            f"HasAns_{name}": _mean(final[answerable]),
+            f"NoAns_{name}": _mean(final[~answerable]),
+        }
+    return select_metrics(names, found)
+
+
+class Best(NamedTuple):
+    """The best score over all thresholds, as a share of 1, and its threshold."""
+
+    score: float
+    threshold: float
+
+
+def best_threshold(
+    scores: Float64[np.ndarray, "Q"],
+    no_answer: Float64[np.ndarray, "Q"],
+    answerable: Bool[np.ndarray, "Q"],
+    given: Bool[np.ndarray, "Q"],
+) -> Best:
+    """The threshold of no_answer up to which answers are given that maximizes the sum of scores.
+
+    `given`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
+    probability of no answer first (of equals in the order of the file); the first maximum counts; and where giving no
+    answer at all is best, the threshold is 0.
+    """
+    order = np.argsort(no_answer, kind="stable")
+    gains = np.where(answerable, scores, np.where(given, -1.0, 0.0))[order]
+    reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
+    best = int(reached.argmax())
+    return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
+
+
+def _squad2_scores(reference: Sequence[str], prediction: str) -> tuple[float, float]:
+    """Exact match and F1. An answer without compared words counts as no answer; two such answers are equal."""
+    words = compared_words(prediction)
+    references = [found for text in reference if (found := compared_words(text))] or [[]]
+    exact, f1 = _best(references, words)
+    return exact, f1 if words and references[0] else exact
+
+
+def _best(references: Iterable[list[str]], prediction: list[str]) -> tuple[float, float]:
+    exact, f1 = zip(*((float(words == prediction), overlap(words, prediction)) for words in references), strict=True)
+    return max(exact), max(f1)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+# The best answers of a row, on the device, and of all rows of a question, on the host.
+
+
+NO_SPANS = 1e6  # the odds of no answer for a context without pieces
+
+
+class RowAnswers(NamedTuple):
+    """The n best spans of a row, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
+
+    firsts: Any  # i32, positions
+    lasts: Any  # i32
+    scores: Any  # f32: S.h of the first position plus E.h of the last; -inf where a row has fewer spans
+    null: Any  # f32: the score of the span [CLS]
+
+
+class AnswerText(NamedTuple):
+    """A part of a context: characters [start, end), and its score."""
+
+    start: int
+    end: int
+    score: float
+
+
+class Decoded(NamedTuple):
+    """The best answers to a question.
+
+    | field | |
+    |---|---|
+    | spans | the best spans, best first; empty for a context without pieces |
+    | shares | their probabilities, followed by that of no answer: the softmax over their scores |
+    | null_odds | the score for no answer minus that of the best span; NO_SPANS without spans |
+    """
+
+    spans: tuple[AnswerText, ...]
+    shares: tuple[float, ...]
+    null_odds: float
+
+    @property
+    def no_answer(self) -> float:
+        """The probability of no answer against the best span alone: sigmoid(null - best); 1 without spans."""
+        return float(expit(self.null_odds))
+
+    def text(self, context: str) -> str:
+        """The text of the best span."""
+        return context[self.spans[0].start : self.spans[0].end] if self.spans else ""
+
+
+def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, longest: int) -> RowAnswers:
+    """The best spans of up to `longest` positions in each window that begin at a piece whose best window it is.
+
+    The search is exact; run_squad.py only pairs the 20 best first positions with the 20 best last ones. As there, the
+    first piece must be in its best window, the last one need not.
+    """
+    positions = jnp.arange(logits.shape[1])[None]
+    starts, ends = logits[..., 0], logits[..., 1]
+    scores = starts[:, :, None] + ahead(ends, longest)
+    begins = (places.best_begin[:, None] <= positions) & (positions < places.best_end[:, None])
+    inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
+    firsts, lengths, there = choose_spans(scores, begins[:, :, None] & inside, count)
+    lasts = firsts + lengths - 1
+    found = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
+        ends, jnp.minimum(lasts, logits.shape[1] - 1), axis=1
+    )
+    return RowAnswers(firsts, lasts, jnp.where(there, found, -jnp.inf), starts[:, 0] + ends[:, 0])
+
+
+def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
+    """The `count` best spans of each question over all of its rows, as characters of its context.
+
+    The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
+    """
+    found = []
+    shifts = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]  # from positions to pieces
+    for start, stop in pairwise(rows.question_offsets):
+        spans = []
+        for answer, shift in zip(answers[start:stop], shifts[start:stop], strict=True):
+            for first, last, score in zip(answer.firsts, answer.lasts, answer.scores, strict=True):
+                if np.isfinite(score):
+                    begin, end = rows.characters[shift + first, 0], rows.characters[shift + last, 1]
+                    spans.append(AnswerText(int(begin), int(end), float(score)))
+        spans = sorted((span for span in spans if span.start < span.end), key=lambda span: -span.score)[:count]
+        least = float(min(answer.null for answer in answers[start:stop]))
+        shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
+        null_odds = least - spans[0].score if spans else NO_SPANS
+        found.append(Decoded(tuple(spans), tuple(shares.tolist()), null_odds))
+    return found
+
+
+def answer_object(question: Question, decoded: Decoded, may_be_none: bool, threshold: float) -> dict[str, Any]:
+    """The prediction for a question.
+
+    `id`, `answer`, `start` and `end` (characters of the context; None where there is no answer) and `score`, its
+    probability among the best spans; `no_answer_probability` and `null_odds`, its logit, where there may be none;
+    `scores`: the best spans, as similar objects. There is no answer where the probability of none is above the
+    threshold.
+    """
+    shares = np.array(decoded.shares)
+    if not may_be_none and decoded.spans:
+        shares = shares[:-1] / shares[:-1].sum()
+    spans = [
+        {"answer": question.context[span.start : span.end], "score": float(share), "start": span.start, "end": span.end}
+        for span, share in zip(decoded.spans, shares, strict=False)
+    ]
+    nothing = {"answer": "", "score": float(shares[-1]), "start": None, "end": None}
+    none = not spans or (may_be_none and decoded.no_answer > threshold)
+    one: dict[str, Any] = {"id": question.id} | (nothing if none else spans[0])
+    if may_be_none:
+        one |= {"no_answer_probability": decoded.no_answer, "null_odds": decoded.null_odds}
+    return one | {"scores": spans}
+
+
+# Question answering: an answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+#
+# question_files    reads SQuAD's JSON, and records of question, context and answers
+# question_windows  encodes a question and its context as rows that slide over a long context
+# question_answers  finds the best answers of a row, and of all rows of a question
+# question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
+
 
 # Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5

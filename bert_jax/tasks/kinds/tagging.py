@@ -1,28 +1,218 @@
 """Tagging: a tag for every word, such as parts of speech and named entities."""
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
+from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.model.heads.tag_scheme import scheme_of
-from bert_jax.tasks.example import Sentence, Split, Taken, spans
-from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.labels import LabelTask, check_label
-from bert_jax.tasks.kinds.tagging_objective import TagAnswer, TagLabels, TagObjective
-from bert_jax.tasks.kinds.words import WordTask, sentence_objects, span_object
-from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task, check_choice
-from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import structured
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.structured import (
+    Allowed,
+    Scheme,
+    allowed_by,
+    breaks_iob1,
+    breaks_iob2,
+    breaks_iobes,
+    marks_ends,
+    scheme_of,
+)
+from bert_jax.model.outputs import encode_for_task, tag_logits
+from bert_jax.tasks.labels import LabelTask, check_label
+from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.reading.words import WordTask, sentence_objects, span_object
+from bert_jax.tasks.rows import LabelledWordRows, Sentence, Span, Split, Taken, TaskBatch, encode_words, spans
+from bert_jax.tasks.task import Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum
+from bert_jax.train.objectives import Counts, Term, Terms
+
+# Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
+#
+# Entities are defined as in conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003). It
+# reads all of these schemes and any sequence of their tags: an I-X that does not follow an X also begins an entity.
+# Files with a single type of entity may omit the type (B, I, O); the type is then UNTYPED.
+
+
+UNTYPED = "_"  # as in seqeval
+
+# IOBES with other letters (last, unit; middle), for typed tags.
+_OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
+
+_USUAL = {"L": "E", "U": "S", "M": "I"}
+
+
+def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
+    """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
+    tags = {tag for item in split.items for tag in item.tags or ()}
+    if not any(tag[:1] in _USUAL for tag in tags) or not any(all(map(one.fullmatch, tags)) for one in _OTHER_LETTERS):
+        return split
+    items = (item._replace(tags=item.tags and tuple(map(_usual, item.tags))) for item in split.items)
+    return replace(split, items=tuple(items), class_names=tuple(map(_usual, split.class_names)))
+
+
+def _usual(tag: str) -> str:
+    return _USUAL.get(tag[0], tag[0]) + tag[1:] if tag[1:2] == "-" else tag
+
+
+def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
+    """The line of the first tag of a file for which `chosen` is true; None if there is none."""
+    tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
+    return next((line for tag, line in tags if chosen(tag)), None)
+
+
+def entities(tags: Sequence[str]) -> list[Span]:
+    """The entities that a sentence's tags mark, by conlleval's rules. An S-X (unknown to conlleval) is one word."""
+    return [Span(label, first, last + 1) for label, first, last in get_entities(list(tags))]
+
+
+def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
+    """IOB2 tags of entities that do not overlap, in a sentence of `words` words; with ends, IOBES tags."""
+    tags = ["O"] * words
+    for label, first, last in found:
+        tags[first:last] = [_tag("I", label)] * (last - first)
+        tags[first] = _tag("B", label)
+        if ends:
+            tags[last - 1] = _tag("S" if last - first == 1 else "E", label)
+    return tuple(tags)
+
+
+def iob1(tags: Sequence[str]) -> tuple[str, ...]:
+    """IOB1 tags of IOB2 tags: B-X only marks the beginning of an entity that follows another X at once."""
+    pairs = pairwise(("O", *tags))
+    return tuple("I" + tag[1:] if breaks_iob1(last, tag) else tag for last, tag in pairs)
+
+
+def closed_set(tags: Collection[str]) -> set[str]:
+    """All tags of the scheme for the types of these tags: IOBES if a tag marks an end, else IOB2."""
+    types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
+    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
+
+
+def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
+    """How many tags of a file cannot follow the one before them (or end their sentence) in the file's scheme.
+
+    The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
+    because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
+    """
+    if marks_ends({tag for tags in sentences for tag in tags}):
+        return sum(breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
+    return min(sum(breaks(*pair) for pair in pairs) for breaks in (breaks_iob1, breaks_iob2))
+
+
+def _tag(mark: str, label: str) -> str:
+    return mark if label == UNTYPED else f"{mark}-{label}"
+
+
+# The objective of tagging: the loss of the tags of a row's words, and the tags that are predicted.
+
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class TagLabels(NamedTuple):
+    """The value of TaskBatch.labels."""
+
+    tags: Any  # i32[B,T]
+    words: Any  # i32[B,T]: number of the piece's word in its row, from 1, labelled or not; 0: no word
+    whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
+
+
+class TagAnswer(NamedTuple):
+    """The prediction for the word that starts at each position of a row."""
+
+    tags: Any  # i32[T]: ids
+    scores: Any  # f32[T]: their probabilities; with a CRF, that of all paths with this tag here
+
+
+@dataclass(frozen=True)
+class TagObjective(TaskObjective):
+    """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
+
+    With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
+    """
+
+    tags: int
+    decode: str = "first"
+    crf: bool = False
+    costs: ClassCosts = PLAIN
+    layer_mix: bool = False
+    scheme: Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(tags=self.tags, crf=self.crf, layer_mix=self.layer_mix)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
+        """Logits of the tags at each position."""
+        return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
+
+    def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
+        tags, weights = batch.labels.tags, batch.label_weights
+        if self.crf:
+            allowed = allowed_by(self.scheme, batch.labels.whole)
+            loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids, allowed)
+        else:
+            loss, correct = classification_sums(outputs, tags, weights, self.costs)
+        return {"task": Term(loss, {"accuracy": correct})}
+
+    def counts(self, batch: TaskBatch) -> Counts:
+        return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
+
+    @property
+    def has_soft_targets(self) -> bool:
+        return not self.crf
+
+    def soft_sum(
+        self, outputs: Float[Array, "B T C"], teacher: Float[Array, "B T C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
+
+    def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
+        """The predicted tag and its probability at each position, [B, T]."""
+        if self.crf:
+            return _best_path(model, outputs, batch, allowed_by(self.scheme, batch.labels.whole))
+        shares = jax.nn.softmax(outputs, axis=-1)
+        if self.decode == "mean":
+            shares = _word_means(shares, batch.labels.words)
+        return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
+
+
+def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch, allowed: Allowed | None) -> TagAnswer:
+    words = batch.labels.words
+    first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
+
+    def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
+        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
+
+    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids, allowed)
+    # The derivative of the log-partition by a tag's logit is the probability of the tag there.
+    marginals = jax.grad(log_partition)(logits)
+    return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
+
+
+def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Float[Array, "B T C"]:
+    """At each position, the mean over all positions of the same word."""
+    same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
+    return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
+
+
+# Tagging: a tag for every word, such as parts of speech and named entities.
 
 
 @dataclass(frozen=True)
@@ -93,11 +283,11 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         BILOU and BMES tags become IOBES. Without label_required, a file whose tags are all empty or _ is read as
         unlabelled. Raises UserError, with the line, for a word without a tag where tags are required.
         """
-        split = tagging_schemes.with_usual_letters(self.reader_of(path)(path, columns, label_required))
+        split = with_usual_letters(self.reader_of(path)(path, columns, label_required))
         if not label_required:
-            known = tagging_schemes.first_line(split, lambda tag: tag not in ("", "_")) is not None
+            known = first_line(split, lambda tag: tag not in ("", "_")) is not None
             return replace(split, labelled=split.labelled and known)
-        if (line := tagging_schemes.first_line(split, lambda tag: not tag)) is not None:
+        if (line := first_line(split, lambda tag: not tag)) is not None:
             raise UserError(f"{path} line {line}: a word has no tag, but others have one. Give it a tag, such as O")
         return split
 
@@ -114,14 +304,14 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             if len(found) < 2:
                 raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
             named = train.class_names if found <= set(train.class_names) else ()
-            if tagging_schemes.marks_entities(found):
-                named = tuple(name for name in named if tagging_schemes.marks_entities({*found, name}))
-                found = tagging_schemes.closed_set({*found, *named})
+            if structured.marks_entities(found):
+                named = tuple(name for name in named if structured.marks_entities({*found, name}))
+                found = closed_set({*found, *named})
             found |= set(named)
             others = sorted(found - set(named), key=lambda tag: (tag != "O", tag))
             task = replace(task, labels=(*named, *others))
         entity_metrics = [name for name in task.metrics if name != "accuracy"]
-        if entity_metrics and not tagging_schemes.marks_entities(task.labels):
+        if entity_metrics and not structured.marks_entities(task.labels):
             raise UserError(
                 f"task.metrics has {entity_metrics[0]!r}, which is of entities, but the tags of {train.path} mark "
                 "none; use accuracy"
@@ -133,7 +323,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
 
     def default_metrics(self) -> tuple[str, ...]:
         """Metrics over entities where the tags mark them, else accuracy."""
-        if tagging_schemes.marks_entities(self.labels):
+        if structured.marks_entities(self.labels):
             return ("f1", "precision", "recall", "accuracy")
         return ("accuracy",)
 
@@ -150,8 +340,8 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
             labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(words.word_starts, trained_pieces)] = 1
-            if tagging_schemes.marks_entities(self.labels):
-                irregular = tagging_schemes.irregular_tags([sentence.tags or () for sentence in split.items])
+            if structured.marks_entities(self.labels):
+                irregular = irregular_tags([sentence.tags or () for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def counts(self, rows: "TagRows") -> dict[str, int]:
@@ -183,11 +373,11 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         where the tags mark them, whose score is the mean of the words' probabilities."""
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
         objects = sentence_objects(rows, tags=self._predicted(rows, answers), tag_scores=scores)
-        if tagging_schemes.marks_entities(self.labels):
+        if structured.marks_entities(self.labels):
             for item, one in zip(rows.split.items, objects, strict=True):
                 one["entities"] = [
                     span_object(item, span, float(np.mean(one["tag_scores"][span.first : span.end])))
-                    for span in tagging_schemes.entities(one["tags"])
+                    for span in entities(one["tags"])
                 ]
         return objects
 
@@ -205,11 +395,11 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     def _in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """The tags of a sentence in the scheme of the task's labels, where these mark entities: IOBES, IOB2, or IOB1 if
         the labels lack a B-X, as those of models that were trained on IOB1 do."""
-        if not tagging_schemes.marks_entities(self.labels) or not all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
+        if not structured.marks_entities(self.labels) or not all(map(structured.ENTITY_TAG.fullmatch, tags)):
             return tags
-        ends = tagging_schemes.marks_ends(self.labels)
-        found = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
-        return tagging_schemes.iob1(found) if tagging_schemes.lacks_beginnings(self.labels) else found
+        ends = structured.marks_ends(self.labels)
+        found = tags_of(entities(tags), len(tags), ends)
+        return iob1(found) if structured.lacks_beginnings(self.labels) else found
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
         """The predicted tag of each word. With a CRF, the tags of each sentence are a sequence of their scheme.
@@ -218,7 +408,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         tags are then written for the entities that conlleval reads in them.
         """
         tags = self._tags(_predicted_ids(rows, answers))
-        if not self.crf or not tagging_schemes.marks_entities(self.labels) or rows.whole.all():
+        if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for of_sentence in rows.by_sentence(tags) for tag in self._in_scheme(of_sentence)]
 
@@ -255,3 +445,46 @@ class TagRows(LabelledWordRows):
 def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
     """The predicted tag of each word, from the predicted tag at each position of each row."""
     return rows.at_words([answer.tags for answer in answers])
+
+
+# A baseline for taggers: the most frequent tag of each word.
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The accuracies of the baseline; NaN for an accuracy over no words."""
+
+    accuracy: float
+    unknown_accuracy: float  # over the words that are not in the training file
+    words: int
+    unknown_words: int
+
+
+def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) -> Baseline:
+    """Tags each word with its most frequent tag in train, and unknown words with the most frequent tag of all.
+
+    This is the baseline of Jurafsky and Martin, Speech and Language Processing, chapter on part-of-speech tagging.
+    Words are compared as written; of equally frequent tags, the alphabetically first one is used. Raises UserError
+    for a file without tags.
+    """
+    by_word: dict[str, Counter[str]] = defaultdict(Counter)
+    for word, tag in _tagged_words(train):
+        by_word[word][tag] += 1
+    overall = sum(by_word.values(), Counter())
+    most_frequent = {word: _most_frequent(counts) for word, counts in by_word.items()}
+    fallback = _most_frequent(overall)
+    pairs = list(_tagged_words(test))
+    correct = [most_frequent.get(word, fallback) == tag for word, tag in pairs]
+    unknown = [is_correct for is_correct, (word, _) in zip(correct, pairs, strict=True) if word not in most_frequent]
+    mean_unknown = sum(unknown) / len(unknown) if unknown else float("nan")
+    return Baseline(sum(correct) / len(correct), mean_unknown, len(correct), len(unknown))
+
+
+def _tagged_words(split: Split[Sentence]) -> list[tuple[str, str]]:
+    if not split.labelled:
+        raise UserError(f"{split.path} has no tags, which the baseline needs. Name a tagged file")
+    return [pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True)]
+
+
+def _most_frequent(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))

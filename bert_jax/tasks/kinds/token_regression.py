@@ -9,25 +9,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from bert_jax.command import UserError
+from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import tag_logits
-from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Split, TaskBatch
-from bert_jax.tasks.kinds.labels import parse_number
-from bert_jax.tasks.kinds.target_scale import ScaledTask
-from bert_jax.tasks.kinds.words import WordTask, sentence_objects
-from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_losses import squared_error_sum
-from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import tag_logits
+from bert_jax.tasks.labels import parse_number
+from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
+from bert_jax.tasks.reading import tables
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.reading.words import WordTask, sentence_objects
+from bert_jax.tasks.rows import LabelledWordRows, Sentence, Split, TaskBatch, encode_words
+from bert_jax.tasks.task import ScaledTask, Task, TaskObjective, squared_error_sum
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import Scalar, squared_difference_sum
 from bert_jax.train.objectives import Term, Terms
-from bert_jax.train.soft_losses import squared_difference_sum
 
 # Values of a word without a number; its weight is 0. The readers turn a null of JSON into an empty text.
 MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
@@ -43,7 +38,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL columns, CoNLL-U (where task.label must name the column of numbers), or lists in JSON lines or
         Parquet."""
-        if not columns.label and reading.kind_of_file(path) == "conllu":
+        if not columns.label and tables.kind_of_file(path) == "conllu":
             raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
         found = self.reader_of(path)(path, columns, label_required)
         if found.labelled and not label_required and all(set(item.tags or ()) <= {*MISSING} for item in found.items):

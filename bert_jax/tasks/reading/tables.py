@@ -1,21 +1,494 @@
-"""Reads selected columns of a table. The ending of the file's name determines its format.
+"""Reads the rows of tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line."""
 
-.jsonl, .ndjson  one object on each line
-.parquet         the columns of the file, or of several (parquet_parts.py)
-.csv             quoted as in RFC 4180
-tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
-any other        TSV, never quoted
-
-Text files may be compressed (.gz, .xz, .zst).
-"""
-
-from collections.abc import Sequence
+import ast
+import csv
+import glob
+import io
+import itertools
+import json
+import re
+import tokenize
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from bert_jax.tasks.reading.columns import Column, Table
-from bert_jax.tasks.reading.delimited import read_delimited
-from bert_jax.tasks.reading.text_lines import TFDS, plain_name
-from bert_jax.tasks.reading.typed_tables import read_json, read_parquet, read_prepared
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_jax.data.shards import open_tfds
+from bert_jax.errors import UserError
+from bert_jax.storage.files import SUFFIXES as COMPRESSED
+from bert_jax.storage.files import DamagedFile, decompressed
+from bert_jax.storage.remote import first_line
+
+# The columns of a table that hold the texts and the labels, and the values that are read from them.
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
+
+    marks is for a task that asks about a word of each text (labelled_texts.mark_words): the column of the word's first
+    character and the column of its exclusive end, first for text and then for text_pair.
+    """
+
+    text: str = ""
+    text_pair: str = ""
+    label: str = ""
+    marks: tuple[str, ...] = ()
+
+    def filled(self, default: "Columns") -> "Columns":
+        """The columns, with those of default in place of empty ones."""
+        return Columns(*(mine or other for mine, other in zip(astuple(self), astuple(default), strict=True)))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column to read: its header name or number, and the key under `task` that selects it (its role)."""
+
+    name: str
+    role: str
+    required: bool = True
+
+
+class TableRow(NamedTuple):
+    """The values of one example, one for each requested column; None where it has none."""
+
+    line: int  # in the file, from 1; the row, from 1, in Parquet and prepared data
+    values: tuple[Any, ...]  # texts from TSV and CSV; values of any type from other formats
+
+
+class Table(NamedTuple):
+    """The records of a file and the properties of their columns."""
+
+    records: list[TableRow]
+    present: tuple[bool, ...]  # for each requested column, whether the file has it
+    class_names: tuple[tuple[str, ...], ...]  # by column; empty unless the file names the classes
+    left_out: int = 0  # skipped lines with an unexpected number of fields
+
+
+def advice(role: str) -> str:
+    """The part of an error message that explains how to select another column."""
+    flags = f" (in predict, evaluate and embed: --{role})" if role in ("text", "text_pair", "label") else ""
+    return (
+        f"Name another one with --config.task.{role}{flags}; a named task reads only the columns of its published files"
+    )
+
+
+def is_number(name: str) -> bool:
+    """Whether a column is given by its number."""
+    return name.removeprefix("-").isdecimal()
+
+
+def has_column(names: list[str], width: int, column: str) -> bool:
+    """Whether a table of `width` columns has a column; names is its header, or empty."""
+    return column != "" and (column in names or (is_number(column) and -width <= int(column) < width))
+
+
+def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:
+    """The index of a column, from 0. Raises UserError for a missing column and for a repeated name."""
+    if not has_column(names, width, column):
+        known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
+        raise UserError(f"{path} has no column {column!r}; {known}. {advice(role)}")
+    if names.count(column) > 1:
+        raise UserError(f"{path} has {names.count(column)} columns named {column!r}. Rename all but one")
+    return names.index(column) if column in names else int(column) % width
+
+
+# Reads the lines of a plain or compressed text file, and detects the kind of a file from its name.
+
+
+TFDS = "tfds:"
+
+
+def plain_name(path: Path) -> str:
+    """A file's name without the ending of its compression."""
+    return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
+
+
+def kind_of_file(path: Path) -> str:
+    """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
+    name = plain_name(path)
+    if name.endswith(".conllu"):
+        return "conllu"
+    if name.endswith(".json"):
+        return "squad"
+    return "conll" if name.endswith((".conll", ".iob", ".iob2", ".bio")) else "table"
+
+
+def check_file(path: Path) -> None:
+    """Raises UserError for a missing file and for a folder."""
+    if not path.exists():
+        raise UserError(f"no such file: {path}. Check its name and folder")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a file. Name a file in it")
+
+
+def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The numbers, from 1, and the lines of a text file, with their line ends.
+
+    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped. Raises UserError
+    for a missing file, a folder, a damaged compressed file, and bytes that are not UTF-8.
+    """
+    check_file(path)
+    number = 0
+    try:
+        with path.open("rb") as stored:
+            stream = decompressed(stored, path.suffix) if path.suffix in COMPRESSED else stored
+            for number, line in enumerate(stream, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
+    except DamagedFile as error:
+        raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Download it again") from error
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """decoded_lines without the line ends."""
+    for number, line in decoded_lines(path):
+        yield number, line.rstrip("\r\n")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can encode a text: an escape in JSON may give half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# Finds the files of a data set that is split into several Parquet files. The first file's name represents all.
+#
+# Hugging Face's `datasets` names them NAME-00000-of-00003.parquet. Earlier versions added 16 hexadecimal digits, which
+# differ between the files.
+
+
+_FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]{16})?\.parquet")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
+
+    Raises UserError if two files, which differ in their digits, have the same number.
+    """
+    match = _FIRST.fullmatch(path.name)
+    if not match:
+        return [path]
+    files = [path]
+    for number in range(1, int(match["count"])):
+        start = f"{match['name']}-{number:05d}-of-{match['count']}"
+        if not match["digits"]:
+            files.append(path.with_name(start + ".parquet"))
+            continue
+        digits = "[0-9a-f]" * 16
+        found = sorted(path.parent.glob(f"{glob.escape(start)}-{digits}.parquet"))
+        files.append(_only(found) or path.with_name(start + match["digits"] + ".parquet"))
+    return files
+
+
+def first_file(folder: Path, name: str) -> Path | None:
+    """The file NAME-00000-of-....parquet in a folder, or None.
+
+    Raises UserError if there are two, which belong to different data sets.
+    """
+    found = folder.glob(name + "-00000-of-*.parquet")
+    return _only(sorted(path for path in found if _FIRST.fullmatch(path.name)))
+
+
+def check_apart(files: Mapping[str, Path]) -> None:
+    """Raises UserError if the file of one split is one of several files that another split consists of."""
+    for split, path in files.items():
+        others = {file.resolve() for file in files_of(path)[1:]}
+        for other, file in files.items():
+            if file.resolve() in others:
+                raise UserError(
+                    f"{split} is {path}, which reads all {len(others) + 1} files of this data set, but {other} is one "
+                    f"of them: {file.name}. To use them as separate splits, rename them, such as to {other}.parquet"
+                )
+
+
+def _only(found: list[Path]) -> Path | None:
+    if len(found) > 1:
+        raise UserError(f"{found[0]} and {found[1].name} belong to different data sets. Remove the files of one")
+    return found[0] if found else None
+
+
+# Lists and objects that a table of texts, such as CSV, holds as JSON, Python or NumPy writes them.
+
+
+_BRACKETS = ("[", "]"), ("{", "}"), ("set(", ")")  # those of lists, of objects and sets, and of an empty set
+
+
+def opened(value: Any) -> Any:
+    """The list or object that a text in brackets holds; any other value, and a text that holds neither, is unchanged.
+
+    A set becomes a sorted list. `array([...], dtype=object)` and `np.int64(3)` within a list or an object are what they
+    hold, and nan is None: so pandas writes the columns of data sets.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if not any(text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS):
+        return value
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        if _joins_texts(text):
+            return value
+        found = ast.literal_eval(_AsLiterals().visit(ast.parse(text, mode="eval")))
+        found = sorted(found, key=str) if isinstance(found, set) else found
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
+        return value
+    return found if isinstance(found, list | dict) else value
+
+
+def _joins_texts(text: str) -> bool:
+    """Whether texts have no comma between them, as NumPy writes a list: Python would join them to one text."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    kinds = [token.type for token in tokens if token.type != tokenize.NL]
+    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
+
+
+class _AsLiterals(ast.NodeTransformer):
+    """Replaces `array(VALUE, ...)` and `np.NAME(VALUE)` by VALUE, and `nan` by None."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(None) if node.id == "nan" else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        is_numpy = node.args and ast.unparse(node.func).split(".")[0] in ("array", "np")
+        return node.args[0] if is_numpy else node
+
+
+# Reads TSV, whose fields are never quoted, and CSV, whose fields may be quoted (RFC 4180).
+
+
+LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
+
+TSV_ADVICE = "Fields are separated by one tab and are never quoted"
+
+CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
+
+
+def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, quoted: bool) -> Table:
+    """Reads CSV if quoted, else TSV (tables.read_records).
+
+    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
+    """
+    lines = delimited_lines(path, quoted)
+    first = next(lines, None)
+    if first is None:
+        raise UserError(f"{path} is empty; expected one example on each line")
+    has_header = not all(is_number(column.name) for column in columns if column.name)
+    names, width = first[1] if has_header else [], len(first[1])
+    places = [
+        place_of(path, names, width, column.name, column.role)
+        if column.required or has_column(names, width, column.name)
+        else None
+        for column in columns
+    ]
+    rows = []
+    skipped = 0
+    for number, fields in lines if has_header else itertools.chain([first], lines):
+        if len(fields) == width:
+            rows.append(TableRow(number, tuple(None if place is None else fields[place] for place in places)))
+        elif ragged_lines:
+            skipped += 1
+        else:
+            raise UserError(ragged(path, number, len(fields), width, quoted))
+    if not rows:
+        raise UserError(f"{path} contains a header but no examples. Name another file")
+    return Table(rows, tuple(place is not None for place in places), ((),) * len(columns), skipped)
+
+
+def delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    """The records of CSV if quoted, else of TSV: the number of the line on which each ends, and its fields."""
+    return _csv_lines(path) if quoted else _tsv_lines(path)
+
+
+def ragged(path: Path, number: int, fields: int, width: int, quoted: bool) -> str:
+    """The error for a record with another number of fields than the first one."""
+    return (
+        f"{path} line {number} has {fields} fields, but the first line has {width}. "
+        f"{CSV_ADVICE if quoted else TSV_ADVICE}"
+    )
+
+
+def _tsv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
+    while True:
+        before = reader.line_num
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{path} line {before + 1} is not CSV ({error}). {CSV_ADVICE}") from error
+        if fields is None:
+            return
+        if fields:
+            yield reader.line_num, fields
+
+
+# Reads tables with named, typed columns: JSON lines, Parquet, and data prepared by TensorFlow Datasets.
+
+
+def read_json(path: Path, columns: Sequence[Column]) -> Table:
+    """Reads a file with one JSON object on each line; blank lines and other fields are ignored.
+
+    A column exists if any object has it; its value is None in an object without it. Raises UserError for a line that
+    is not a JSON object, and for an object without a required column.
+    """
+    rows = []
+    for number, line in numbered_lines(path):
+        if line.strip():
+            found = _json_object(f"{path} line {number}", line)
+            _check_columns(f"{path} line {number}", columns, found)
+            rows.append((number, found))
+    if not rows:
+        raise UserError(f"{path} is empty; expected one example on each line")
+    return _table(columns, rows, {name for _, found in rows for name in found}, {})
+
+
+def _json_object(where: str, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({first_line(error)}). Correct the line") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where} is not a JSON object; expected an object whose keys are the columns")
+    if "\\ud" in line.lower() and not is_unicode(json.dumps(found, ensure_ascii=False)):
+        raise UserError(f"{where} contains half of a surrogate pair, which is not a character. Correct the line")
+    return found
+
+
+def read_parquet(path: Path, columns: Sequence[Column]) -> Table:
+    """Reads the rows of a Parquet file, or of all files of a data set (parquet_parts.py).
+
+    Rows are numbered through all files. Classes, single or in lists, have names where Hugging Face's `datasets` wrote
+    them into the schema. Raises UserError for a file that is missing, damaged or not Parquet, for a missing required
+    column, and for files that differ in their columns or in the names of their classes.
+    """
+    files = files_of(path)
+    for file in files:
+        check_file(file)
+    numbers = itertools.count(1)
+    parts = [_read_parquet_file(file, columns, numbers) for file in files]
+    for file, part in zip(files, parts, strict=True):
+        for column, here, before in zip(columns, part.present, parts[0].present, strict=True):
+            if here != before:
+                one, other = (file, path) if before else (path, file)
+                raise UserError(
+                    f"{one} has no column {column.name!r}, but {other.name} has it. Download or create both again"
+                )
+        if part.class_names != parts[0].class_names:
+            raise UserError(f"{file} names its classes differently from {path.name}. Download or create both again")
+    rows = [row for part in parts for row in part.records]
+    if not rows:
+        raise UserError(f"{path} has no rows; expected one example in each row")
+    return parts[0]._replace(records=rows)
+
+
+def _read_parquet_file(path: Path, columns: Sequence[Column], numbers: Iterator[int]) -> Table:
+    try:
+        schema = pq.read_schema(path)
+        _check_columns(str(path), columns, schema.names)
+        names = {column.name for column in columns} & set(schema.names)
+        rows = pq.read_table(path, columns=sorted(names)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        what = first_line(error)
+        raise UserError(f"{path} is damaged or not a Parquet file ({what}). Create or download it again") from error
+    return _table(
+        columns, ((number, row) for row, number in zip(rows, numbers, strict=False)), names, _class_names(schema)
+    )
+
+
+def read_prepared(address: str, columns: Sequence[Column]) -> Table:
+    """Reads a split that TensorFlow Datasets has prepared (bert_jax/data/shards.py), without TensorFlow.
+
+    Raises UserError for data that is damaged or not prepared, and for a missing required column.
+    """
+    builder, split = open_tfds(address)
+    features = builder.info.features
+    _check_columns(address, columns, features)
+    names = {column.name for column in columns} & set(features)
+    class_names = {name: tuple(getattr(features[name], "names", None) or ()) for name in names}
+    try:
+        rows = [{name: plain_value(one[name]) for name in names} for one in builder.as_data_source(split)]
+    except Exception as error:  # TFDS has no exception class for a missing or damaged file
+        raise UserError(f"{address} cannot be read ({first_line(error)}). Prepare it again") from error
+    if not rows:
+        raise UserError(f"{address} has no examples. Name another split")
+    return _table(columns, enumerate(rows, start=1), names, class_names)
+
+
+def _check_columns(where: str, columns: Sequence[Column], names: Collection[str]) -> None:
+    """Raises UserError for a required column that is not among the names."""
+    for column in columns:
+        if column.required and column.name not in names:
+            raise UserError(
+                f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. {advice(column.role)}"
+            )
+
+
+def _table(
+    columns: Sequence[Column],
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    names: Collection[str],
+    class_names: Mapping[str, tuple[str, ...]],
+) -> Table:
+    """The requested columns of rows with these columns."""
+    return Table(
+        [TableRow(number, tuple(row.get(column.name) for column in columns)) for number, row in rows],
+        tuple(column.name in names for column in columns),
+        tuple(class_names.get(column.name, ()) for column in columns),
+    )
+
+
+def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """The names of the classes that `datasets` wrote into the schema, by column; empty if there are none."""
+    try:
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return {name: _names(feature) for name, feature in metadata.get("info", {}).get("features", {}).items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _names(feature: Any) -> tuple[str, ...]:
+    """The names of the classes of a feature, or of a list of classes."""
+    if not isinstance(feature, dict):
+        return ()
+    return tuple(feature.get("names") or _names(feature.get("feature")))
+
+
+def plain_value(value: Any) -> Any:
+    """A value of prepared data as the JSON types: texts, numbers, lists and objects."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, list):
+        return [plain_value(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain_value(one) for name, one in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# Reads selected columns of a table. The ending of the file's name determines its format.
+#
+# .jsonl, .ndjson  one object on each line
+# .parquet         the columns of the file, or of several (parquet_parts.py)
+# .csv             quoted as in RFC 4180
+# tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
+# any other        TSV, never quoted
+#
+# Text files may be compressed (.gz, .xz, .zst).
+
 
 JSON_LINES = (".jsonl", ".ndjson")
 

@@ -12,10 +12,9 @@
 The objectives of fine-tuning are in bert_jax/tasks.
 """
 
-from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.distilled import DistilledMaskedLM, DistilledObjective
-from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.language_modeling import CausalLMObjective, MaskedLMObjective
 from bert_jax.train.objectives.objective import (
     Counts,
     Likelihood,

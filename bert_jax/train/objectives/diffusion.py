@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from bert_jax.data.example import Batch, one_in_each_row
 from bert_jax.model.bert import Bert
-from bert_jax.model.dropout import uniform
-from bert_jax.model.heads import Heads
+from bert_jax.model.dropout import content_seeds, derived_seeds, numbered_seeds, sequence_numbers, uniform
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
-from bert_jax.model.sequence_noise import content_seeds, derived_seeds, numbered_seeds, sequence_numbers
-from bert_jax.train.objectives.causal_lm import token_sums, unmasked
+from bert_jax.train.objectives.language_modeling import token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
 LEAST_RATE = 1e-3  # training.sampling_eps in configs/config.yaml of kuleshov-group/mdlm

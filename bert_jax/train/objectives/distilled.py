@@ -14,20 +14,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.config import DistillConfig, ModelConfig
-from bert_jax.config.distill import Pairs
+from bert_jax.config.training import Pairs
 from bert_jax.model import bert
-from bert_jax.model.bert import Bert, Encoded
-from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.model.heads import Heads
-from bert_jax.model.heads.crf import IMPOSSIBLE
-from bert_jax.model.heads.hidden_projection import NAME as HIDDEN_PROJECTION
-from bert_jax.model.layer import gather_positions
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads.basic import NAME as HIDDEN_PROJECTION
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.structured import IMPOSSIBLE
+from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import Encoded, gather_positions
 from bert_jax.shapes import padded_vocabulary
-from bert_jax.train.losses import Scalar
-from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.losses import Scalar, hidden_sum, soft_class_sum
+from bert_jax.train.objectives.language_modeling import MaskedLMObjective
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
-from bert_jax.train.soft_losses import hidden_sum, soft_class_sum
 
 TEACHER = "teacher"  # the first component of the paths of the teacher's parameters
 SOFT, HIDDEN = "soft", "hidden"  # the terms of the loss

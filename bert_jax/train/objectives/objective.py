@@ -6,13 +6,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
+
+# The interface of a training objective: a loss as named terms, each a sum with a count that divides it.
+
 
 Counts = dict[str, Array]  # the denominator of each term, float32
 
@@ -192,3 +196,23 @@ def means(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHT
 def _divisor(count: Float[Array, ""]) -> Float[Array, ""]:
     """The count, or 1 where it is 0. Counts between 0 and 1 are possible: class weights may be small."""
     return jnp.where(count > 0, count, 1)
+
+
+# Training batches with the fields of an objective.
+
+
+class ObjectiveSource:
+    """The batches of a source (train/run.py), each with the objective's own fields."""
+
+    def __init__(self, source: Any, objective: Objective) -> None:
+        self._source, self._objective = source, objective
+        self.fingerprints = source.fingerprints
+        self.changes = tuple(sorted({*source.changes, *objective.changes}))
+
+    def rows_at(self, step: int) -> int:
+        """Rows of a step's global batch."""
+        return self._source.rows_at(step)
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
+        """The global batch of a step, or those of its rows that are picked."""
+        return extended_batch(self._objective, self._objective.batch_at(step, self._source.batch(step, rows)))

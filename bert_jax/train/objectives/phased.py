@@ -9,12 +9,11 @@ from jaxtyping import PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.data.schedules import StepSchedule
 from bert_jax.model import bert
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.objectives.causal_lm import CausalLMObjective
-from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.language_modeling import CausalLMObjective, MaskedLMObjective
 from bert_jax.train.objectives.objective import Counts, Objective, Terms
 
 CAUSAL, MASKED = "causal", "mlm"  # the objectives that share all parameters

@@ -7,19 +7,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bert_jax.command import UserError
 from bert_jax.config import ENCODERS, ModelConfig, PretrainConfig
-from bert_jax.data import step_schedule
+from bert_jax.data import schedules
 from bert_jax.data.manifest import OBJECTIVES as OBJECTIVES_OF_SHARDS
 from bert_jax.data.shards import Dataset
-from bert_jax.model.heads.replaced_tokens import generator_config
-from bert_jax.train.objectives.causal_lm import CausalLMObjective
+from bert_jax.errors import UserError
+from bert_jax.model.heads.tokens import generator_config
+from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.train.objectives.diffusion import DiffusionObjective
-from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.language_modeling import CausalLMObjective, MaskedLMObjective
 from bert_jax.train.objectives.objective import Objective
 from bert_jax.train.objectives.phased import CAUSAL, MASKED, TYPES, PhasedObjective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
-from bert_jax.vocabulary import Vocabulary
 
 AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
@@ -92,7 +91,7 @@ def is_schedule(objective: str) -> bool:
 
 def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     text = config.objective
-    phases = step_schedule.parse(text, "config.objective", str.strip, EXAMPLE)
+    phases = schedules.parse(text, "config.objective", str.strip, EXAMPLE)
     for name in phases.values:
         if name not in OBJECTIVES:
             raise UserError(

@@ -10,13 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
-from bert_jax.model.dropout import gumbel
-from bert_jax.model.head_outputs import generator_logits, replaced_token_logits
-from bert_jax.model.heads import Heads
+from bert_jax.model.dropout import content_seeds, derived_seeds, gumbel, numbered_seeds
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
-from bert_jax.model.sequence_noise import content_seeds, derived_seeds, numbered_seeds
+from bert_jax.model.outputs import generator_logits, replaced_token_logits
 from bert_jax.train.losses import binary_sums, classification_sums
-from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.objectives.language_modeling import unmasked
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
 
 

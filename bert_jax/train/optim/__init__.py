@@ -14,11 +14,19 @@ Every function is a pure function of arrays and therefore works on any mesh: XLA
 reductions over sharded axes.
 """
 
-from bert_jax.train.optim.averages import first_average, next_average
-from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build
-from bert_jax.train.optim.factors import decays, overrides_weight_decay, rate_factors, weight_decay_warning
+from bert_jax.train.optim.chains import (
+    OPTIMIZERS,
+    add_decay,
+    apply_updates,
+    build,
+    decays,
+    first_average,
+    next_average,
+    overrides_weight_decay,
+    rate_factors,
+    weight_decay_warning,
+)
 from bert_jax.train.optim.schedules import learning_rate, warmup_warning, with_token_shares
-from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
     "OPTIMIZERS",

@@ -1,29 +1,130 @@
-"""Builds the Optax chain of a configuration: gradient clipping, moments and weight decay.
-
-The chain produces an update direction that is not yet multiplied by the learning rate.
-"""
+"""Builds the Optax chain of a configuration, the factors of single parameters, and the moving average."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jaxtyping import Array, Float, Int
 
-from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
-from bert_jax.model.paths import flatten
+from bert_jax.errors import UserError
+from bert_jax.model.layers import flatten
 from bert_jax.train import rules
-from bert_jax.train.freezing import Trained
-from bert_jax.train.optim.adam import scale_by_adam
-from bert_jax.train.optim.averages import check_decay
-from bert_jax.train.optim.factors import decays
-from bert_jax.train.optim.muon import scale_by_muon
+from bert_jax.train.optim.directions import (
+    hidden_matrices,
+    map_by_path,
+    scale_by_adam,
+    scale_by_muon,
+    scale_by_stable_adam,
+    scale_by_trust_ratio,
+)
 from bert_jax.train.optim.schedules import check_schedule
-from bert_jax.train.optim.tensors import hidden_matrices, map_by_path
-from bert_jax.train.optim.trust import scale_by_stable_adam, scale_by_trust_ratio
+from bert_jax.train.rules import Trained
+
+# Learning-rate factors and weight decays of single parameters, both chosen by rules over parameter paths.
+
+
+_WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
+
+
+def rate_factors(
+    config: OptimizerConfig, params: dict[str, Any], trainable: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Returns the learning-rate factor of each parameter, in the form of rules.per_layer, or None if all are 1.
+
+    A factor of 0 freezes its parameter. The factor is the product of trainable (rules.trainable),
+    config.rates and config.layer_decay. With layer decay, each layer learns at layer_decay times
+    the rate of the layer above it, the embeddings at layer_decay times the rate of the first layer,
+    and the heads at the full rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020,
+    appendix B). params may be abstract. Raises UserError for rules that rules.parse rejects and for
+    a layer_decay outside (0, 1].
+    """
+    if not 0.0 < config.layer_decay <= 1.0:
+        raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (no decay) or a number between 0 and 1")
+    trees = [] if trainable is None else [trainable]
+    if config.layer_decay != 1.0:
+        decay = config.layer_decay
+        trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
+    if given := rules.parse(config.rates, "optimizer.rates", params):
+        trees.append(rules.per_layer((*given, (r".*", 1.0)), params))
+    if not trees:
+        return None
+    product: dict[str, Any] = jax.tree.map(lambda *factors: np.prod(np.broadcast_arrays(*factors), axis=0), *trees)
+    return product
+
+
+def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the weight decay of each parameter, in the form of rules.per_layer.
+
+    The first matching rule of config.decays decides. Where none matches, biases and normalization
+    parameters have no decay and all other parameters have config.weight_decay. params may be
+    abstract, and a part of the model's (freezing.Trained.abstract). Raises UserError for rules that
+    rules.parse rejects; `build` refuses those that match no parameter of the model.
+    """
+    given = rules.parse(config.decays, "optimizer.decays")
+    return rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
+
+
+def overrides_weight_decay(rule_text: str, params: dict[str, Any]) -> bool:
+    """Whether optimizer.decays=rule_text leaves no parameter to optimizer.weight_decay; False without rules.
+
+    params may be abstract. Raises UserError for rules that rules.parse rejects.
+    """
+    given = tuple((pattern, 0.0) for pattern, _ in rules.parse(rule_text, "optimizer.decays"))
+    if not given:
+        return False
+    left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
+    return not any(layers.any() for layers in jax.tree.leaves(left))
+
+
+def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str:
+    """Returns a warning where another weight_decay than the default has no effect; otherwise nothing."""
+    if config.weight_decay == OptimizerConfig.weight_decay or not overrides_weight_decay(config.decays, params):
+        return ""
+    return (
+        f"warning: optimizer.weight_decay={config.weight_decay} has no effect, because optimizer.decays="
+        f"{config.decays} matches all parameters that it is for"
+    )
+
+
+# The exponential moving average of the parameters.
+#
+# The average often evaluates better than the latest parameters, above all before the learning rate
+# has decayed.
+
+
+def check_decay(decay: float) -> None:
+    """Raises UserError for a decay outside [0, 1)."""
+    if not 0.0 <= decay < 1.0:
+        raise UserError(f"optimizer.ema_decay is {decay}; use 0 (no average) or a number below 1, such as 0.999")
+
+
+def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the average before the first step: a copy of the parameters, or None for a decay of 0."""
+    return jax.tree.map(jnp.copy, params) if decay > 0.0 else None
+
+
+def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the average after update number `step`: d * average + (1 - d) * params (Polyak and Juditsky 1992).
+
+    d is min(decay, (1 + step) / (10 + step)), as in tf.train.ExponentialMovingAverage with
+    num_updates, so that the random initial parameters quickly lose their influence.
+    """
+    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
+    # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
+    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
+
+
+# Builds the Optax chain of a configuration: gradient clipping, moments and weight decay.
+#
+# The chain produces an update direction that is not yet multiplied by the learning rate.
+
 
 Transformations = tuple[optax.GradientTransformation, ...]
+
 Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
 
 
@@ -77,6 +178,7 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
 
 # Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
+
 _NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read momentum, too
 
 
@@ -124,3 +226,19 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is "
             f"{config.name}. Omit it"
         )
+
+
+# Applies an update direction to the parameters, with a learning-rate factor for each parameter.
+
+
+def apply_updates(
+    params: dict[str, Any], direction: dict[str, Any], rate: Float[Array, ""], factors: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Returns params - rate * factor * direction; a frozen parameter (factor 0) stays bitwise identical.
+
+    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means a factor of 1 for
+    every parameter.
+    """
+    if factors is None:
+        return jax.tree.map(lambda value, change: value - rate * change, params, direction)
+    return jax.tree.map(lambda value, change, factor: value - (rate * factor) * change, params, direction, factors)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 
 
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""]) -> Float[Array, ""]:

@@ -1,0 +1,57 @@
+"""The command convert."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax import command_line
+from bert_jax.interop import export, huggingface, open_checkpoint
+from bert_jax.interop.families import FAMILIES
+from bert_jax.interop.huggingface import is_original_bert
+from bert_jax.interop.huggingface_export import describe
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.storage.files import atomic_folder
+from bert_jax.storage.hub import named_folder
+
+DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoint: config.json, tokenizer/ and
+checkpoints/0, with weights only. Every tensor keeps its values; the token table is padded to a multiple of 128 rows.
+Families: {", ".join(family.title for family in FAMILIES.values())}.
+
+  bert-jax convert --input hf:bert-base-uncased --output checkpoints/bert-base-uncased
+
+--input is a folder in Hugging Face format, with config.json, model.safetensors (or its parts and their index) and
+tokenizer.json or vocab.txt, or hf:NAME, a model of the Hugging Face Hub. Pickles (pytorch_model.bin) are refused, since
+reading one can run code; the error message explains how to convert one.
+
+--input may also be a folder in Google's original BERT format, with bert_config.json, bert_model.ckpt.index,
+bert_model.ckpt.data-00000-of-00001 and vocab.txt, or the prefix of one of its checkpoints (DIR/model.ckpt-1000).
+Only this needs TensorFlow, the extra tensorflow.
+
+The other commands also accept a Hugging Face folder directly."""
+
+
+def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
+    """Converts a Hugging Face or Google folder, or hf:NAME; the output folder appears complete or not at all.
+
+    Raises UserError if the output exists, and whenever `named_folder`, `huggingface.read` or `original_bert.read` does.
+    """
+    folder = Path(named_folder(input_directory))
+    with atomic_folder(output) as unfinished:
+        read = open_checkpoint.read_tensorflow if is_original_bert(folder) else huggingface.read
+        loaded = read(folder)
+        export.write(loaded, unfinished)
+    return loaded
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command_line.Parser("bert-jax convert", DESCRIPTION)
+    parser.add_argument(
+        "--input",
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="a folder in Hugging Face or Google format, or hf:NAME",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    options = parser.parse_args(arguments)
+    loaded = convert(options.input, options.output)
+    print(f"{options.output}: {describe(loaded)}")

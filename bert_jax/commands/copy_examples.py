@@ -1,0 +1,87 @@
+"""The command copy-examples."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bert_jax.command_line import Parser
+from bert_jax.data.manifest import MANIFEST
+from bert_jax.errors import UserError
+from bert_jax.progress import Reporter
+from bert_jax.storage.files import atomic_folder, refuse_inside
+from bert_jax.storage.remote import Folder, is_remote
+from data_prep import copy as checksums
+
+_PARALLEL_FILES = 8  # a store takes a while to answer each request
+
+
+DESCRIPTION = """\
+Copies an output of bert-jax build-examples to or from an object store, or between two folders.
+
+  bert-jax copy-examples --input data/books --output gs://bucket/books
+  bert-jax copy-examples --input s3://bucket/books --output data/books
+
+Each file is hashed while it is read and compared with SHA256SUMS; its size is checked at the destination. manifest.json
+is written last: an output without it is incomplete. If a copy is stopped, the same command starts it again.
+Credentials are those of the stores' own tools (AWS_PROFILE, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, ...).
+"""
+
+
+def copy(input: str, output: str, *, quiet: bool = True) -> int:
+    """Copies as the command does, and returns the number of bytes of the output.
+
+    Raises UserError for an input that is not a finished output or is damaged, an output that exists, and a store that
+    cannot be read or written.
+    """
+    if not is_remote(input) and not is_remote(output):
+        refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
+    source = Folder(input)
+    listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
+    sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
+    checksums.must_list(listed, [MANIFEST], f"{input}/{checksums.SUMS}")
+    with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
+        done = 0
+        # A manifest means that all other files exist.
+        for names in (sorted(set(listed) - {MANIFEST}), [checksums.SUMS], [MANIFEST]):
+            with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+                for size in pool.map(lambda name: _copy_file(source, target, name, listed.get(name)), names):
+                    done += size
+                    reporter.update(done, done / 1e6)
+    return done
+
+
+@contextlib.contextmanager
+def _target(output: str, names: set[str]) -> Iterator[Folder]:
+    """The folder to write to. In a store it may hold what a stopped copy of these files left, and nothing else."""
+    if not is_remote(output):
+        with atomic_folder(Path(os.path.abspath(output))) as folder:
+            yield Folder(str(folder))
+        return
+    target = Folder(output)
+    there = target.names()
+    if MANIFEST in there:
+        raise UserError(f"output {output} exists. Choose another --output, or remove it first")
+    if others := there - names:
+        raise UserError(f"{output} holds {min(others)}, which is not part of the output. Choose another --output")
+    yield target
+
+
+def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) -> int:
+    size = source.size(name)
+    target.write(name, source.verified_blocks(name, sha256, size))
+    if (stored := target.size(name)) != size:
+        raise UserError(f"{target.address}/{name} has {stored} bytes, expected {size}; copy it again")
+    return size
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = Parser("bert-jax copy-examples", DESCRIPTION)
+    parser.add_argument("--input", required=True, metavar="DIR_OR_URL", help="a finished output")
+    parser.add_argument(
+        "--output", required=True, metavar="URL_OR_DIR", help="gs://BUCKET/NAME, s3://BUCKET/NAME or DIR"
+    )
+    given = parser.parse_args(arguments)
+    size = copy(given.input, given.output, quiet=False)
+    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {checksums.SUMS}")

@@ -1,0 +1,258 @@
+"""The command embed."""
+
+import dataclasses
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import command_line
+from bert_jax.errors import UserError
+from bert_jax.interop import open_checkpoint as checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.outputs import LAYERS
+from bert_jax.progress import print_note
+from bert_jax.storage.files import refuse_existing, write_atomic
+from bert_jax.tasks import measurement, vectors
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, settings_of
+from bert_jax.tasks.reading.inputs import STREAM_FORMS, files_read, read_stream, read_texts
+from bert_jax.tasks.vectors import report_truncated
+from bert_jax.train.compilation import enable_compilation_cache
+
+FORMATS = ("npz", *vectors.FORMATS)
+
+
+DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
+
+  bert-jax embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
+  bert-jax embed --checkpoint CHECKPOINT --input texts.jsonl --output vectors --format npy --dtype float16
+
+--input   a UTF-8 file, plain or compressed. The name decides the form (or --form):
+          .jsonl, .ndjson  one object per line; --text and --text_pair name the fields of its texts; --form jsonl for a
+                           .json file
+          .parquet         --text and --text_pair name columns; NAME-00000-of-00003.parquet stands for all three files
+          .csv             the same, in a header line, or numbers from 0 for a table without one; --form tsv for tabs
+          any other        one text per line; a tab separates the two texts of a pair
+          A pair is encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in
+          transformers.
+--layers  {", ".join(LAYERS)}, or a number:
+          0 for the embeddings, 1 for the first layer, and so on. The sums do not include the embeddings.
+          concat_last_4 is four times as wide; the last layer comes last. In models with a final norm (ModernBERT,
+          GPT-2), only the last layer's vectors are normalized, as in transformers.
+--pool    none   the vector of every token, including [CLS] and [SEP]; also writes `offsets` and `input_ids`
+          cls    the vector of [CLS] from the layer, without the pooler; not for causal models, whose first token
+                 attends only to itself, and not for vocabularies that add no [CLS]
+          mean   the mean over the tokens of the text, including [CLS] and [SEP], as in sentence-transformers
+          max    the maximum of each dimension over the same tokens
+          last   the vector of the last token, which is [SEP] where the vocabulary adds it
+          words  the mean over the pieces of each word (words are separated by white space; in a pair, those of the
+                 first text come first); also writes `offsets`. A word without pieces, because it was truncated or
+                 holds only control characters, has a row of NaN, so that rows and words stay aligned.
+
+Without --pool, a sentence-transformers folder, or a model that was fine-tuned for vectors (the recipe embedding), is
+used as its files say: pooling, normalization, truncate_dim, default prompt and maximum length. Any other model has the
+mean. With --pool, vectors are neither normalized nor cut and have no prompt unless --normalize, --truncate_dim,
+--prompt or --prompt_name asks for it. Vectors that are cut keep their values; with --normalize, they have length 1.
+
+--output, --format npz (default): a file with `embeddings` [rows, width] in the order of the input; `offsets`
+i64[texts+1], where text i has the rows offsets[i]:offsets[i+1]; and `input_ids` i32[rows]. All texts and vectors are in
+memory.
+--format npy or parquet: a folder of shards of --shard_size texts, with _manifest.json, for any number of texts. Memory
+is that of one shard. An interrupted command resumes if it is run again. Parquet has the columns row and embedding.
+For pools of one vector per text.
+
+Texts longer than --max_length are truncated at the end, the longer text of a pair first. The number of truncated texts
+is printed."""
+
+
+def embed(
+    checkpoint: str | Path | LoadedModel,
+    texts: Iterable[Any],
+    *,
+    layers: str = "last",
+    pool: str = "",
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str = "",
+    batch_size: int = 32,
+    max_length: int = 0,
+    truncate_dim: int = 0,
+    compute_dtype: str = "float32",
+    average: str = "",
+) -> dict[str, np.ndarray]:
+    """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
+
+    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
+    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
+    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
+    the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
+    [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
+    that add no special tokens, whose first token is a piece of the text.
+    """
+    given = checked_texts(texts)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    settings = settings_of(
+        loaded,
+        layers=layers,
+        pool=pool,
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
+        max_length=max_length,
+        truncate_dim=truncate_dim,
+    )
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
+    arrays = model.arrays(given)
+    report_truncated(model, len(given))
+    return arrays
+
+
+def embed_file(
+    checkpoint: str | Path | LoadedModel,
+    source: str | Path,
+    output: str | Path,
+    *,
+    format: str = "npy",
+    dtype: str = "float32",
+    shard_size: int = 65536,
+    form: str = "auto",
+    text: str = "",
+    text_pair: str = "",
+    batch_size: int = 32,
+    compute_dtype: str = "float32",
+    average: str = "",
+    **settings: Any,
+) -> dict[str, Any]:
+    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (vector_files.py).
+
+    settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
+    the same call. Raises UserError as embed, read_stream and write_vectors do.
+    """
+    source, output = Path(source), Path(output)
+    texts = read_stream(source, form, text, text_pair)
+    files = _input_files(source, form)
+    refuse_existing(output)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    found = settings_of(loaded, **settings)
+    if found.pool not in TEXT_POOLS:
+        raise UserError(f"--format {format} is for one vector per text, but --pool is {found.pool}. Use --format npz")
+    model = Embedder(loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
+    job = {
+        "checkpoint": loaded.origin,
+        "step": loaded.step,
+        "average": average,
+        "input": str(source),
+        "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
+        f"input{vectors.HASH}": _sha256_of_files(files),
+        f"model{vectors.HASH}": _sha256_of_model(loaded),
+        "form": form,
+        "columns": [text, text_pair],
+        "compute_dtype": compute_dtype,
+        **dataclasses.asdict(found),
+    }
+    manifest = vectors.write_vectors(
+        texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size
+    )
+    report_truncated(model, manifest["count"])
+    return manifest
+
+
+def _sha256_of_files(files: Sequence[Path]) -> str:
+    """The hash of the hashes of files. That of a pipe is random, because what it held cannot be compared."""
+    digest = hashlib.sha256()
+    for path in files:
+        if not path.is_file():
+            digest.update(os.urandom(8))
+            continue
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _sha256_of_model(loaded: LoadedModel) -> str:
+    """The hash of parameters and tokenizer."""
+    digest = hashlib.sha256(loaded.vocabulary.content_hash.encode())
+    for path in sorted(loaded.params):
+        digest.update(path.encode() + b"\0")
+        digest.update(np.ascontiguousarray(loaded.params[path]).data)
+    return digest.hexdigest()
+
+
+def _input_files(source: Path, form: str) -> list[Path]:
+    """The files of the input. Prints that they are several."""
+    files = files_read(source, form)
+    if len(files) > 1:
+        for line in measurement.file_remarks(source):
+            print_note(line)
+    return files
+
+
+def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Writes a .npz file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_atomic(path, content.getbuffer())
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command_line.Parser("bert-jax embed", DESCRIPTION)
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        help="a workdir, a step in it, an export, a Hugging Face folder, or hf:NAME",
+    )
+    parser.add_argument("--input", required=True, metavar="FILE", help="the texts")
+    parser.add_argument("--output", required=True, metavar="PATH", help="the file or folder; must not exist yet")
+    parser.add_argument("--format", default="npz", help=f"see above: {', '.join(FORMATS)} (default: npz)")
+    parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
+    shard = "texts per shard of npy and parquet (default: 65536)"
+    parser.add_argument("--shard_size", type=int, metavar="N", help=shard)
+    what = f"of the input: {', '.join(STREAM_FORMS)} (default: auto)"
+    parser.add_argument("--form", "--input_format", default="auto", help=what)
+    parser.add_argument("--text", default="", metavar="NAME", help="field or column of the text (default: text)")
+    parser.add_argument("--text_pair", default="", metavar="NAME", help="that of the second text of a pair")
+    parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
+    parser.add_argument("--pool", "--pooling", default="", help="see above (default: the checkpoint's own, or mean)")
+    normalize = "give vectors of texts length 1, or --no-normalize to leave it (default: as the checkpoint says)"
+    parser.add_switch("normalize", help=normalize)
+    parser.add_argument("--prompt", metavar="TEXT", help="put before each text (default: as the checkpoint says)")
+    parser.add_argument("--prompt_name", default="", metavar="NAME", help="use this prompt of the checkpoint")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts per batch (default: 32)")
+    parser.add_argument(
+        "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: the model's limit)"
+    )
+    cut = "only the first N dimensions (default: as the checkpoint says)"
+    parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=cut)
+    parser.add_argument("--compute_dtype", default="float32", help="float32, bfloat16 or auto (default: float32)")
+    checkpoint_average.add_argument(parser)
+    options = vars(parser.parse_args(arguments))
+    enable_compilation_cache()
+    checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))
+    if options["format"] not in FORMATS:
+        raise UserError(f"unknown --format {options['format']!r}; choose from {', '.join(FORMATS)}")
+    if options["shard_size"] is None:
+        del options["shard_size"]
+    elif options["format"] == "npz":
+        raise UserError("--shard_size is of output in shards, but --format npz writes one file; omit it")
+    if options["format"] != "npz":
+        manifest = embed_file(checkpoint, source, output, **options)
+        size = f"{manifest['dtype']}[{manifest['count']}, {manifest['width']}]"
+        print(f"{output}: embeddings {size} in {len(manifest['shards'])} shards")
+        return
+    refuse_existing(output)
+    del options["format"]
+    _input_files(source, options["form"])
+    texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
+    dtype = options.pop("dtype")
+    if dtype not in vectors.DTYPES:
+        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(vectors.DTYPES)}")
+    arrays = embed(checkpoint, texts, **options)
+    arrays["embeddings"] = vectors.converted(arrays["embeddings"], dtype, "--dtype")
+    write_arrays(arrays, output)
+    print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))

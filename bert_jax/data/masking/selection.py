@@ -1,0 +1,324 @@
+"""Chooses what to mask: tokens and words one by one, or runs of words (n-grams, spans, infilling)."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt, UInt64
+from bert_jax.data import order as hashing
+from bert_jax.data.masking.rule import (
+    INFILL_MAX,
+    INFILL_MEAN,
+    MaskingRule,
+    Sequences,
+    ShuffledWords,
+    WordBoundaries,
+    mark,
+)
+
+# Chooses words one by one: masking units token and word.
+
+
+# Words examined together after the first phase; any number gives the same masks.
+_WORDS_LOOK_AHEAD = 8
+
+
+def choose_words(
+    words: WordBoundaries, order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]
+) -> Bool[np.ndarray, "Q W"]:
+    """The chosen positions: whole words in random order, as long as they fit their sequence's budget."""
+    keys, absent = order.keys, order.absent
+    chosen = np.zeros(keys.shape, bool)
+    count, width = keys.shape
+
+    # Phase 1 takes all words before the first that does not fit at once. A word has at least one token, so no more
+    # words than the largest budget are needed.
+    head = keys[:, : min(width, int(budgets.max(initial=1)))]
+    flat_indices, lengths = _located(head, np.arange(count), words.inside, order)
+    totals = np.cumsum(lengths, axis=1)
+    taken = totals <= budgets[:, None]
+    mark(chosen, flat_indices[taken], lengths[taken])
+    remaining = budgets - np.where(taken, totals, 0).max(axis=1, initial=0)
+    next_word = taken.sum(axis=1)
+
+    # Phase 2 continues word by word over the few sequences that still have budget and words.
+    active = np.flatnonzero(remaining > 0)
+    while active.size:
+        columns = next_word[active, None] + np.arange(_WORDS_LOOK_AHEAD)
+        ahead = np.where(columns < width, keys[active[:, None], np.minimum(columns, width - 1)], absent)
+        flat_indices, lengths = _located(ahead, active, words.inside, order)
+        left, taken = remaining[active], np.zeros(lengths.shape, bool)
+        for column, length in enumerate(lengths.T):
+            taken[:, column] = length <= left
+            left -= length * taken[:, column]
+        mark(chosen, flat_indices[taken], lengths[taken])
+        remaining[active] = left
+        next_word[active] += _WORDS_LOOK_AHEAD
+        active = active[(left > 0) & (ahead[:, -1] != absent)]
+
+    take_heads(chosen, words, order, budgets, np.flatnonzero(remaining == budgets))
+    return chosen
+
+
+def take_heads(
+    chosen: Bool[np.ndarray, "Q W"],
+    words: WordBoundaries,
+    order: ShuffledWords,
+    budgets: Int64[np.ndarray, "Q"],
+    none: Int64[np.ndarray, "A"],
+) -> None:
+    """In the sequences `none`, in which nothing was chosen, marks the first word, or as much of it as fits.
+
+    With unit infill that word may fit: the run that began at it had no word, and no other word fitted.
+    """
+    none = none[order.keys[none, 0] != order.absent]
+    flat_indices, lengths = _located(order.keys[none, :1], none, words.inside, order)
+    mark(chosen, flat_indices[:, 0], np.minimum(lengths[:, 0], budgets[none]))
+
+
+def _located(
+    keys: UInt[np.ndarray, "A C"],
+    sequences: Int64[np.ndarray, "A"],
+    inside: Bool[np.ndarray, "Q W"],
+    order: ShuffledWords,
+) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
+    """The flat index of the first position of each word, and its length; absent words exceed any budget."""
+    width = inside.shape[1]
+    present = keys != order.absent
+    flat_indices = order.positions(keys) + sequences[:, None] * width
+    lengths = np.full(keys.shape, width + 1)
+    lengths[present] = _word_lengths(inside, flat_indices[present])
+    return flat_indices, lengths
+
+
+def _word_lengths(inside: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"]) -> Int64[np.ndarray, "K"]:
+    """The number of tokens of the words that start at these flat indices."""
+    flat = inside.reshape(-1)
+    lengths = np.ones(flat_indices.size, np.int64)
+    growing = np.arange(flat_indices.size)
+    while growing.size:
+        following = flat_indices[growing] + lengths[growing]
+        # The position after a sequence's last one is column 0 of the next, which never continues a word; `clip` handles
+        # the last sequence.
+        continues = flat.take(following, mode="clip") & (following < flat.size)
+        growing = growing[continues]
+        lengths[growing] += 1
+    return lengths
+
+
+# Chooses runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
+
+
+# Candidates of a sequence examined together; any number gives the same masks.
+_RUNS_LOOK_AHEAD = 8
+
+
+class Runs(NamedTuple):
+    """The chosen positions. Only with unit infill, their division into runs, and the runs of no word."""
+
+    chosen: Bool[np.ndarray, "Q W"]
+    firsts: Bool[np.ndarray, "Q W"]  # the first position of each run
+    empty: Bool[np.ndarray, "Q W"]  # the positions before which an empty run is
+
+
+class RunLengths:
+    """The distribution of the number of words of a run.
+
+    The probabilities of an n-gram are normalized over the lengths for which there is room; other runs are cut to the
+    room. Only an infilled run may have no word.
+    """
+
+    def __init__(self, rule: MaskingRule) -> None:
+        self._grams = rule.unit == "ngram"
+        self._fewest = 0 if rule.unit == "infill" else 1
+        self.most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
+        weights = _weights(rule, np.arange(self._fewest, self.most + 1))
+        # By room, thresholds for a uniform 32-bit value: the fewest words below the first, one more below the second,
+        # and so on.
+        self._thresholds = np.full((weights.size, self.most), 2**32, np.uint64)
+        for room in range(1, self.most + 1):
+            some = weights[:room] if self._grams else weights
+            self._thresholds[: some.size, room - 1] = np.rint(np.cumsum(some) / some.sum() * 2**32)
+
+    def draw(
+        self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
+    ) -> Integer[np.ndarray, "*shape"]:
+        """The number of words of each run, from uniform 32-bit values and the words that fit (`room`, 1 or more)."""
+        room = np.minimum(room, self.most)
+        sizes = np.full_like(room, self._fewest)
+        for thresholds in self._thresholds[:-1]:
+            sizes += values >= (thresholds[room - 1] if self._grams else thresholds[0])
+        return np.minimum(sizes, room)
+
+
+def _weights(rule: MaskingRule, sizes: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """The probabilities of the numbers of words, up to a factor."""
+    if rule.unit == "infill":
+        return np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
+    return 1 / sizes if rule.unit == "ngram" else (1 - rule.span_p) ** (sizes - 1)
+
+
+class _Text(NamedTuple):
+    """The K words of all sequences in text order, over N = Q*W positions.
+
+    They form R stretches: maximal series of words that no special token and no segment border interrupts.
+    """
+
+    starts: Int64[np.ndarray, "K+1"]  # flat index at which each word starts, ascending; then N
+    number: Int32[np.ndarray, "N"]  # for each position, the last word that starts there or before
+    stretch: Int32[np.ndarray, "K"]  # the stretch of each word
+    words: Int32[np.ndarray, "R"]  # the first word after each stretch
+    ends: Int64[np.ndarray, "R"]  # the first position after each stretch
+
+
+def choose_runs(
+    sequences: Sequences,
+    words: WordBoundaries,
+    order: ShuffledWords,
+    budgets: Int64[np.ndarray, "Q"],
+    states: UInt64[np.ndarray, "Q"],
+    rule: MaskingRule,
+) -> Runs:
+    """The runs that begin at words in random order, within each sequence's budget.
+
+    `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
+    """
+    text = _text(sequences, words)
+    lengths = RunLengths(rule)
+    count, width = words.starts.shape
+    runs = Runs(*(np.zeros((count, width), bool) for _ in Runs._fields))
+    remaining = budgets.copy()
+    active = np.flatnonzero(order.keys[:, 0] != order.absent)
+    for step in range(0, width, _RUNS_LOOK_AHEAD):
+        if not active.size:
+            break
+        ahead = order.keys[active, step : step + _RUNS_LOOK_AHEAD].T
+        present = ahead != order.absent
+        positions = np.where(present, order.positions(ahead), 0)
+        begins = positions + active * width
+        values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
+        ends = np.where(present, _ends(text, lengths, begins, values), begins)
+        left = remaining[active]
+        for some_begins, some_ends, some_present in zip(begins, ends, present, strict=True):
+            if rule.unit == "infill":
+                empty = some_begins[some_present & (some_begins == some_ends) & (left > 0)]
+                runs.empty.reshape(-1)[empty[~runs.chosen.reshape(-1)[empty]]] = True
+            _take(runs, left, some_begins, some_ends, text, rule)
+        remaining[active] = left
+        active = active[(left > 0) & present[-1]]
+    none = np.flatnonzero(remaining == budgets)
+    take_heads(runs.chosen, words, order, budgets, none)
+    if rule.unit == "infill":
+        runs.firsts[none, runs.chosen[none].argmax(axis=1)] = runs.chosen[none].any(axis=1)
+    return runs
+
+
+def _ends(
+    text: _Text, lengths: RunLengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
+) -> Int64[np.ndarray, "C A"]:
+    """The first position after the run that each candidate begins."""
+    numbers = text.number[begins]
+    stretches = text.stretch[numbers]
+    sizes = lengths.draw(values, text.words[stretches] - numbers)
+    return np.minimum(text.starts[numbers + sizes], text.ends[stretches])
+
+
+def _take(
+    runs: Runs,
+    left: Int64[np.ndarray, "A"],
+    begins: Int64[np.ndarray, "A"],
+    ends: Int64[np.ndarray, "A"],
+    text: _Text,
+    rule: MaskingRule,
+) -> None:
+    """Marks at most one run of each sequence, and subtracts it from what is `left` of the budgets."""
+    sizes = ends - begins
+    long = np.flatnonzero(sizes > left)
+    if long.size:
+        sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
+    columns = np.arange(int(sizes.max()) + 1)
+    window = begins[:, None] + columns
+    stops = runs.chosen.take(window, mode="clip")
+    if rule.unit == "infill":
+        stops |= runs.empty.take(window, mode="clip")
+    stops |= columns >= sizes[:, None]
+    first = stops.argmax(axis=1)  # positions before one that stops the run, or before its end
+    if rule.unit == "ngram":
+        first[first < sizes] = 0
+    runs.chosen.reshape(-1)[window[columns < first[:, None]]] = True
+    if rule.unit == "infill":
+        runs.firsts.reshape(-1)[begins[first > 0]] = True
+    left -= first
+
+
+def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
+    width = words.starts.shape[1]
+    special = ~(words.starts | words.inside).reshape(-1)
+    border = np.zeros(special.size + 1, bool)  # positions that a run cannot continue into, apart from special tokens
+    border[::width] = True
+    second = np.flatnonzero(sequences.first_lengths < width)
+    border[second * width + sequences.first_lengths[second]] = True
+
+    firsts = border[:-1].copy()
+    firsts[1:] |= special[:-1]
+    lasts = border[1:]
+    lasts[:-1] |= special[1:]
+    number = np.cumsum(words.starts.reshape(-1), dtype=np.int32) - np.int32(1)
+    starts = np.append(np.flatnonzero(words.starts), special.size)
+    behind = np.append(number[np.flatnonzero(firsts & ~special)][1:], starts.size - 1).astype(np.int32)
+    stretch = np.repeat(np.arange(behind.size, dtype=np.int32), np.diff(behind, prepend=0))
+    return _Text(starts, number, stretch, behind, np.flatnonzero(lasts & ~special) + 1)
+
+
+def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
+    """The first position of the run that contains each chosen position; both are ascending."""
+    new = np.ones(positions.size, bool)
+    new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
+    firsts = np.flatnonzero(new)
+    return np.repeat(positions[firsts], np.diff(firsts, append=positions.size))
+
+
+# The inputs of the span boundary objective (Joshi et al. 2020, section 3.2) for each prediction.
+
+
+class SpanTargets(NamedTuple):
+    """The fields of Batch with the same names: positions in the row; 0 in fillers."""
+
+    span_left: Int32[np.ndarray, "R M"]  # the position before the span
+    span_right: Int32[np.ndarray, "R M"]  # the position after the span
+    span_offsets: Int32[np.ndarray, "R M"]  # 1, 2, ...: the position within the span
+
+
+def span_targets(
+    masked_positions: Int32[np.ndarray, "R M"],
+    counts: Int32[np.ndarray, "R"],
+    sequence_ids: Int32[np.ndarray, "R T"],
+) -> SpanTargets:
+    """The boundaries of each prediction's span, found as runs of predicted positions of one sequence.
+
+    They need only what static masks store. Both boundaries lie in the span's sequence, which begins and ends with
+    special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
+    """
+    (count, width), most = sequence_ids.shape, masked_positions.shape[1]
+    at = np.flatnonzero(np.arange(most) < counts[:, None])
+    row = np.repeat(np.arange(count), counts)
+    flat_indices = row * width + masked_positions.reshape(-1)[at]
+    flat = sequence_ids.reshape(-1)
+    ids = flat[flat_indices]
+
+    new = np.ones(flat_indices.size, bool)
+    new[1:] = (np.diff(flat_indices) != 1) | (ids[1:] != ids[:-1]) | (row[1:] != row[:-1])
+    firsts = np.flatnonzero(new)
+    sizes = np.diff(firsts, append=flat_indices.size)
+    begins, origins, span_ids = flat_indices[firsts], row[firsts] * width, ids[firsts]
+    left = np.maximum(begins - 1, origins)
+    left = np.where(flat[left] == span_ids, left, begins)
+    right = np.minimum(begins + sizes, origins + width - 1)
+    right = np.where(flat[right] == span_ids, right, begins + sizes - 1)
+
+    fields = np.zeros((3, count, most), np.int32)
+    for field, values in zip(fields, (left - origins, right - origins), strict=False):
+        field.reshape(-1)[at] = np.repeat(values, sizes)
+    fields[2].reshape(-1)[at] = flat_indices - np.repeat(begins - 1, sizes)
+    return SpanTargets(*fields)

@@ -1,0 +1,488 @@
+"""Trains on shards that fit neither memory nor a local disk: reads rows in windows from where they are.
+
+data/order.py decides the order of rows. The parts here read ranges of rows, keep windows in memory and load
+the next ones in threads."""
+
+import functools
+import math
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bert_jax.array_types import Int64
+from bert_jax.data.example import Rows
+from bert_jax.data.manifest import Part, read_manifest
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.order import Window, WindowOrder, window_sizes
+from bert_jax.data.shards import (
+    Corrupt,
+    Dataset,
+    check_arrow,
+    check_has_rows,
+    columns_of,
+    layout_problem,
+    local_copy,
+    open_output,
+    parse_shard,
+    value_problem,
+)
+from bert_jax.errors import UserError
+from bert_jax.storage.remote import Folder, failure, is_remote, open_folder
+
+# Ranges of bytes of files on disk and in object stores, read by many threads, and again after a failed request.
+
+
+# Opening an object takes a request, so the files that are read most often stay open.
+_OPEN_FILES = 256
+
+# Between the attempts at one range, half a minute together, in which a busy store or a lost connection may recover.
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+class RangeFiles:
+    """The files of a local folder, or of an address in a store, of which ranges are read. Threads may share it.
+
+    `close` interrupts threads that wait between two attempts.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+        self._store, self._folder = open_folder(address)
+        self._open = functools.lru_cache(_OPEN_FILES)(self._open_path)
+        self._closed = threading.Event()
+
+    def read(self, name: str, offset: int, length: int) -> memoryview:
+        """The bytes [offset, offset + length) of a file.
+
+        A request that fails is repeated for half a minute. Raises UserError for a file that does not exist, or ends
+        earlier, and the errors of `failure` after the last failed request.
+        """
+        path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
+        for seconds in (*RETRY_SECONDS, None):
+            try:
+                content = memoryview(self._open(path)(offset, length))
+            except (OSError, pa.ArrowException) as error:
+                missing = isinstance(error, FileNotFoundError)
+                if missing or seconds is None or self._closed.wait(seconds):
+                    raise failure(address, error) from None
+            else:
+                if len(content) != length:
+                    raise UserError(f"damaged {address}: it ends before byte {offset + length}; copy it again")
+                return content
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Ends waiting for further attempts, and closes the files once no thread reads them."""
+        self._closed.set()
+        self._open.cache_clear()
+
+    def _open_path(self, path: str) -> Any:
+        """Opens a file and returns its function (offset, length) -> bytes, which several threads may call at once."""
+        files = _fsspec_files(self._store)
+        if files is not None:
+            return functools.partial(_read_fsspec, files, path)
+        opened = self._store.open_input_file(path)
+        return lambda offset, length: opened.read_at(length, offset)
+
+
+def _fsspec_files(store: Any) -> Any:
+    """The file system of fsspec behind a store of pyarrow, such as that of the Hub; None for pyarrow's own."""
+    from pyarrow import fs
+
+    handler = store.handler if isinstance(store, fs.PyFileSystem) else None
+    return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
+
+
+def _read_fsspec(files: Any, path: str, offset: int, length: int) -> bytes:
+    """One request for exactly this range. A file that stays open has one position, and reads ahead of it."""
+    try:
+        with files.open(path, "rb", cache_type="none") as file:
+            file.seek(offset)
+            content: bytes = file.read(length)
+            return content
+    except OSError:
+        raise
+    except Exception as error:  # clients of stores have many types of errors
+        raise OSError(str(error).strip() or type(error).__name__) from error
+
+
+# Reads pieces of consecutive rows of shards by ranges of bytes, without the rest of the files.
+#
+# Every column of a shard has rows of a fixed width and begins at a multiple of 8 bytes (docs/data_format.md), so the
+# place of a row follows from the number of rows of the shard and from the sizes of what precedes and follows the
+# columns, which is the same in all shards that the same version wrote. Those sizes are read from the first shard. A
+# shard whose total size differs from what they imply is opened by itself. What a range cannot show is the hash of its
+# file.
+
+
+_ALIGNMENT = 8  # of the columns in a file, in bytes
+
+_END_BYTES = 4096  # of a file that hold its metadata, at its beginning and at its end: 1.1 and 0.7 KB
+
+_AGAIN = "Copy the folder again, or build the examples again"
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of one shard."""
+
+    shard: int
+    first: int  # row in the shard
+    rows: int
+
+
+class _Column(NamedTuple):
+    """A column of the rows."""
+
+    shape: tuple[int, ...]  # of the values of a row
+    kind: np.dtype[Any]
+    width: int  # of a row, in bytes
+
+
+class _Framing(NamedTuple):
+    """The bytes of a shard that are no rows."""
+
+    before: int  # the first column
+    total: int  # without the columns and what aligns them
+
+
+class ShardRanges:
+    """The shards of a part, wherever they are. Threads may share it.
+
+    address   the output of build_examples that the manifest is of: a folder, or in a store
+    Raises UserError for a shard that is missing or has another size than in the manifest.
+    """
+
+    def __init__(self, address: str, part: Part, manifest: Mapping[str, Any]) -> None:
+        self.address = address
+        self.shards: list[dict[str, Any]] = [
+            shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")
+        ]
+        self._manifest = manifest
+        self._columns = {
+            name: _Column(shape, np.dtype(kind), math.prod(shape) * np.dtype(kind).itemsize)
+            for name, (shape, kind) in columns_of(manifest).items()
+        }
+        self.row_bytes = sum(column.width for column in self._columns.values())
+        self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
+        _check_sizes(address, part, self.shards)
+        self._files = RangeFiles(address)
+        self._framing_of = functools.cache(self._read_framing)
+
+    def allocate(self, rows: int) -> Rows:
+        """Space for so many rows."""
+        return Rows(**{name: np.empty((rows, *each.shape), each.kind) for name, each in self._columns.items()})
+
+    def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
+        """Consecutive rows of the part, shard by shard."""
+        shard = int(np.searchsorted(self._ends, begin, side="right"))
+        while rows:
+            left = int(self._ends[shard]) - begin
+            taken = min(left, rows)
+            if taken:  # a shard may be empty
+                yield Piece(shard, self.shards[shard]["rows"] - left, taken)
+            begin, rows, shard = begin + taken, rows - taken, shard + 1
+
+    def read(self, piece: Piece, into: Rows) -> None:
+        """Reads a piece into arrays of as many rows. Raises UserError for a shard that cannot be read or is damaged."""
+        name = self.shards[piece.shard]["name"]
+        places = self._places(piece.shard)
+        for column, (shape, kind, width) in self._columns.items():
+            content = self._files.read(name, places[column] + piece.first * width, piece.rows * width)
+            getattr(into, column)[:] = np.frombuffer(content, kind).reshape(piece.rows, *shape)
+        if problem := value_problem(into, self._manifest):
+            raise self._damaged(name, problem)
+
+    def gather(self, numbers: Int64[np.ndarray, "R"]) -> Rows:
+        """Single rows of the part, in the given order, each read by itself."""
+        rows = self.allocate(len(numbers))
+        for place, number in enumerate(numbers.tolist()):
+            for piece in self.pieces(number, 1):
+                self.read(piece, slice_rows(rows, place, place + 1))
+        return rows
+
+    def close(self) -> None:
+        """Ends waiting for another attempt at a range."""
+        self._files.close()
+
+    def _places(self, shard: int) -> dict[str, int]:
+        """The position in the file of each column of a shard."""
+        rows, framing = self.shards[shard]["rows"], self._framing
+        if self._columns_bytes(rows) + framing.total != self.shards[shard]["bytes"]:
+            framing = self._framing_of(shard)
+        return self._place_columns(rows, framing.before)
+
+    def _place_columns(self, rows: int, position: int) -> dict[str, int]:
+        places = {}
+        for name, column in self._columns.items():
+            places[name] = position
+            position += _aligned(rows * column.width)
+        return places
+
+    def _columns_bytes(self, rows: int) -> int:
+        return sum(_aligned(rows * column.width) for column in self._columns.values())
+
+    @functools.cached_property
+    def _framing(self) -> _Framing:
+        return self._framing_of(0)
+
+    def _read_framing(self, shard: int) -> _Framing:
+        """What precedes and follows the columns of a shard, from the beginning and the end of its file.
+
+        Arrow parses a file of the shard's size in memory, whose rows are zeros that take no space.
+        """
+        entry = self.shards[shard]
+        name, size, rows = entry["name"], entry["bytes"], entry["rows"]
+        end = min(_END_BYTES, size)
+        memory = mmap.mmap(-1, size)
+        memory[:end] = self._files.read(name, 0, end)
+        memory[size - end :] = self._files.read(name, size - end, end)
+        buffer = pa.py_buffer(memory)
+        try:
+            parsed = parse_shard(pa.BufferReader(buffer))
+            problem = layout_problem(parsed, rows, self._manifest)
+        except Corrupt as error:
+            problem = str(error)
+        if problem:
+            raise self._damaged(name, problem)
+        found = {
+            column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
+        }
+        before = min(found.values())
+        if found != self._place_columns(rows, before):
+            raise UserError(
+                f"the columns of {self.address}/{name} are not in the order of docs/data_format.md, so its rows cannot "
+                "be read by ranges; leave out data.cache_bytes"
+            )
+        return _Framing(before, size - self._columns_bytes(rows))
+
+    def _damaged(self, name: str, problem: str) -> UserError:
+        return UserError(f"damaged shard {self.address}/{name}: {problem}. {_AGAIN}")
+
+
+def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
+    """Views of consecutive rows."""
+    return Rows(**{name: column[begin:end] for name, column in rows._asdict().items() if column is not None})
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _check_sizes(address: str, part: Part, shards: list[dict[str, Any]]) -> None:
+    """Raises UserError for the first shard that is missing or whose size differs from the manifest."""
+    sizes = Folder(address).sizes(part)
+    for shard in shards:
+        size = sizes.get(shard["name"])
+        if size is None:
+            raise UserError(f"missing shard {address}/{shard['name']}. {_AGAIN}")
+        if size != shard["bytes"]:
+            raise UserError(
+                f"truncated or changed shard {address}/{shard['name']}: it has {size} bytes instead of "
+                f"{shard['bytes']}. {_AGAIN}"
+            )
+
+
+# Keeps the windows of a WindowOrder in memory that are being read, and loads the next ones in threads.
+#
+# Of every lane there are at most two windows: the one that batches are read from, and the one after it.
+
+
+# Requests wait for the store and take hardly any time of a core.
+_THREADS = 64
+
+
+class _Loading(NamedTuple):
+    """A window whose rows are being read, or have been."""
+
+    window: Window
+    rows: Rows
+    pieces: list[Future[None]]
+
+    def wait(self) -> Rows:
+        """The rows, once all of them are read. Raises what reading them raised."""
+        for piece in self.pieces:
+            piece.result()
+        return self.rows
+
+
+class WindowCache:
+    """Reads rows by their numbers in the concatenated epochs, best in ascending order within each lane.
+
+    Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
+    """
+
+    def __init__(self, order: WindowOrder, ranges: ShardRanges) -> None:
+        self._order, self._ranges = order, ranges
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="windows")
+        # By the number of a row modulo the number of lanes. This changes its lane from epoch to epoch, in which lanes
+        # are counted from the first row, but not the process that reads it.
+        self._held: dict[int, list[_Loading]] = {}
+        self.peak_bytes = 0  # the most that windows have taken at one time
+
+    def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows:
+        """The rows with these numbers, from their windows, or if `ahead` is false each by itself.
+
+        Raises UserError for a shard that cannot be read.
+        """
+        if not ahead:
+            return self._ranges.gather(self._order.row_numbers(numbers))
+        out = self._ranges.allocate(numbers.size)
+        where = self._order.locate(numbers)
+        firsts, which = np.unique(where.window, return_inverse=True)  # in the order of each lane
+        lanes = firsts % self._order.sizes.lanes
+        # All lanes load what is read now before any of them loads what is read later.
+        for index in np.unique(lanes, return_index=True)[1].tolist():
+            self._advance(int(firsts[index]))
+        for index in np.unique(lanes, return_index=True)[1].tolist():
+            self._look_ahead(int(lanes[index]))
+        ends = np.cumsum(np.bincount(which, minlength=len(firsts)))
+        places = np.split(np.argsort(which, kind="stable"), ends[:-1])
+        for first, some in zip(firsts.tolist(), places, strict=True):
+            self._copy(first, where.row[some], some, out)
+        return out
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory of all windows."""
+        return self._ranges.row_bytes * sum(each.window.rows for held in self._held.values() for each in held)
+
+    def release(self) -> None:
+        """Frees all windows. Those of the next rows are loaded again."""
+        for held in self._held.values():
+            while held:
+                _drop_first(held)
+
+    def close(self) -> None:
+        """Ends the threads, after the requests that they are waiting for."""
+        self.release()
+        self._ranges.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _copy(self, first: int, rows: Int64[np.ndarray, "K"], into: Int64[np.ndarray, "K"], out: Rows) -> None:
+        """Copies rows of a window to these places of `out`."""
+        loading = self._advance(first)
+        self._look_ahead(first % self._order.sizes.lanes)
+        for column, loaded in zip(out, loading.wait(), strict=True):
+            if column is not None and loaded is not None:
+                column[into] = loaded[rows]
+
+    def _advance(self, first: int) -> _Loading:
+        """The window of this first number, which its lane reads from now on. The windows before it are freed."""
+        lane = first % self._order.sizes.lanes
+        held = self._held.setdefault(lane, [])
+        while held and held[0].window.first != first:
+            _drop_first(held)
+        if not held:
+            self._load(lane, first)
+        return held[0]
+
+    def _look_ahead(self, lane: int) -> None:
+        held = self._held[lane]
+        if len(held) == 1:
+            self._load(lane, held[0].window.next)
+
+    def _load(self, lane: int, number: int) -> None:
+        """Begins to load the window that holds the row of this number."""
+        window = self._order.window(number)
+        rows = self._ranges.allocate(window.rows)
+        futures, place = [], 0
+        for begin, count in zip(window.begins.tolist(), window.counts.tolist(), strict=True):
+            for piece in self._ranges.pieces(begin, count):
+                into = slice_rows(rows, place, place + piece.rows)
+                futures.append(self._threads.submit(self._ranges.read, piece, into))
+                place += piece.rows
+        self._held[lane].append(_Loading(window, rows, futures))
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
+
+def _drop_first(held: list[_Loading]) -> None:
+    for piece in held.pop(0).pieces:
+        piece.cancel()
+
+
+# Training rows that are read from where they are, in windows of data.cache_bytes together, instead of from a copy.
+
+
+class StreamedDataset(Dataset):
+    """A part of an output whose rows are read by ranges. `open_streamed` creates it.
+
+    directory    a local folder that holds everything except these rows
+    cache_bytes  the memory for windows, over all data sets of a mixture and all processes
+    """
+
+    def __init__(
+        self, directory: Path, part: Part, manifest: Mapping[str, Any], address: str, cache_bytes: float
+    ) -> None:
+        super().__init__(directory, part, manifest)
+        self.address, self.cache_bytes = address, cache_bytes
+        self.ranges = ShardRanges(address, part, manifest)
+
+    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
+        """Copies of the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
+        return self.ranges.gather(indices)
+
+    def shard_rows(self, shard: int) -> Rows:
+        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
+        rows = self.ranges.allocate(self.shards[shard]["rows"])
+        self.ranges.read(Piece(shard, 0, len(rows.input_ids)), rows)
+        return rows
+
+    def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
+        """The order of the rows in training, with windows of a share of cache_bytes.
+
+        Raises UserError for fewer rows than lanes, and for windows that are too small.
+        """
+        row_bytes = self.ranges.row_bytes
+        sizes = window_sizes(self.rows, lanes, row_bytes, self.cache_bytes, self.address, share)
+        return WindowOrder(self.rows, sizes, seed, self.fingerprint)
+
+
+def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
+    """What reads the streamed data sets of the mixtures of all phases, by fingerprint.
+
+    A data set has the same order in all phases, so that later ones resume it where earlier ones stopped. Its windows
+    therefore have the smallest of its shares of the memory. Raises UserError as `StreamedDataset.order` does.
+    """
+    shares: dict[str, float] = {}
+    datasets: dict[str, StreamedDataset] = {}
+    for mixture in mixtures:
+        for source, share in zip(mixture.sources, mixture.shares.fractions, strict=True):
+            dataset = source.dataset
+            if isinstance(dataset, StreamedDataset):
+                datasets.setdefault(dataset.fingerprint, dataset)
+                shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
+    orders = {name: dataset.order(lanes, seed, shares[name]) for name, dataset in datasets.items()}
+    return {name: WindowCache(order, datasets[name].ranges) for name, order in orders.items()}
+
+
+def open_streamed(
+    address: str, cache_bytes: float, cache_dir: str, held_out: bool, log: Callable[[str], object]
+) -> StreamedDataset:
+    """Opens the training part of an output to stream it, or the part that the address ends in.
+
+    address    the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://
+    cache_dir  a local folder for copies of the tokenizer and, if `held_out` is true, of the held-out rows
+    log        gets a line if anything is copied
+    Raises UserError for an address that cannot be read or holds no finished output of Arrow shards, and for an address
+    in a store without a cache_dir.
+    """
+    output, chosen = open_output(address)
+    directory = output.address
+    if cache_dir:
+        directory = local_copy(output.address, cache_dir, ("eval",) if held_out else (), log)
+    elif is_remote(address):
+        raise UserError(
+            f"{address} is in an object store. Its training rows are streamed, but its tokenizer and its held-out rows "
+            "are read from a local disk: set --config.data.cache_dir=DIR to a folder for copies of them"
+        )
+    manifest = read_manifest(Path(directory))
+    check_arrow(Path(directory), manifest)
+    dataset = StreamedDataset(Path(directory).absolute(), chosen or "train", manifest, output.address, cache_bytes)
+    check_has_rows(dataset)
+    return dataset

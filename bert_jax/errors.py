@@ -1,0 +1,61 @@
+"""The errors that users see.
+
+A UserError is the user's mistake, told in one line. Stopped and RunAgain end a command whose work is saved or can
+be repeated. bert_jax/command_line.py turns each of them into an exit code."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z]\w*)(?![\w.])")
+
+
+class UserError(Exception):
+    """A mistake of the user. The message is one line: what is wrong, where, and what to change."""
+
+
+def for_python(message: str) -> str:
+    """A message of the library with the flags of commands as arguments: `--top is 0` as `top is 0`.
+
+    Those of a command that the message advises, and of configuration keys, stay.
+    """
+    before, command, after = message.partition("bert-jax ")
+    return _FLAG.sub(r"\1", before) + command + after
+
+
+@contextlib.contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Decorates what Python calls: mistakes are reported as `for_python` does."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (for_python(str(error)),)
+        raise
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived and the work was saved. The message says where, and how to resume.
+
+    Like KeyboardInterrupt it is not an Exception: a signal can arrive anywhere, and error handlers must not catch it.
+    """
+
+
+class RunAgain(Exception):
+    """This process cannot continue, but the same command, run again, can. The message says why."""
+
+
+def install_hint(extra: str, package: Path = Path(__file__).parent) -> str:
+    """The command that adds an extra to this installation of bert_jax: a clone, or a package that was installed.
+
+    No package index has bert_jax, so its name alone would find nothing, or a project of somebody else.
+    """
+    if (package.parent / "setup.cfg").is_file():
+        return f"pip install --editable '{package.parent}[{extra}]'"
+    wheel = f"pip install --no-index --find-links WHEELS 'bert_jax[{extra}]'"
+    return f"pip install '.[{extra}]' in the clone of bert_jax, or {wheel} with its wheels (docs/install.md)"
+
+
+def one_line(message: str) -> str:
+    """A message on one line: each run of white space becomes one space."""
+    return " ".join(message.split())

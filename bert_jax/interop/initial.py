@@ -1,0 +1,276 @@
+"""The parameters from which a run starts, its architecture, and the teacher of a distillation."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import DistillConfig, ModelConfig, PretrainConfig, TrainConfig
+from bert_jax.data.shards import Dataset
+from bert_jax.errors import UserError
+from bert_jax.interop.family import ARCHITECTURE_FIELDS
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model import layers, sizes
+from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads.config import Heads
+from bert_jax.storage.files import as_typed
+from bert_jax.tokenization.vocabulary import Vocabulary
+from bert_jax.train import distributed
+from bert_jax.train.objectives import DistilledMaskedLM, DistilledObjective, MaskedLMObjective, Objective
+from bert_jax.train.objectives.distilled import TEACHER, Teacher
+from bert_jax.train.rules import ENCODER_STACK
+from bert_jax.train.workdir import checkpoint_folder, read_config
+
+# Opens the checkpoint from which a run starts: all of it, or some of its layers; and finds the run's architecture.
+
+
+def open_initial(config: TrainConfig) -> LoadedModel | None:
+    """Opens init_from, as the model of its init_layers; returns None for a run from scratch.
+
+    Raises UserError for init_layers without init_from, and whenever open_checkpoint and with_layers do.
+    """
+    if not config.init_from:
+        if config.init_layers and not getattr(config, "branch_from", ""):  # a branch has the layers of its trunk
+            raise UserError(
+                f"init_layers is {config.init_layers}, but init_from is not set. Name the checkpoint that has the "
+                "layers with --config.init_from=CHECKPOINT, or omit init_layers"
+            )
+        return None
+    loaded = open_checkpoint(config.init_from, config.init_average, average_key="init_average")
+    return with_layers(loaded, config.init_layers) if config.init_layers else loaded
+
+
+def architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
+    """Returns the architecture of a recipe for a tokenizer of vocab_size ids, or of its checkpoint with its changes.
+
+    loaded   what open_initial returns
+    Raises UserError for the preset `checkpoint` without one, and for options that ModelConfig refuses.
+    """
+    if config.model.preset != sizes.FROM_CHECKPOINT:
+        return sizes.model_config(config.model, vocab_size)
+    if config.branch_from:
+        workdir = checkpoint_folder(config.branch_from).parent.parent
+        return sizes.with_options(read_config(workdir).model, config.model)
+    if loaded is None:
+        raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")
+    return sizes.with_options(loaded.model, config.model)
+
+
+def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
+    """The model of some layers of a checkpoint, numbered from 0, with everything else as it is.
+
+    A student that starts from every second layer of its teacher learns faster than one with random layers (DistilBERT;
+    Sanh et al. 2019, section 3). Raises UserError for layers that do not exist or are not in ascending order, and for
+    those whose kind of attention depends on their place, where the places would change it.
+    """
+    model, origin = loaded.model, loaded.origin or "the checkpoint"
+    if model.encoder != "transformer":
+        raise UserError(f"init_layers selects Transformer layers, but {origin} has an encoder {model.encoder}. Omit it")
+    if list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < model.layers:
+        raise UserError(
+            f"init_layers is {tuple(layers)}; use ascending numbers from 0 to {model.layers - 1}, the last layer of "
+            f"{origin}"
+        )
+    kinds = [(model.is_global(layer), layer == 0 and model.norm == "pre_but_first") for layer in layers]
+    new_kinds = [(model.is_global(place), place == 0 and model.norm == "pre_but_first") for place in range(len(layers))]
+    if kinds != new_kinds:
+        raise UserError(
+            f"init_layers is {tuple(layers)}, but other layers of {origin} would then have global attention or no "
+            f"first norm. Take whole groups of {model.global_every} layers, with layer 0 first"
+        )
+    params = dict(loaded.params)
+    for path, value in params.items():
+        if path.startswith(ENCODER_STACK) and len(value) == model.layers and not _shared(loaded, path):
+            params[path] = value[list(layers)]
+    return dataclasses.replace(loaded, model=dataclasses.replace(model, layers=len(layers)), params=params)
+
+
+def _shared(loaded: LoadedModel, path: str) -> bool:
+    """Whether all layers share a parameter, which then is stored once."""
+    return loaded.model.shared_layers != "none" and len(loaded.params[path]) == 1
+
+
+# Selects the parameters of a checkpoint from which a new run starts.
+
+
+# ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
+# layer starts from the one that the masked language model was pretrained with.
+_BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
+
+
+# Heads whose outputs have a meaning only through the labels of their task.
+_RELATION_HEADS = ("span_relations",)
+
+_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
+
+_LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
+
+
+def initial_params(
+    loaded: LoadedModel,
+    model: ModelConfig,
+    heads: Heads,
+    vocabulary: Vocabulary,
+    task: Mapping[str, Any] | None = None,
+    report: Callable[[str], None] = distributed.note,
+) -> dict[str, np.ndarray]:
+    """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
+
+    A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as are all heads
+    with labels if `task` differs in its `kind` or `labels` from the task that the checkpoint was fine-tuned for, and
+    the head of relations if only `relation_labels` differ. This is reported in one line. Raises UserError for
+    another architecture or another tokenizer.
+    """
+    origin = loaded.origin or "the checkpoint"
+    check_architecture(loaded.model, model, origin)
+    if loaded.vocabulary.content_hash != vocabulary.content_hash:
+        raise UserError(
+            f"{origin} was trained with another tokenizer than the one of this run's data. Build the data with "
+            f"--tokenizer={origin}, or set init_from to another checkpoint"
+        )
+    wanted = layers.flatten(abstract_params(model, heads))
+    held = dict(loaded.params)
+    if model.pooler == "transform":
+        held = _renamed(held, _BEFORE_HEADS) | held
+    reason = "not in the checkpoint"
+    if task and loaded.task and (key := _first_difference(task, loaded.task)):
+        dropped = _RELATION_HEADS if key == _RELATIONS else _LABEL_HEADS
+        held = {path: value for path, value in held.items() if path.split(layers.SEPARATOR)[0] not in dropped}
+        labels = ", ".join(loaded.task.get(key) or ["scores"])
+        reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
+    found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
+    if fresh := [path for path in wanted if path not in found]:
+        report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")
+    return found
+
+
+def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
+    """Raises UserError, naming the field, if a checkpoint's architecture differs from the configured one."""
+    for name in ARCHITECTURE_FIELDS:
+        if getattr(got, name) != getattr(wanted, name):
+            raise UserError(
+                f"{origin} has another architecture: {name} is {getattr(got, name)}, but the configuration has "
+                f"{getattr(wanted, name)}. Change config.model, or set init_from to another checkpoint"
+            )
+
+
+def _renamed(params: Mapping[str, np.ndarray], folders: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Returns the parameters below some folders under other paths; folders maps the new folder to the old one."""
+    return {
+        path.replace(old, new): value
+        for new, old in folders.items()
+        for path, value in params.items()
+        if path.startswith(old + layers.SEPARATOR)
+    }
+
+
+def _first_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns the key of the labels that two tasks do not share; empty: tasks of one kind with equal labels."""
+    if task["kind"] != other["kind"]:
+        return _LABELS
+    return next((key for key in (_LABELS, _RELATIONS) if tuple(task.get(key) or ()) != tuple(other.get(key) or ())), "")
+
+
+# Opens the teacher of a distillation, and makes a pretraining objective learn from it.
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a run with a teacher trains: its objective, the teacher's parameters by path, and a line about it."""
+
+    objective: DistilledObjective
+    constants: dict[str, np.ndarray]
+    note: str
+
+
+def open_teacher(config: DistillConfig, vocabulary: Vocabulary) -> LoadedModel:
+    """Opens the teacher. Raises UserError for another tokenizer, and whenever open_checkpoint does."""
+    loaded = open_checkpoint(config.teacher)
+    if loaded.vocabulary.content_hash != vocabulary.content_hash:
+        raise UserError(
+            f"distill.teacher={config.teacher} has another tokenizer than the student, so it reads other ids. Use a "
+            f"teacher with the same tokenizer, or build the student's data with --tokenizer={config.teacher}"
+        )
+    return loaded
+
+
+def distilled(
+    kind: type[DistilledObjective],
+    base: Objective,
+    config: DistillConfig,
+    student: ModelConfig,
+    loaded: LoadedModel,
+    heads: Heads,
+    **options: Any,
+) -> Distilled:
+    """An objective with a teacher, whose outputs are those of `heads`.
+
+    Raises UserError where the checkpoint lacks a parameter of these heads, for layers that cannot be compared, and for
+    a causal model with one that is not, since they see other tokens.
+    """
+    teacher = loaded.model
+    if teacher.causal != student.causal or teacher.directions != student.directions:
+        kinds = ["causal" if one.causal else "bidirectional" for one in (teacher, student)]
+        raise UserError(
+            f"distill.teacher={config.teacher} is {kinds[0]}, with the encoder {teacher.encoder}, but the student is "
+            f"{kinds[1]}, with the encoder {student.encoder}. Use a teacher that sees the same tokens"
+        )
+    pairs = config.pairs(student.layers, teacher.layers)
+    projection = teacher.width if pairs and teacher.width != student.width else 0
+    wanted = layers.flatten(abstract_params(teacher, heads))
+    if missing := [path for path in wanted if path not in loaded.params]:
+        raise UserError(
+            f"distill.teacher={config.teacher} lacks {missing[0]}, which its soft targets need. Use a teacher that has "
+            "it, or only its hidden states: --config.distill.soft_weight=0 --config.distill.hidden_weight=1"
+        )
+    count = sum(leaf.size for leaf in wanted.values())
+    return Distilled(
+        kind(base, Teacher(teacher, heads), config, pairs, projection, **options),
+        {f"{TEACHER}/{path}": loaded.params[path] for path in wanted},
+        f"teacher: {config.teacher}, {teacher.layers} layers of width {teacher.width}, {count:,} parameters",
+    )
+
+
+def distilled_pretraining(
+    config: PretrainConfig,
+    student: ModelConfig,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    datasets: Sequence[Dataset],
+) -> Distilled | None:
+    """The pretraining objective with the teacher of config.distill; None without one.
+
+    Raises UserError for an objective that is not masked language modeling, for a teacher that does not read these rows,
+    and for keys that have no effect.
+    """
+    settings = config.distill
+    settings.check_unused()
+    if not settings.teacher:
+        return None
+    if not isinstance(objective, MaskedLMObjective):
+        raise UserError(
+            f"distill.teacher is set, but config.objective is {config.objective}: pretraining distils masked language "
+            "models. Use --config.objective=mlm, or omit distill.teacher"
+        )
+    if settings.soft_weight and config.model.logits_at_once:
+        raise UserError(
+            f"model.logits_at_once is {config.model.logits_at_once}, but soft targets are of the whole vocabulary. Use "
+            "--config.model.logits_at_once=0, and more microbatches to save memory"
+        )
+    loaded = open_teacher(settings, vocabulary)
+    longest = max(data.seq_len for data in datasets)
+    if longest > loaded.model.max_positions:
+        raise UserError(
+            f"the rows have {longest} positions, but distill.teacher={settings.teacher} supports only "
+            f"{loaded.model.max_positions}. Build shorter rows, or use another teacher"
+        )
+    if settings.soft_weight and not loaded.heads.mlm:
+        raise UserError(
+            f"distill.teacher={settings.teacher} has no masked-language-model head, so it gives no soft targets. Use "
+            "one that has, or only its hidden states: --config.distill.soft_weight=0 --config.distill.hidden_weight=1"
+        )
+    heads = Heads(mlm=bool(settings.soft_weight))
+    return distilled(DistilledMaskedLM, objective, settings, student, loaded, heads, words=vocabulary.vocab_size)

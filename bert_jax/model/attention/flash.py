@@ -1,0 +1,438 @@
+"""Attention with dropout for TPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023)."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int, UInt32
+
+from bert_jax.errors import UserError
+from bert_jax.model.attention.library import MASKED_SCORE
+from bert_jax.model.dropout import element_bits, keeps, line_words
+from bert_jax.model.runtime import Placement
+
+# How attention_flash_kernels.py divides the attention of a device: the blocks of a row and the cells of the grid.
+#
+# Nobody has run the kernels on a TPU, so that they only run where they are requested. They are tested in interpret mode
+# on a CPU, and libtpu compiled them for TPU v4, v5e, v5p, v6e and tpu7x.
+
+
+LANES = 128  # the kernels take multiples of this number of positions
+
+LARGEST_BLOCK = 512
+
+# Scores of the heads of a cell. They are 1 MiB in float32, and the backward kernel has several arrays of their size.
+SCORES_PER_CELL = LARGEST_BLOCK**2
+
+# Elements of the query gradient of a cell's heads, over the whole row. With T=8,192 and H=64 there is one such head.
+GRADIENT_PER_CELL = 8192 * 64
+
+# Rows are limited since the backward kernel has the query gradient of a whole row in on-chip memory.
+LARGEST_ROW = 2 * GRADIENT_PER_CELL
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the attention of one device is divided into the cells of a kernel's grid.
+
+    A cell is one row, some heads, a block of queries and a block of keys. `steps` cells share a block, of queries in
+    the forward kernel and of keys in the backward kernel, and sums over these cells stay in on-chip memory. Methods
+    take and return the numbers of blocks in a row; with `of_queries` the shared block is one of queries.
+    """
+
+    heads: int
+    width: int
+    length: int
+    window: int = 0
+    causal: bool = False
+    dropout_rate: float = 0.0
+    precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+    interpret: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return 1.0 / math.sqrt(self.width)
+
+    @property
+    def block(self) -> int:
+        """Positions of a block. Blocks are hardly longer than the window, so that more of them can be skipped."""
+        sizes = [size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if self.length % size == 0]
+        return next((size for size in sizes if 0 < self.window <= size), sizes[-1])
+
+    @property
+    def blocks(self) -> int:
+        return self.length // self.block
+
+    @property
+    def heads_per_cell(self) -> int:
+        """Short rows have several heads in a cell, since starting a cell takes time, too."""
+        most = min(SCORES_PER_CELL // self.block**2, GRADIENT_PER_CELL // (self.width * self.length))
+        return max(part for part in range(1, max(most, 1) + 1) if self.heads % part == 0)
+
+    @property
+    def reach(self) -> int:
+        """How many blocks away a visible key can be."""
+        return math.ceil(self.window / self.block) if self.window else self.blocks
+
+    @property
+    def steps(self) -> int:
+        return min((1 if self.causal else 2) * self.reach + 1, self.blocks)
+
+    def other(self, shared: Any, step: Any, of_queries: bool) -> Any:
+        """Returns the block that a step adds to the shared one. Near the ends of a row it may not exist."""
+        if self.steps == self.blocks:
+            return step
+        return shared + step - (0 if self.causal and not of_queries else self.reach)
+
+    def fetched(self, shared: Any, step: Any, of_queries: bool) -> Any:
+        """Returns the block that a step reads: if nothing in `other` is visible, the nearest with something visible."""
+        first = shared if self.causal and not of_queries else 0
+        last = shared if self.causal and of_queries else self.blocks - 1
+        return jnp.clip(self.other(shared, step, of_queries), first, last)
+
+    def visible(self, queries: Any, keys: Any) -> Any:
+        """Returns whether any query of a block sees a key of a block, as far as their positions show."""
+        if self.blocks == 1:
+            return True
+        near = (queries >= 0) & (queries < self.blocks) & (keys >= 0) & (keys < self.blocks)
+        near &= abs(queries - keys) <= self.reach
+        return near & (keys <= queries) if self.causal else near
+
+
+# Attention with dropout by Pallas kernels for TPUs that never store the scores (Dao et al. 2022; Dao 2023).
+#
+# The kernels drop exactly the probabilities that einsum_attention drops: the hash of dropout.py is computed inside
+# them. The backward kernel recomputes scores and masks from queries, keys and the logarithm of each query's sum.
+#
+# Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
+# not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum,
+# its words of the dropout mask) is a line of lanes.
+
+
+Heads = Float[Array, "B N H T"]
+
+Statistic = Float[Array, "B N 1 T"]
+
+
+# The axes that a matmul sums over.
+FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
+
+
+def flash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+    placement: Placement,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention with the same dropout. A window of 0 means none; blocks outside it are skipped.
+
+    Scores and softmax are float32, and matmuls accumulate in float32. Each device computes its shard of the rows and
+    heads, as placement.shard_kernel gives it. `interpret` runs the kernels on any platform, slowly, for tests.
+
+    Raises UserError if T times H exceeds LARGEST_ROW.
+    """
+    rows, length, heads, width = query.shape
+    if length * width > LARGEST_ROW:
+        raise UserError(
+            f"config.model.attention=flash takes rows of up to {LARGEST_ROW // width:,} positions with heads of "
+            f"{width}, got {length:,}. Use config.model.attention=auto"
+        )
+    missing = -length % LANES
+    padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
+    # No sequence has the id -1, so the filler sees only itself.
+    arguments = [*padded, jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)]
+    names = ["heads", "heads", "heads", "sequence_ids"]
+    if seeds is not None and dropout_rate > 0:
+        # Computed outside, where the numbers of rows and heads are those of the whole array.
+        words = jnp.stack(line_words(seeds, (rows, heads, length, length), position_axes=2), axis=-1)
+        arguments.append(jnp.pad(words.transpose(0, 2, 1, 3), ((0, 0), (0, missing), (0, 0), (0, 0))))
+        names.append("heads")
+    else:
+        dropout_rate = 0.0
+
+    def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
+        grid = Grid(query.shape[2], width, query.shape[1], window, causal, dropout_rate, precision, interpret)
+        by_head = (part.transpose(0, 2, 3, 1) for part in (query, key, value))
+        of_lines = words[0].transpose(0, 2, 3, 1) if words else None
+        return _attend(grid, *by_head, sequences[:, None], of_lines).transpose(0, 3, 1, 2)
+
+    return placement.shard_kernel(attend, names)(*arguments)[:, :length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    grid: Grid,
+    query: Float[Array, "B N H T"],
+    key: Float[Array, "B N H T"],
+    value: Float[Array, "B N H T"],
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+) -> Float[Array, "B N H T"]:
+    return _forward(grid, query, key, value, sequences, words)[0]
+
+
+def _forward(grid: Grid, *arguments: Any) -> tuple[Array, tuple[Any, ...]]:
+    context, logsumexp = forward(grid, *arguments)
+    return context, (*arguments, context, logsumexp)
+
+
+def _backward(grid: Grid, kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
+    arguments = (*kept, gradient)
+    return (*backward(grid, *arguments), None, None)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def forward(
+    grid: Grid,
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+) -> tuple[Heads, Statistic]:
+    """Returns the context, and the logarithm of the sum of each query's exponentiated scores."""
+    specs = _specs(grid, of_queries=True)
+    heads, block = grid.heads_per_cell, grid.block
+    statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
+    context, logsumexp = pl.pallas_call(
+        functools.partial(_forward_kernel, grid),
+        grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
+        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
+        + [specs.query, specs.key, specs.key],
+        out_specs=[specs.query, specs.statistic],
+        out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
+        scratch_shapes=[pltpu.VMEM((heads, size, block), jnp.float32) for size in (1, 1, grid.width)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
+        ),
+        interpret=grid.interpret,
+        name="flash_attention_forward",
+    )(sequences, sequences, words, query, key, value)
+    return context, logsumexp
+
+
+def backward(
+    grid: Grid,
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+    context: Heads,
+    logsumexp: Statistic,
+    gradient: Heads,
+) -> tuple[Heads, Heads, Heads]:
+    """Returns the gradients of queries, keys and values from that of the context."""
+    specs = _specs(grid, of_queries=False)
+    heads, block, width = grid.heads_per_cell, grid.block, grid.width
+    whole = pl.BlockSpec((None, heads, width, grid.length), lambda row, heads, own, step: (row, heads, 0, 0))
+    scratch = [(grid.blocks, heads, width, block), (heads, width, block), (heads, width, block)]
+    query_gradient, key_gradient, value_gradient = pl.pallas_call(
+        functools.partial(_backward_kernel, grid),
+        grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
+        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
+        + [specs.query, specs.key, specs.key, specs.query, specs.statistic, specs.query],
+        out_specs=[whole, specs.key, specs.key],
+        out_shape=[jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (query, key, value)],
+        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        compiler_params=pltpu.CompilerParams(
+            # The query gradient is a sum over the blocks of keys.
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+        ),
+        interpret=grid.interpret,
+        name="flash_attention_backward",
+    )(sequences, sequences, words, query, key, value, context, logsumexp, gradient)
+    return query_gradient, key_gradient, value_gradient
+
+
+def _forward_kernel(
+    grid: Grid,
+    query_ids: Any,
+    key_ids: Any,
+    words: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    context: Any,
+    logsumexp: Any,
+    largest: Any,
+    total: Any,
+    weighted: Any,
+) -> None:
+    """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018).
+
+    Dropout zeroes weights of the sum, and leaves the total that divides it.
+    """
+    queries, step = pl.program_id(2), pl.program_id(3)
+    keys = grid.other(queries, step, of_queries=True)
+
+    @pl.when(step == 0)
+    def _() -> None:
+        largest[...] = jnp.full(largest.shape, MASKED_SCORE, jnp.float32)
+        total[...] = jnp.zeros(total.shape, jnp.float32)
+        weighted[...] = jnp.zeros(weighted.shape, jnp.float32)
+
+    @pl.when(grid.visible(queries, keys))
+    def _() -> None:
+        visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
+        for head in range(grid.heads_per_cell):
+            drop = _dropout(grid, words, head, index)
+            scores = jnp.where(visible, _matmul(grid, key[head], query[head] * grid.scale, FIRST), MASKED_SCORE)
+            before = largest[head]
+            after = jnp.maximum(before, scores.max(axis=0, keepdims=True))
+            shrink, weights = jnp.exp(before - after), jnp.exp(scores - after)
+            largest[head] = after
+            total[head] = total[head] * shrink + weights.sum(axis=0, keepdims=True)
+            kept = drop(weights).astype(value.dtype)
+            weighted[head] = weighted[head] * shrink + _matmul(grid, value[head], kept, FIRST_OF_SECOND)
+
+    @pl.when(step == grid.steps - 1)
+    def _() -> None:
+        context[...] = (weighted[...] / (total[...] * (1.0 - grid.dropout_rate))).astype(context.dtype)
+        logsumexp[...] = largest[...] + jnp.log(total[...])
+
+
+def _backward_kernel(
+    grid: Grid,
+    query_ids: Any,
+    key_ids: Any,
+    words: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    context: Any,
+    logsumexp: Any,
+    gradient: Any,
+    query_gradient: Any,
+    key_gradient: Any,
+    value_gradient: Any,
+    query_sums: Any,
+    key_sums: Any,
+    value_sums: Any,
+) -> None:
+    """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
+
+    The factor of dropout is left to the end, where the sums are smaller than the scores.
+    """
+    keys, step = pl.program_id(2), pl.program_id(3)
+    queries = grid.other(keys, step, of_queries=False)
+    kept_share = 1.0 - grid.dropout_rate
+
+    @pl.when((keys == 0) & (step == 0))
+    def _() -> None:
+        query_sums[...] = jnp.zeros(query_sums.shape, jnp.float32)
+
+    @pl.when(step == 0)
+    def _() -> None:
+        key_sums[...] = jnp.zeros(key_sums.shape, jnp.float32)
+        value_sums[...] = jnp.zeros(value_sums.shape, jnp.float32)
+
+    @pl.when(grid.visible(queries, keys))
+    def _() -> None:
+        visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
+        for head in range(grid.heads_per_cell):
+            drop = _dropout(grid, words, head, index)
+            scaled = query[head] * grid.scale
+            scores = jnp.where(visible, _matmul(grid, key[head], scaled, FIRST), MASKED_SCORE)
+            probabilities = jnp.exp(scores - logsumexp[head])
+            value_sums[head] += _matmul(grid, gradient[head], drop(probabilities).astype(value.dtype), LAST)
+            slopes = drop(_matmul(grid, value[head], gradient[head], FIRST))
+            products = context[head].astype(jnp.float32) * gradient[head].astype(jnp.float32)
+            average = products.sum(axis=0, keepdims=True) * kept_share
+            score_gradient = (probabilities * (slopes - average)).astype(key.dtype)
+            key_sums[head] += _matmul(grid, scaled, score_gradient, LAST)
+            query_sums[queries, head] += _matmul(grid, key[head], score_gradient, FIRST_OF_SECOND)
+
+    @pl.when(step == grid.steps - 1)
+    def _() -> None:
+        key_gradient[...] = (key_sums[...] / kept_share).astype(key_gradient.dtype)
+        value_gradient[...] = (value_sums[...] / kept_share).astype(value_gradient.dtype)
+
+    @pl.when((keys == grid.blocks - 1) & (step == grid.steps - 1))
+    def _() -> None:
+        for block in range(grid.blocks):
+            positions = slice(block * grid.block, (block + 1) * grid.block)
+            gradients = query_sums[block] * (grid.scale / kept_share)
+            query_gradient[:, :, positions] = gradients.astype(query_gradient.dtype)
+
+
+def _visible(grid: Grid, query_ids: Array, key_ids: Array, queries: Any, keys: Any) -> Array:
+    """Returns which key [K, 1] is visible to which query [1, Q] of two blocks, as a matrix."""
+    column = jnp.broadcast_to(key_ids, (LANES, grid.block)).T[:, :1]
+    visible = column == query_ids
+    if grid.window or grid.causal:
+        position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, visible.shape)
+        ahead = (keys - queries) * grid.block + position(0) - position(1)
+        if grid.window:
+            visible &= jnp.abs(ahead) <= grid.window
+        if grid.causal:
+            visible &= ahead <= 0
+    return visible
+
+
+def _key_index(grid: Grid, keys: Any) -> Array:
+    """Returns the position of each key of a block in the row, as a matrix [K, Q]."""
+    index = jax.lax.broadcasted_iota(jnp.int32, (grid.block, grid.block), 0) + keys * grid.block
+    return index.astype(jnp.uint32)
+
+
+def _dropout(grid: Grid, words: Any, head: int, index: Array) -> Callable[[Array], Array]:
+    """Returns a function that zeroes what dropout drops of a matrix [K, Q] of a head, and scales nothing."""
+    if words is None:
+        return lambda matrix: matrix
+    kept = keeps(element_bits(index, words[head, 0:1], words[head, 1:2]), grid.dropout_rate)
+    return lambda matrix: jnp.where(kept, matrix, 0.0)
+
+
+def _matmul(grid: Grid, one: Array, other: Array, summed: tuple[tuple[int], tuple[int]]) -> Array:
+    return jax.lax.dot_general(
+        one, other, (summed, ((), ())), precision=grid.precision, preferred_element_type=jnp.float32
+    )
+
+
+class _Specs(NamedTuple):
+    query: pl.BlockSpec
+    key: pl.BlockSpec
+    words: pl.BlockSpec
+    statistic: pl.BlockSpec
+    query_ids: pl.BlockSpec
+    key_ids: pl.BlockSpec
+
+
+def _specs(grid: Grid, of_queries: bool) -> _Specs:
+    """Returns the blocks of arrays that a cell reads or writes. It is of_queries in the forward kernel (Grid)."""
+
+    def shared(own: Any, step: Any) -> Any:
+        return own
+
+    other = functools.partial(grid.fetched, of_queries=of_queries)
+    queries, keys = (shared, other) if of_queries else (other, shared)
+
+    def heads(size: int, block: Any) -> pl.BlockSpec:
+        shape = (None, grid.heads_per_cell, size, grid.block)
+        return pl.BlockSpec(shape, lambda row, heads, own, step: (row, heads, 0, block(own, step)))
+
+    def ids(block: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((None, 1, grid.block), lambda row, heads, own, step: (row, 0, block(own, step)))
+
+    width = grid.width
+    return _Specs(
+        heads(width, queries), heads(width, keys), heads(2, queries), heads(1, queries), ids(queries), ids(keys)
+    )

@@ -1,0 +1,152 @@
+"""Multi-head self-attention: its parameters, its positions, and the kernel of each layer."""
+
+import functools
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.model.attention import kernels as attention_kernels
+from bert_jax.model.embeddings import RelativeTable, TokenPositions, rotate
+from bert_jax.model.layers import Dense, Shape, child_key
+from bert_jax.model.lora import adapted, add_adapters
+from bert_jax.model.ops import operations
+from bert_jax.model.runtime import Runtime
+
+
+def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
+    """Returns the attention kernels of the layers of a model in training on rows of that length, each once, in order.
+
+    An encoder without attention has the kernel `none`. Raises UserError for a requested kernel that cannot run
+    (attention_kernels.choose).
+    """
+    if config.encoder != "transformer":
+        if runtime.attention != "auto":
+            raise UserError(
+                f"model.encoder={config.encoder} has no attention, but model.attention is {runtime.attention}. "
+                "Use --config.model.attention=auto"
+            )
+        return ["none"]
+    found = (
+        _kernel(
+            config,
+            runtime,
+            length,
+            local=not config.is_global(layer),
+            dropout_rate=config.attention_dropout,
+            needs_scores=config.relative != "none",
+        )
+        for layer in range(config.layers)
+    )
+    return list(dict.fromkeys(found))
+
+
+def _kernel(
+    config: ModelConfig,
+    runtime: Runtime,
+    length: int,
+    *,
+    local: bool,
+    dropout_rate: float,
+    needs_scores: bool,
+    some_queries: bool = False,
+) -> str:
+    situation = attention_kernels.Situation(
+        platform=runtime.device_platform,
+        capability=runtime.compute_capability,
+        compute_dtype=runtime.compute_dtype,
+        head_width=config.width // config.heads,
+        dropout_rate=dropout_rate,
+        needs_scores=needs_scores,
+        window=config.window,
+        local=local,
+        # The symbolic length of an exported program cannot be compared; such programs request einsum.
+        length=length if runtime.attention == "auto" else 0,
+        causal=config.causal,
+        some_queries=some_queries,
+        shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
+    )
+    return attention_kernels.choose(runtime.attention, situation)
+
+
+class SelfAttention(nnx.Module):
+    """Queries, keys and values by one matmul, N heads, an output projection (Vaswani et al. 2017, section 3.2)."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        heads, width = (config.heads, config.width // config.heads), (config.width,)
+        dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
+        self.qkv = dense(width, (3, *heads), deviation=config.initializer_range, key=child_key(key, "qkv"))
+        self.output = dense(heads, width, deviation=config.residual_deviation, key=child_key(key, "output"))
+        shapes = {"query": (width, heads), "key": (width, heads), "value": (width, heads), "output": (heads, width)}
+        add_adapters(self, "encoder/layers/attention", config, shapes, runtime=runtime, key=key, stack=stack)
+        if config.relative == "shaw":
+            self.relative = RelativeTable(config, key=child_key(key, "relative"), stack=stack)
+        self.config = config
+        self.runtime = runtime
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        keys: TokenPositions,
+        seeds: UInt32[Array, "B 2"] | None,
+        *,
+        local: bool = False,
+        bias: Float[Array, "#B N Q T"] | None = None,
+        queries: tuple[Float[Array, "B Q D"], TokenPositions] | None = None,
+        with_map: bool = False,
+    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
+        """Attends from every position of hidden, or from `queries`: vectors of some positions, and where these are.
+
+        local     within the window of the architecture
+        bias      added to the scores
+        with_map  whether to return the probabilities too, as they are before dropout
+        """
+        config, rate = self.config, 0.0 if seeds is None else self.config.attention_dropout
+        query_positions = keys if queries is None else queries[1]
+        kernel = _kernel(
+            config,
+            self.runtime,
+            hidden.shape[1],
+            local=local,
+            dropout_rate=rate,
+            needs_scores=with_map or bias is not None or config.relative == "shaw",
+            some_queries=queries is not None,
+        )
+        forms = operations(self.runtime)
+        query, key, value = forms.project_heads(
+            hidden,
+            None if queries is None else queries[0],
+            self.qkv.kernel[...],
+            None if self.qkv.bias is None else self.qkv.bias[...],
+            separate=attention_kernels.KERNELS[kernel].separate,
+        )
+        query = adapted(self, "query", query, hidden if queries is None else queries[0], seeds)
+        key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)
+        if config.positions == "rotary":
+            base = config.rotary_base_local if local else config.rotary_base
+            query, key = rotate(query, query_positions.in_sequence, base), rotate(key, keys.in_sequence, base)
+        if config.relative == "shaw":
+            in_row = keys.in_row[:1]  # the same in each row
+            queried = in_row if queries is None else query_positions.in_row
+            bias = self.relative(query, queried, in_row, self.runtime.precision)
+        wanted = attention_kernels.Attention(
+            query,
+            key,
+            value,
+            query_positions,
+            keys,
+            bias=bias,
+            window=config.window if local else 0,
+            causal=config.causal,
+            dropout_rate=rate,
+            seeds=seeds,
+            precision=self.runtime.precision,
+            placement=self.runtime.placement,
+            recomputed=self.runtime.remat == "attention",
+            narrow=forms.narrows_score_gradients,
+        )
+        context, probabilities = attention_kernels.KERNELS[kernel].attend(wanted)
+        context = self.runtime.placement.constrain("heads", context)
+        return adapted(self, "output", self.output(context), context, seeds), probabilities if with_map else None

@@ -1,0 +1,322 @@
+"""Attention by XLA and by kernels of libraries.
+
+einsum stores all scores, runs on every platform, and defines the result that the others equal. A band of scores
+serves local attention. cuDNN (NVIDIA GPUs) and splash (TPUs) never store the scores."""
+
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from bert_jax.model.dropout import dropout
+from bert_jax.model.runtime import Placement
+
+# Attention in plain XLA, which stores the scores. It runs on every platform, and the other kernels equal it.
+
+
+# Far below any score, and finite, so that a row without visible keys has no NaN.
+MASKED_SCORE = -1e30
+
+
+def einsum_attention(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    visible: Bool[Array, "B 1 Q T"],
+    *,
+    bias: Float[Array, "#B N Q T"] | None = None,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+    narrow: bool = False,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
+    """Computes scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
+
+    Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
+    whatever the dtype of the arguments.
+
+    With `narrow` the gradient of the scores has the dtype of the arguments, so that half as much of it is written and
+    read where that is bfloat16. Scores are then scaled instead of queries, since softmax reads them anyway.
+    """
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    scores = narrow_scores_of(query, key, precision) * scale if narrow else scores_of(query * scale, key, precision)
+    if bias is not None:
+        scores += bias
+    scores = jnp.where(visible, scores, MASKED_SCORE)
+    probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
+    dropped = dropout(probabilities, dropout_rate, seeds, position_axes=2).astype(value.dtype)
+    return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
+
+
+@jax.custom_vjp
+def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
+    """Computes softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def _softmax_forward(scores: Array) -> tuple[Array, Array]:
+    probabilities = softmax_narrow(scores)
+    return probabilities, probabilities.astype(jnp.bfloat16)
+
+
+def _softmax_backward(kept: Array, gradient: Array) -> tuple[Array]:
+    probabilities = kept.astype(jnp.float32)
+    return (probabilities * (gradient - (gradient * probabilities).sum(axis=-1, keepdims=True)),)
+
+
+softmax_narrow.defvjp(_softmax_forward, _softmax_backward)
+
+
+def scores_of(
+    query: Float[Array, "B Q N H"], key: Float[Array, "B T N H"], precision: jax.lax.Precision
+) -> Float[Array, "B N Q T"]:
+    """Returns the products of queries and keys in float32."""
+    return jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+
+
+narrow_scores_of = jax.custom_vjp(scores_of, nondiff_argnums=(2,))
+
+
+def _scores_forward(query: Array, key: Array, precision: jax.lax.Precision) -> tuple[Array, tuple[Array, Array]]:
+    return scores_of(query, key, precision), (query, key)
+
+
+def _scores_backward(precision: jax.lax.Precision, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = kept
+    gradient = gradient.astype(query.dtype)
+    of_query = jnp.einsum("bnqk,bknh->bqnh", gradient, key, precision=precision)
+    return of_query, jnp.einsum("bnqk,bqnh->bknh", gradient, query, precision=precision)
+
+
+narrow_scores_of.defvjp(_scores_forward, _scores_backward)
+
+
+# Attention within a window in plain XLA. Work and memory grow with T times the window, not with T squared.
+
+
+# Smaller blocks make matmuls too small to pay on any device.
+SMALLEST_BLOCK = 16
+
+
+def block_of(window: int) -> int:
+    """Returns the positions of a block: a query's keys then lie in its own block and the two next to it."""
+    return max(window, SMALLEST_BLOCK)
+
+
+def saves(window: int, length: int) -> bool:
+    """Returns whether blocks save work on rows of that length: with four blocks, 3/4 of the scores remain.
+
+    On GPUs `auto` takes cuDNN for shorter rows, which computes all of the scores and stores none.
+    """
+    return length > 4 * block_of(window)
+
+
+def banded_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention where a query sees at most `window` positions on either side, for any T.
+
+    Rows are divided into blocks, and the queries of a block attend to the keys of three blocks (causal: two), as in
+    Longformer (Beltagy et al. 2020, appendix A). Dropout uses other random bits of the row than einsum_attention.
+    Scores and softmax are float32.
+    """
+    block, length = block_of(window), query.shape[1]
+    missing = -length % block
+    sides = 1 if causal else 2  # neighboring blocks: before and after
+
+    def blocks(rows: Array, fill: int = 0) -> Array:
+        padded = jnp.pad(rows, [(0, 0), (0, missing)] + [(0, 0)] * (rows.ndim - 2), constant_values=fill)
+        return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
+
+    def with_neighbors(cut: Array, fill: int = 0) -> Array:
+        around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
+        padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
+        shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
+        return jnp.concatenate(shifted, axis=2)
+
+    query = blocks(query * (1.0 / math.sqrt(query.shape[-1])))
+    key, value = (with_neighbors(blocks(part)) for part in (key, value))
+    sequences = blocks(sequence_ids, fill=-1)
+    visible = sequences[:, :, :, None] == with_neighbors(sequences, fill=-1)[:, :, None, :]
+    ahead = np.arange(-block, sides * block)[None, :] - np.arange(block)[:, None]
+    within = (np.abs(ahead) <= window) & (ahead <= 0 if causal else True)
+    visible &= jnp.asarray(within)[None, None]
+    scores = jnp.einsum("bcqnh,bcknh->bcnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    probabilities = jax.nn.softmax(jnp.where(visible[:, :, None], scores, MASKED_SCORE), axis=-1)
+    dropped = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
+    context = jnp.einsum("bcnqk,bcknh->bcqnh", dropped, value, precision=precision)
+    return context.reshape(context.shape[0], -1, *context.shape[3:])[:, :length]
+
+
+# Attention by cuDNN's fused kernel for NVIDIA GPUs, which never stores the scores.
+
+
+# The first release whose backward pass writes no gradient of a mask (jax's changelog; jax-ml/jax pull request 39512).
+NO_MASK_GRADIENT = (0, 11, 1)
+
+
+CUDNN_HEAD_MULTIPLE = 8
+
+LEAST_GENERATION = 8  # of the compute capability: Ampere
+
+LARGEST_HEAD = 128
+
+
+def cudnn_attention(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    visible: Bool[Array, "B 1 Q T"],
+    *,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B Q N H"]:
+    """Computes einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
+
+    In training with a mask, cuDNN takes even Q and T only. Odd ones are padded by one position, which no query sees as
+    a key, and which sees everything as a query.
+    """
+    queries, length = query.shape[1], key.shape[1]
+    query, key, value = map(_even, (query, key, value))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
+    return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]
+
+
+def cudnn_attention_by_length(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    lengths: Int[Array, "B"],
+    *,
+    causal: bool,
+    placement: Placement,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B Q N H"]:
+    """Computes einsum_attention without dropout for unpacked rows, whose queries see the first `lengths` keys.
+
+    With causal, Q is T, and a query sees no key after it. cuDNN reads the lengths instead of a mask, so neither pass
+    has an array of T x T. Queries of padding see the same keys, where those of einsum_attention see padding. No other
+    position, loss or gradient depends on them. cuDNN could skip them, but what it then writes is not documented, and a
+    NaN there would reach other positions in the next layer, as a value with the weight 0.
+
+    Each device computes its rows and heads, which the placement provides: jax's own partitioning of the kernel leaves
+    the sharding of the lengths to the compiler, and a part of the rows with the lengths of others would be wrong.
+    """
+
+    def attend(query: Array, key: Array, value: Array, lengths: Array) -> Array:
+        query, key, value = map(_even, (query, key, value))  # no length reaches the keys that this adds
+        # Under jax.vmap (several seeds), jax before 0.11.1 wants both lengths mapped, and over their first axis: the
+        # lengths of all queries are computed from the others, and a reshape moves a mapped axis to the front.
+        lengths = jax.lax.reshape(lengths[None], lengths.shape)
+        queries = jnp.where(lengths > 0, query.shape[1], lengths)
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            query_seq_lengths=queries,
+            key_value_seq_lengths=lengths,
+            is_causal=causal,
+            implementation=implementation,
+        )[:, :count]
+
+    count = query.shape[1]
+    return placement.shard_kernel(attend, ("heads", "heads", "heads", "lengths"))(query, key, value, lengths)
+
+
+def _even(vectors: Float[Array, "B T N H"]) -> Float[Array, "B even N H"]:
+    return jnp.pad(vectors, ((0, 0), (0, vectors.shape[1] % 2), (0, 0), (0, 0)))
+
+
+# Attention by the splash kernel for TPUs, which never stores the scores (jax.experimental.pallas).
+
+
+LANES = 128  # the kernel takes multiples of this number of positions
+
+_LARGEST_BLOCK = 512
+
+SPLASH_HEAD_MULTIPLE = 8  # head widths from 8 to 192 were compiled for TPU v4 to v6e
+
+
+def splash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    placement: Placement,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention without dropout, for any T.
+
+    A window of 0 means none; blocks outside the window are skipped.
+
+    XLA cannot partition the kernel, so the placement gives each device its shard of the rows and heads. `interpret`
+    runs the kernel on any platform, slowly, for tests.
+    """
+    length = query.shape[1]
+    missing = -length % LANES
+    query = query * (1.0 / math.sqrt(query.shape[-1]))
+    padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
+    # No sequence has the id -1, so the filler sees only itself.
+    sequences = jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)
+    attend: Any = functools.partial(_attend, window=window, causal=causal, interpret=interpret)
+    cut = placement.shard_kernel(attend, ("heads", "heads", "heads", "sequence_ids"))
+    return cut(*padded, sequences)[:, :length]
+
+
+def _attend(
+    query: Array, key: Array, value: Array, sequences: Array, *, window: int, causal: bool, interpret: bool
+) -> Array:
+    # Imported here, since the import takes a second.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, heads = query.shape[1:3]
+    shape = (length, length)
+    mask: Any
+    if window:
+        mask = masks.LocalMask(shape, (window, 0 if causal else window), 0)
+    else:
+        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    block = next(size for size in range(_LARGEST_BLOCK, 0, -LANES) if length % size == 0)
+    # With one block the fused backward pass needs five matmuls instead of seven; with more it stores a sum for each.
+    fused = block == length
+    # Half a block of queries sees two blocks of keys through a narrow window, and a whole block three. In short rows,
+    # or with smaller blocks of keys, more steps cost more than it saves (docs/decisions/model_and_attention.md).
+    halved = block == _LARGEST_BLOCK and length > 4 * block and 0 < window <= block // 2
+    queries = block // 2 if halved else block
+    # Heads that do not fill the lanes are padded in memory unless positions are the last axis.
+    layout = kernels.QKVLayout.SEQ_MINOR if query.shape[3] % LANES else kernels.QKVLayout.HEAD_DIM_MINOR
+    sizes = kernels.BlockSizes(
+        block_q=queries,
+        block_kv=block,
+        block_q_dkv=queries,
+        block_kv_dkv=block,
+        block_q_dq=None if fused else queries,
+        block_kv_dq=None if fused else block,
+        use_fused_bwd_kernel=fused,
+        q_layout=layout,
+        k_layout=layout,
+        v_layout=layout,
+    )
+    kernel = kernels.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
+    )
+    by_head = [part.transpose(0, 2, 1, 3) for part in (query, key, value)]
+    context = jax.vmap(kernel)(*by_head, kernels.SegmentIds(sequences, sequences))
+    return context.transpose(0, 2, 1, 3)

@@ -1,0 +1,219 @@
+"""Small heads: dense layers to logits, pooling, a learned mix of layers, a projection to a teacher's width."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import Dense, LayerNorm, activation, child_key, truncated_normal
+from bert_jax.model.runtime import Runtime
+from bert_jax.model.transformer import gather_positions
+
+# Dense layers to logits: of classes, of tags, of both ends of an answer.
+
+
+NEXT_SENTENCE_CLASSES = 2  # is next, random
+
+ANSWER_ENDS = 2  # first position, last position
+
+
+class Classifier(nnx.Module):
+    """Dropout and a dense layer to float32 logits, over pooled vectors or over every token."""
+
+    def __init__(self, config: ModelConfig, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.dense = Dense(
+            (config.width,),
+            (outputs,),
+            deviation=config.initializer_range,
+            runtime=runtime,
+            key=child_key(key, "dense"),
+        )
+        self.dropout_rate = config.dropout
+
+    def __call__(
+        self, vectors: Float[Array, "B K D"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B K C"]:
+        return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.float32)
+
+
+class Network(nnx.Module):
+    """A dense layer to the model's width, the activation, dropout, and a dense layer to float32 outputs."""
+
+    def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.hidden = dense(config, inputs, runtime=runtime, key=child_key(key, "hidden"))
+        self.output = Dense(
+            (config.width,),
+            (outputs,),
+            deviation=config.initializer_range,
+            runtime=runtime,
+            key=child_key(key, "output"),
+        )
+        self.activation = config.activation
+        self.dropout_rate = config.dropout
+
+    def __call__(
+        self, vectors: Float[Array, "B *shape I"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B *shape C"]:
+        hidden = activation(self.activation)(self.hidden(vectors))
+        return self.output(dropout(hidden, self.dropout_rate, seeds), dtype=jnp.float32)
+
+
+def dense(config: ModelConfig, inputs: int, outputs: int = 0, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
+    """A dense layer inside a head, to the model's width or to `outputs`."""
+    return Dense(
+        (inputs,),
+        (outputs or config.width,),
+        deviation=config.initializer_range,
+        runtime=runtime,
+        key=key,
+        bias=config.bias,
+    )
+
+
+def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime) -> LayerNorm:
+    """A norm inside a head, over the model's width or another."""
+    return LayerNorm(width or config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
+
+
+# A learned mix of the embeddings and of all layers, as the input of other heads.
+
+
+class LayerMix(nnx.Module):
+    """gamma * sum_j softmax(s)_j h_j, over embeddings h_0 and layers h_1 to h_L (Peters et al. 2018, equation 1).
+
+    scores [L + 1] are s, gamma [1] scales the mix. They begin as the mean of all layers. The layers are not normalized
+    before, which section 3.2 has as an option.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.scores = nnx.Param(jnp.zeros(count))
+        self.gamma = nnx.Param(jnp.ones(1))
+
+    def __call__(self, states: Float[Array, "J *shape D"]) -> Float[Array, "*shape D"]:
+        """Returns the mix, summed in float32, in the dtype of the states."""
+        factors = self.gamma[...] * self.weights()
+        mixed = jnp.tensordot(factors, states.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
+        return mixed.astype(states.dtype)
+
+    def weights(self) -> Float[Array, " J"]:
+        """Returns softmax(s), the weights of the embeddings and of the layers from the lowest to the highest."""
+        return jax.nn.softmax(self.scores[...])
+
+
+# One vector of each sequence: of [CLS] or the last token, or the mean, maximum or weighted sum of all positions.
+
+
+SHORTEST = 1e-12  # lengths below are not divided by, as in torch.nn.functional.normalize
+
+
+class Pooler(nnx.Module):
+    """A layer between hidden states and heads.
+
+    model.pooler is tanh (a dense layer and tanh over the [CLS] vector; google-research/bert, modeling.py), relu or
+    gelu (the same with ReLU or GELU; the classifiers of DistilBERT and ELECTRA) or transform (a dense layer, the
+    activation and a norm over whatever the head reads; ModernBERT).
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
+        if config.pooler == "transform":
+            self.norm = norm(config, runtime=runtime)
+        self.config = config
+
+    def __call__(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        if self.config.pooler == "transform":
+            return self.norm(activation(self.config.activation)(self.dense(vectors)))
+        function = jnp.tanh if self.config.pooler == "tanh" else activation(self.config.pooler)
+        return function(self.dense(vectors))
+
+
+class AttentionPooling(nnx.Module):
+    """The weight of each position in its sequence's vector: a learned query [D] against a key of each position.
+
+    attention_dot       the key is the hidden state h: q.h (the dot score of Luong et al. 2015, section 3.1)
+    attention_additive  the key is tanh(W h + b): q.tanh(W h + b) (Bahdanau et al. 2015, appendix A.1.2, without a
+                        decoder; so in Yang et al. 2016, equations 5 to 7)
+    """
+
+    def __init__(self, config: ModelConfig, score: str, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.query = nnx.Param(truncated_normal(child_key(key, "query"), (config.width,), config.initializer_range))
+        if score == "attention_additive":
+            self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
+        self.score = score
+        self.runtime = runtime
+
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+        """float32 scores; their softmax over a sequence gives the weights."""
+        keys = jnp.tanh(self.dense(hidden)) if self.score == "attention_additive" else hidden
+        query = self.query[...].astype(keys.dtype)
+        precision = self.runtime.precision
+        return jnp.einsum("btd,d->bt", keys, query, precision=precision, preferred_element_type=jnp.float32)
+
+
+def pool_sequences(
+    pooling: str,
+    hidden: Float[Array, "B T D"],
+    sequence_ids: Int[Array, "B T"],
+    cls_positions: Int[Array, "B S"],
+    scores: Float[Array, "B T"] | None = None,
+) -> Float[Array, "B S D"]:
+    """The vector of each sequence of each row, by one of config.POOLINGS; zeros for an absent sequence.
+
+    Special tokens count like any other token. The scores are those of AttentionPooling. Of cls_positions, poolings
+    other than cls use only the number S; cls gives the vector of position 0 for an absent sequence.
+    """
+    if pooling == "cls":
+        return gather_positions(hidden, cls_positions)
+    numbers = jnp.arange(1, cls_positions.shape[1] + 1)
+    inside = sequence_ids[:, None, :] == numbers[None, :, None]
+    if pooling == "last":
+        last = jnp.where(inside, jnp.arange(hidden.shape[1]), 0).max(axis=-1)
+        return jnp.where(inside.any(axis=2)[..., None], gather_positions(hidden, last), 0)
+    if pooling == "max":
+        highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
+        return jnp.where(inside.any(axis=2)[..., None], highest, 0)
+    wanted = jnp.zeros(hidden.shape[:2]) if scores is None else scores
+    weights = _softmax_over(wanted[:, None], inside).astype(hidden.dtype)
+    return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def pool_rows(pooling: str, hidden: Float[Array, "B T W"], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B W"]:
+    """The vector of the one sequence of each row, by heads.pooling, in float32; zeros for a filler."""
+    first = jnp.zeros((hidden.shape[0], 1), jnp.int32)
+    return pool_sequences(pooling, hidden.astype(jnp.float32), sequence_ids, first)[:, 0]
+
+
+def unit_vectors(vectors: Float[Array, "*B W"]) -> Float[Array, "*B W"]:
+    """Vectors divided by their length; one of length 0 stays 0."""
+    # The square root of 0 has no derivative, so the maximum is taken before it.
+    squares = jnp.square(vectors).sum(axis=-1, keepdims=True)
+    return vectors / jnp.sqrt(jnp.maximum(squares, SHORTEST**2))
+
+
+def _softmax_over(scores: Float[Array, "B 1 T"], inside: Bool[Array, "B S T"]) -> Float[Array, "B S T"]:
+    """Softmax over the positions inside a sequence; all zero where there is none."""
+    masked = jnp.where(inside, scores, -1e30)
+    return jnp.where(inside, jax.nn.softmax(masked, axis=-1), 0)
+
+
+# A projection of hidden states to the width of a teacher, which only training uses.
+
+
+NAME = "hidden_projection"  # of the head, and the first component of its parameters' paths
+
+
+class HiddenProjection(nnx.Module):
+    """A dense layer from the width of the model to that of its teacher, the same for all layers.
+
+    Jiao et al. 2020, equation 8, where each layer may have its own; their code has one (modeling.py, fit_dense).
+    """
+
+    def __init__(self, config: ModelConfig, width: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        deviation = config.initializer_range
+        dense_key = child_key(key, "dense")
+        self.dense = Dense((config.width,), (width,), deviation=deviation, runtime=runtime, key=dense_key)
+
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        return self.dense(hidden)

@@ -1,0 +1,373 @@
+"""Operations whose best form depends on the platform, and the one place where the form is chosen.
+
+`operations` returns the form for CPUs, NVIDIA GPUs or TPUs. All forms compute the same values; the evidence for each
+is in docs/decisions."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, PyTree, UInt32
+
+from bert_jax.model.dropout import dropout
+from bert_jax.model.runtime import Runtime
+
+# The addition of a bias, with two forms of its gradient. Which form is faster depends on the platform.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias(
+    x: Float[Array, "*rows_and_out"], bias: Float[Array, "*out"], rows_of_ones: int = 0
+) -> Float[Array, "*rows_and_out"]:
+    """Returns x plus a bias over its last axes, in the dtype of x. The bias gradient is a sum in float32.
+
+    With `rows_of_ones` the sum is a matmul with so many rows of ones, of which one row is used. On a CPU one row takes
+    a tenth of the time of XLA's reduction. On a TPU eight rows, which its matrix unit takes at a time, take a sixth
+    where no matmul before the reduction could absorb it.
+    """
+    return x + jnp.expand_dims(bias.astype(x.dtype), range(x.ndim - bias.ndim))
+
+
+def _bias_forward(x: Array, bias: Array, rows_of_ones: int) -> tuple[Array, tuple[None, ...]]:
+    return add_bias(x, bias, rows_of_ones), (None,) * bias.ndim
+
+
+def _bias_backward(rows_of_ones: int, outputs: tuple[None, ...], gradient: Array) -> tuple[Array, Array]:
+    rows = gradient.ndim - len(outputs)
+    if not rows_of_ones:
+        return gradient, gradient.sum(axis=tuple(range(rows)), dtype=jnp.float32)
+    ones = jnp.ones((rows_of_ones, *gradient.shape[:rows]), gradient.dtype)
+    # A matmul of ones and bfloat16 values is exact at the default precision.
+    precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    sums = jnp.tensordot(ones, gradient, rows, precision=precision, preferred_element_type=jnp.float32)
+    return gradient, sums[0]
+
+
+add_bias.defvjp(_bias_forward, _bias_backward)
+
+
+# Look-ups in a small table, with two forms of the product. The gradient of both is a matmul, not a scatter.
+
+
+def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Returns table[rows] for a small table, exactly.
+
+    Its gradient is a matmul; a gather's would be a serial scatter.
+    """
+    chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
+    return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rows_by_gather(table: Float[Array, "K D"], rows: Int[Array, "B T"], gradient_dtype: str) -> Float[Array, "B T D"]:
+    """Returns table[rows] for a small table, by a gather, which XLA fuses with what reads it.
+
+    The gradient is a matmul of gradients in gradient_dtype, which sums in float32. A scatter would have no fixed order
+    on a GPU.
+    """
+    return table[rows]
+
+
+def _look_up_forward(table: Array, rows: Array, gradient_dtype: str) -> tuple[Array, tuple[Array, Array]]:
+    return table[rows], (rows, jnp.zeros((len(table), 0), table.dtype))
+
+
+def _look_up_backward(gradient_dtype: str, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    rows, shape = kept
+    chosen = jax.nn.one_hot(rows, len(shape), dtype=gradient_dtype)
+    precision = jax.lax.Precision.HIGHEST if gradient_dtype == "float32" else jax.lax.Precision.DEFAULT
+    sums = jnp.einsum(
+        "btk,btd->kd",
+        chosen,
+        gradient.astype(gradient_dtype),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    return sums.astype(shape.dtype), None
+
+
+rows_by_gather.defvjp(_look_up_forward, _look_up_backward)
+
+
+# The operations of a layer in the form for CPUs, and for GPUs of other makers than NVIDIA.
+
+
+Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]
+
+
+class Operations:
+    """Operations that have another form on some platform. All forms give the same values up to rounding."""
+
+    # Arrays are reshaped to matrices, so that a kernel's gradient is a matmul of matrices too: with several row axes,
+    # XLA on a CPU transposes the activations for it in an extra pass.
+    multiplies_matrices = True
+    recomputes_activation = False  # whether a layer's activation is computed again in the backward pass
+    # Rows of ones in the gradient of a bias, and in that of the vocabulary bias (bias.add_bias).
+    bias_rows_of_ones = 1
+    vocabulary_rows_of_ones = 1
+    drops_again = False  # whether the backward pass computes dropout masks again (dropout.dropout)
+    splits_norm_gradient = False  # layers.layer_norm_narrow
+    vocabulary_piece = 0  # tokens whose logits are one array where all logits are kept (train/losses.py); 0: all
+    narrows_score_gradients = False  # attention_einsum.einsum_attention
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def dense(
+        self,
+        x: Float[Array, "..."],
+        kernel: Float[Array, "..."],
+        bias: Float[Array, "..."] | None,
+        input_axes: int,
+        dtype: DTypeLike | None = None,
+    ) -> Float[Array, "..."]:
+        """Returns the product of x [..., *in] and kernel [*in, *out], plus any bias [*out].
+
+        `in` has input_axes axes. The result has the compute dtype unless another is given.
+        """
+        runtime, dtype = self.runtime, dtype or self.runtime.dtype
+        x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
+        # Where heads lie on several devices, N of a kernel [D, 3, N, H] cannot be merged with the axis before it.
+        if runtime.placement.shards_layers or not self.multiplies_matrices:
+            product = jnp.tensordot(x, kernel, input_axes, precision=runtime.precision, preferred_element_type=dtype)
+            return product if bias is None else add_bias(product, bias)
+        leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]
+        inputs = math.prod(kernel.shape[:input_axes])
+        product = jnp.matmul(
+            x.reshape(-1, inputs),
+            kernel.reshape(inputs, -1),
+            precision=runtime.precision,
+            preferred_element_type=dtype,
+        )
+        if bias is not None:
+            product = add_bias(product, bias.reshape(-1), self.bias_rows_of_ones)
+        return product.reshape(leading + outputs)
+
+    def project_heads(
+        self,
+        hidden: Float[Array, "B T D"],
+        queries: Float[Array, "B Q D"] | None,
+        kernel: Float[Array, "D 3 N H"],
+        bias: Float[Array, "3 N H"] | None,
+        separate: bool = False,
+    ) -> Heads:
+        """Returns queries, keys and values of attention. The queries come from `queries` where these are given.
+
+        separate   whether the attention kernel wants them in three arrays
+
+        One matmul gives all three, or keys and values where the queries come from other vectors.
+        """
+        if queries is None:
+            query, key, value = self._split(self.dense(hidden, kernel, bias, 1))
+            return query, key, value
+        first, others = (None, None) if bias is None else (bias[0], bias[1:])
+        query = self.dense(queries, kernel[:, 0], first, 1)
+        key, value = self._split(self.dense(hidden, kernel[:, 1:], others, 1))
+        return self.runtime.placement.constrain("heads", query), key, value
+
+    def dropout(
+        self, x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None
+    ) -> Float[Array, "B *shape"]:
+        """Applies dropout.dropout."""
+        return dropout(x, rate, seeds, again=self.drops_again)
+
+    def look_up(self, table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns table[rows] for a small table, exactly."""
+        return rows_by_matmul(table, rows)
+
+    def stored(self, summed: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns the sum of embeddings in the dtype in which it is stored."""
+        return summed
+
+    def whole_gradients(self, gradients: PyTree) -> PyTree:
+        """Returns the gradients of all parameters, which may have to exist as whole arrays."""
+        return gradients
+
+    def add_vocabulary_bias(self, logits: Float[Array, "R V"], bias: Float[Array, "V"]) -> Float[Array, "R V"]:
+        """Adds the bias of the vocabulary head."""
+        return add_bias(logits, bias, self.vocabulary_rows_of_ones)
+
+    def feed_forward_output(
+        self, output: Callable[[Array], Array], inner: Float[Array, "B T *inner"], unrolled: bool
+    ) -> Float[Array, "B T D"]:
+        """Returns output(inner), where output is the activation and the second matmul of a feed-forward layer."""
+        if not self.recomputes_activation:
+            return output(inner)
+        # In a scan nothing has to be protected from common subexpression elimination, and a barrier would be a copy.
+        return jax.checkpoint(output, prevent_cse=unrolled)(inner)
+
+    def _split(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
+        """Returns the K arrays of axis 2.
+
+        The gradient of lax.split is one concatenation; indexing would give a sum for each array.
+        """
+        stacked = self.runtime.placement.constrain("heads", stacked)
+        parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
+        return tuple(part[:, :, 0] for part in parts)
+
+
+# The operations of a layer in the form for NVIDIA GPUs.
+#
+# docs/decisions/planning_and_accelerators.md has what they gain.
+
+
+class GpuOperations(Operations):
+    """The form of each operation for NVIDIA GPUs, whose steps mostly wait for memory.
+
+    Each choice lets XLA make fewer kernels of elementwise work and reductions, so that arrays are read and written less
+    often.
+    """
+
+    # The gradient of a bias is part of the kernel that computes the gradient which it sums. A matmul with ones would
+    # read that gradient again, and before that XLA would make a float32 copy of it.
+    bias_rows_of_ones = 0
+    vocabulary_rows_of_ones = 0
+    drops_again = True  # instead of writing and reading a byte for each element
+    splits_norm_gradient = True
+    vocabulary_piece = 8192  # the gradient of the logits is written once, in bfloat16
+    narrows_score_gradients = True
+
+    def look_up(self, table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Gathers. A matmul with a float32 table takes as long as one of a layer, at the speed of float32."""
+        return rows_by_gather(table, rows, self.runtime.compute_dtype)
+
+    def stored(self, summed: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """The sum of embeddings has the compute dtype, as that before every other norm."""
+        return summed.astype(self.runtime.dtype)
+
+    def whole_gradients(self, gradients: PyTree) -> PyTree:
+        """The gradient of a stack is concatenated once, not in each kernel of the optimizer that reads it."""
+        return jax.lax.optimization_barrier(gradients)
+
+    def project_heads(
+        self,
+        hidden: Float[Array, "B T D"],
+        queries: Float[Array, "B Q D"] | None,
+        kernel: Float[Array, "D 3 N H"],
+        bias: Float[Array, "3 N H"] | None,
+        separate: bool = False,
+    ) -> Heads:
+        """Projects by three matmuls for a kernel that wants three arrays, since splitting one is a pass over it.
+
+        Einsum transposes all three anyway, and splits them at the same time.
+        """
+        if not separate:
+            return super().project_heads(hidden, queries, kernel, bias)
+
+        def project(part: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+            found = self.dense(vectors, kernel[:, part], None if bias is None else bias[part], 1)
+            return self.runtime.placement.constrain("heads", found)
+
+        if queries is None:
+            queries, hidden, values = thrice(hidden)
+        else:
+            values = hidden
+        return project(0, queries), project(1, hidden), project(2, values)
+
+
+@jax.custom_vjp
+def thrice(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
+    """Returns x three times. The gradient is summed in the order in which each matmul can add to the sum before it."""
+    return x, x, x
+
+
+thrice.defvjp(lambda x: (thrice(x), None), lambda _, gradients: (gradients[0] + (gradients[1] + gradients[2]),))
+
+
+# The operations of a layer in the form for TPUs.
+#
+# docs/decisions/planning_and_accelerators.md has what each form gains.
+
+
+MATRIX_UNIT_ROWS = 8  # the rows that a TPU's matrix unit takes at a time
+
+
+class TpuOperations(Operations):
+    """The TPU form of each operation."""
+
+    # Arrays keep their axes: the compiler then lays the output out as the next operation wants it. A matmul of
+    # matrices and a reshape are followed by copies, a third of a layer's time by the compiler's cycles.
+    multiplies_matrices = False
+    # The activation becomes part of the matmul that reads it, forward and backward. Scanned layers would otherwise keep
+    # its result, the largest of their arrays.
+    recomputes_activation = True
+    vocabulary_rows_of_ones = 0
+
+    def project_heads(
+        self,
+        hidden: Float[Array, "B T D"],
+        queries: Float[Array, "B Q D"] | None,
+        kernel: Float[Array, "D 3 N H"],
+        bias: Float[Array, "3 N H"] | None,
+        separate: bool = False,
+    ) -> Heads:
+        """Projects by three matmuls: splitting the result of one is an extra pass over it."""
+
+        def project(part: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+            found = self.dense(vectors, kernel[:, part], None, 1)
+            if bias is not None:
+                found = add_bias(found, bias[part], MATRIX_UNIT_ROWS)
+            return self.runtime.placement.constrain("heads", found)
+
+        return project(0, hidden if queries is None else queries), project(1, hidden), project(2, hidden)
+
+
+# Operations whose best form depends on the platform, and the one place where the form is chosen.
+#
+#   default            the form for CPUs, and for GPUs of unknown makers
+#   gpu                the form for NVIDIA GPUs
+#   tpu                the form for TPUs
+#   bias               the addition of a bias, with two forms of its gradient
+#   attention_kernels  einsum and cuDNN attention, and the choice of a kernel
+#   attention_banded   attention within a window in plain XLA
+#   attention_splash   the splash kernel for TPUs
+#   attention_flash    how attention_flash_kernels, attention with dropout for TPUs, divides its work
+#
+# Layers call `operations(runtime)` and read the same on every platform.
+
+
+def operations(runtime: Runtime) -> Operations:
+    """Returns the operations for the platform that programs are compiled for."""
+    if runtime.on_tpu:
+        return TpuOperations(runtime)
+    return GpuOperations(runtime) if runtime.on_nvidia else Operations(runtime)
+
+
+# The product of vectors and the output matrix of a vocabulary: its logits, or what a loss needs to do without them.
+
+
+@dataclass(frozen=True)
+class VocabularyProduct:
+    """Vectors, the output matrix and its bias, before they are multiplied.
+
+    The logits of a batch are often its largest array. train/losses.py computes a loss from the parts, a few tokens of
+    the vocabulary at a time, where the runtime asks for it.
+    """
+
+    vectors: Float[Array, "B M E"]
+    table: Float[Array, "V E"]
+    bias: Float[Array, "V"] | None
+    vocab_size: int  # rows of the table from here on are padding
+    runtime: Runtime
+
+    def logits(self) -> Float[Array, "B M V"]:
+        """float32 logits; -inf for the padding of the vocabulary."""
+        table, runtime = self.table, self.runtime
+        # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
+        rows = self.vectors.reshape(-1, table.shape[1])
+        logits = jnp.einsum(
+            "rd,vd->rv",
+            rows,
+            table.astype(rows.dtype),
+            precision=runtime.precision,
+            preferred_element_type=jnp.float32,
+        )
+        if self.bias is not None:
+            logits = operations(runtime).add_vocabulary_bias(logits, self.bias)
+        in_vocabulary = jnp.arange(table.shape[0]) < self.vocab_size
+        logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
+        return runtime.placement.constrain("logits", logits.reshape(*self.vectors.shape[:2], -1))

@@ -1,0 +1,461 @@
+"""The Transformer encoder: one layer, the loop over layers (scan or unrolled), and the stack."""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.attention.layer import SelfAttention
+from bert_jax.model.dropout import row_seeds
+from bert_jax.model.embeddings import ATTENTION_BIASES, TokenPositions, token_positions
+from bert_jax.model.layers import Dense, LayerNorm, Shape, activation, child_key
+from bert_jax.model.lora import adapted, add_adapters
+from bert_jax.model.ops import operations
+from bert_jax.model.runtime import Runtime
+
+# One layer of the encoder: attention and feed-forward on residual paths, with a norm before or after each.
+
+
+ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
+
+SITES = 3
+
+
+ATTENTION_PARTS = ("attention", "attention_norm")
+
+FEED_FORWARD_PARTS = ("feed_forward", "feed_forward_norm")
+
+# By model.shared_layers, the parts of a layer whose parameters all layers share.
+SHARED_PARTS = {
+    "none": (),
+    "all": ATTENTION_PARTS + FEED_FORWARD_PARTS,
+    "attention": ATTENTION_PARTS,
+    "feed_forward": FEED_FORWARD_PARTS,
+}
+
+
+class LayerType(NamedTuple):
+    """The properties in which layers of one stack may differ."""
+
+    first: bool  # the first layer of a stack whose first layer has no norm before attention
+    local: bool  # attends within the window only
+
+
+class FeedForward(nnx.Module):
+    """Two matmuls with an activation between (Vaswani et al. 2017, section 3.3), which may be gated (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        width, inner = (config.width,), (config.feed_forward,)
+        through = (2, *inner) if config.gated else inner
+        dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
+        self.input = dense(width, through, deviation=config.initializer_range, key=child_key(key, "input"))
+        self.output = dense(inner, width, deviation=config.residual_deviation, key=child_key(key, "output"))
+        shapes = {"input": (width, through), "output": (inner, width)}
+        add_adapters(self, "encoder/layers/feed_forward", config, shapes, runtime=runtime, key=key, stack=stack)
+        self.gated = config.gated
+        self.placement = runtime.placement
+        self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
+        self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
+
+    def __call__(
+        self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Maps hidden states to those of the same positions; seeds are for the dropout of adapters."""
+        inner = self.placement.constrain("inner", adapted(self, "input", self.input(hidden), hidden, seeds))
+        output = functools.partial(self._output, seeds=seeds)
+        return operations(self.runtime).feed_forward_output(output, inner, self.unrolled)
+
+    def _output(self, inner: Float[Array, "B T *inner"], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T D"]:
+        if self.gated:
+            through, gate = jax.lax.split(inner, (1, 1), axis=2)
+            active = self.activation(through[:, :, 0]) * gate[:, :, 0]
+        else:
+            active = self.activation(inner)
+        return adapted(self, "output", self.output(active), active, seeds)
+
+
+class EncoderLayer(nnx.Module):
+    """Attention, then feed-forward, each with a residual connection.
+
+    model.norm is post (a norm after each sum; Vaswani et al. 2017, section 3.1), pre (a norm before attention and
+    before feed-forward; Xiong et al. 2020) or pre_but_first (pre without the first layer's norm before attention).
+    Parameters have the leading shape `stack`, or (1,) in the parts that model.shared_layers shares.
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        norm = functools.partial(
+            LayerNorm, config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias
+        )
+        shared = SHARED_PARTS[config.shared_layers]
+        stacks = {name: (1,) if name in shared else stack for name in SHARED_PARTS["all"]}
+
+        def part(name: str, module: Any) -> Any:
+            return module(config, runtime=runtime, key=child_key(key, name), stack=stacks[name])
+
+        self.attention = part("attention", SelfAttention)
+        self.attention_norm = norm(stack=stacks["attention_norm"])
+        self.feed_forward = part("feed_forward", FeedForward)
+        self.feed_forward_norm = norm(stack=stacks["feed_forward_norm"])
+        self.config = config
+        self.runtime, self.placement = runtime, runtime.placement
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        layer_type: LayerType,
+        keys: TokenPositions,
+        seeds: UInt32[Array, "3 B 2"] | None,
+        *,
+        bias: Float[Array, "1 N T T"] | None = None,
+        queries: Int[Array, "B Q"] | None = None,
+        with_map: bool = False,
+    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
+        """Returns the next hidden state of every position, or of `queries` only; and the attention map if asked for.
+
+        bias   added to the scores of all positions in each row
+        """
+        config, rate = self.config, self.config.dropout
+        seed = [None] * SITES if seeds is None else seeds
+        seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
+        # The residual path holds all positions, or only those that have queries.
+        residual, selected = hidden, None
+        if queries is not None:
+            residual, positions = gather_positions(hidden, queries), keys.at(queries)
+            selected = (residual if config.norm == "post" else gather_positions(seen, queries)), positions
+            bias = None if bias is None else gather_queries(bias, queries)
+        attended, attention_map = self.attention(
+            seen,
+            keys,
+            seed[ATTENTION_PROBABILITIES],
+            local=layer_type.local,
+            bias=bias,
+            queries=selected,
+            with_map=with_map,
+        )
+        drop = operations(self.runtime).dropout
+        attended = drop(attended, rate, seed[ATTENTION_OUTPUT])
+        if config.norm == "post":
+            hidden = self._placed(self.attention_norm(residual + attended))
+            changed = drop(self.feed_forward(hidden, seed[FEED_FORWARD_OUTPUT]), rate, seed[FEED_FORWARD_OUTPUT])
+            return self._placed(self.feed_forward_norm(hidden + changed)), attention_map
+        hidden = self._placed(residual + attended)
+        changed = self.feed_forward(self.feed_forward_norm(hidden), seed[FEED_FORWARD_OUTPUT])
+        return self._placed(hidden + drop(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
+
+    def _placed(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        return self.placement.constrain("hidden", hidden)
+
+    def _before_attention(self, hidden: Float[Array, "B T D"], layer_type: LayerType) -> Float[Array, "B T D"]:
+        return hidden if layer_type.first else self.attention_norm(hidden)
+
+
+def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
+    """Returns the vectors at K positions of each row, exactly.
+
+    A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
+    a CPU and has no fixed order on a GPU.
+    """
+    chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
+    return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) -> Float[Array, "B N Q T"]:
+    """Returns the bias of the queries at Q positions of each row, exactly, from that of all queries of any row.
+
+    A one-hot matmul, for the reason in gather_positions.
+    """
+    chosen = jax.nn.one_hot(positions, bias.shape[2], dtype=bias.dtype)
+    return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)
+
+
+# Loops over the layers of a stack: unrolled, or a scan over the group of layers that repeats.
+#
+# A scan traces and compiles each layer of the group once.
+
+
+# Takes hidden states and the parameters of one layer, and returns hidden states and what else it found.
+Layer = Callable[[Array, PyTree], tuple[Array, PyTree]]
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """The layers of a stack in order: `before`, then `repeats` groups of `period` layers, then `after`.
+
+    Every group has layers of the same types in the same order.
+    """
+
+    before: int
+    period: int
+    repeats: int
+    after: int
+
+    @property
+    def traced(self) -> int:
+        """The layers that a program holds, where the groups are scanned."""
+        return self.before + self.period + self.after
+
+
+def unrolled_groups(depth: int) -> LayerGroups:
+    """Returns the division in which nothing repeats."""
+    return LayerGroups(depth, 0, 0, 0)
+
+
+def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
+    """Returns the groups of fewest traced layers.
+
+    ModernBERT's 22 layers, of which every third is global and the first has no norm, are one layer and seven groups of
+    three. Of equal divisions, the one with fewest layers before the groups is returned; without a group that repeats,
+    all layers are in `before`.
+    """
+    depth = len(types)
+    best = unrolled_groups(depth)
+    for before in range(depth):
+        for period in range(1, (depth - before) // 2 + 1):
+            alike = before + period
+            while alike < depth and types[alike] == types[alike - period]:
+                alike += 1
+            repeats = (alike - before) // period
+            found = LayerGroups(before, period, repeats, depth - before - repeats * period)
+            if repeats > 1 and found.traced < best.traced:
+                best = found
+    return best
+
+
+def apply_layers(layers: Sequence[Layer], hidden: Array, stacked: PyTree, groups: LayerGroups) -> tuple[Array, PyTree]:
+    """Applies the L layers of a stack in order.
+
+    layers   the function of each layer; where groups repeat, only those of the first group are called
+    stacked  what the functions take, each leaf [L, ...]
+
+    Returns the hidden states of the last layer, and the other outputs of all layers, each leaf [L, ...]; None where
+    there is no layer.
+    """
+    begin, end = groups.before, len(layers) - groups.after
+    group = layers[begin : begin + groups.period]
+    loops = [
+        (begin, lambda *state: _unroll(layers[:begin], *state)),
+        (end - begin, lambda *state: _scan(group, groups.repeats, *state)),
+        (groups.after, lambda *state: _unroll(layers[end:], *state)),
+    ]
+    loops = [(count, loop) for count, loop in loops if count]
+    parts = split_layers(stacked, tuple(count for count, _ in loops)) if len(loops) > 1 else [stacked] * len(loops)
+    outputs = []
+    for (_, loop), part in zip(loops, parts, strict=True):
+        hidden, output = loop(hidden, part)
+        outputs.append(output)
+    if len(outputs) < 2:
+        return hidden, outputs[0] if outputs else None
+    return hidden, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+
+
+def _unroll(layers: Sequence[Layer], hidden: Array, stacked: PyTree) -> tuple[Array, PyTree]:
+    outputs = []
+    for layer, part in zip(layers, split_layers(stacked, (1,) * len(layers)), strict=True):
+        hidden, output = layer(hidden, jax.tree.map(lambda leaf: leaf[0], part))
+        outputs.append(output)
+    return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+
+def _scan(group: Sequence[Layer], repeats: int, hidden: Array, stacked: PyTree) -> tuple[Array, PyTree]:
+    if len(group) == 1:
+        return jax.lax.scan(group[0], hidden, stacked, length=repeats)
+    parts = jax.tree.map(lambda leaf: leaf.reshape(repeats, len(group), *leaf.shape[1:]), stacked)
+    hidden, outputs = jax.lax.scan(lambda *state: _unroll(group, *state), hidden, parts, length=repeats)
+    return hidden, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+
+
+def apply_frozen_first(
+    loop: Callable[[Array, PyTree, slice], tuple[Array, PyTree]],
+    hidden: Array,
+    stacked: PyTree,
+    depth: int,
+    frozen: int,
+) -> tuple[Array, PyTree]:
+    """Applies the lowest `frozen` layers without a backward pass, then the others.
+
+    loop     applies the layers of a slice, given their part of `stacked`
+    stacked  of all layers, each leaf [L, ...]; depth is L
+    Returns what apply_layers does.
+    """
+    frozen = min(frozen, depth)
+    if not frozen:
+        return loop(hidden, stacked, slice(0, depth))
+    below, *above = split_layers(stacked, (frozen, depth - frozen)) if frozen < depth else [stacked]
+    # Both: the parts of one array share its tangent, which is not zero where any of its layers trains.
+    hidden, outputs = loop(*jax.lax.stop_gradient((hidden, below)), slice(0, frozen))
+    if not above:
+        return hidden, outputs
+    hidden, further = loop(hidden, above[0], slice(frozen, depth))
+    return hidden, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, further)
+
+
+def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
+    """Returns consecutive parts of the leading axis.
+
+    The gradient of lax.split is one concatenation; indexing would give a sum for each part.
+    """
+    leaves, tree = jax.tree.flatten(stacked)
+    parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
+    return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]
+
+
+# The stack of Transformer encoder layers, looped by scan or unrolled.
+
+
+class Encoded(NamedTuple):
+    """Hidden states of the last layer and of the embeddings; and, when asked for, of every layer, and attention maps.
+
+    Where a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
+    Attention maps are probabilities before dropout, by query and key.
+    """
+
+    last: Float[Array, "B T D"]
+    embeddings: Float[Array, "B T D"]
+    layers: Float[Array, "L B T D"] | None
+    attention_maps: Float[Array, "L B N T T"] | None = None
+
+
+class Encoder(nnx.Module):
+    """A stack of L layers, stored as one layer with parameters [L, ...], whether it is scanned or unrolled.
+
+    Parameters that all layers share (model.shared_layers; Lan et al. 2020, section 3.1) are stored as [1, ...].
+    Pre-norm layers are followed by a final norm.
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.layers = EncoderLayer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
+        if config.norm != "post":
+            epsilon = config.layer_norm_epsilon
+            self.final_norm = LayerNorm(config.width, epsilon=epsilon, runtime=runtime, bias=config.bias)
+        if config.relative in ATTENTION_BIASES:
+            self.relative_bias = ATTENTION_BIASES[config.relative](config, key=child_key(key, "relative_bias"))
+        self.config = config
+        self.runtime = runtime
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        sequence_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        dropout_key: PRNGKeyArray | None,
+        *,
+        unpacked: bool = False,
+        all_layers: bool = False,
+        attention_maps: bool = False,
+    ) -> Encoded:
+        """Returns the hidden states of the stack on these embeddings.
+
+        unpacked   whether each row holds one sequence at most, from the first position on
+        """
+        keys = token_positions(sequence_ids, positions, unpacked)
+        stacked, bias = self._stacked(hidden.shape[0], dropout_key), self._bias(keys)
+        last, (layers, maps) = self._loop(hidden, keys, bias, stacked, self.config.layers, all_layers, attention_maps)
+        if self.config.norm != "post":
+            last = self.final_norm(last)
+            layers = None if layers is None else layers.at[-1].set(last)
+        return Encoded(last, hidden, layers, maps)
+
+    def at_positions(
+        self,
+        hidden: Float[Array, "B T D"],
+        sequence_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        wanted: Int[Array, "B K"],
+        dropout_key: PRNGKeyArray | None,
+        *,
+        unpacked: bool = False,
+    ) -> Float[Array, "B K D"]:
+        """Returns the last layer's output at the K wanted positions of each row.
+
+        The rest of that layer is not computed.
+        """
+        keys, depth = token_positions(sequence_ids, positions, unpacked), self.config.layers
+        below, last = split_layers(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
+        bias = self._bias(keys)
+        hidden, _ = self._loop(hidden, keys, bias, below, depth - 1, False, False)
+        state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
+        hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=wanted)
+        return hidden if self.config.norm == "post" else self.final_norm(hidden)
+
+    def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
+        """Returns what differs by layer, [L, ...]: the parameters that are not shared, and the dropout seeds."""
+        sites = (self.config.layers, SITES)
+        seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
+        return self._split_layers()[2], seeds
+
+    def _split_layers(self) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+        """Returns the structure of the stack, the parameters that all layers share, and those that each layer has."""
+
+        def is_shared(path: Any, value: Any) -> bool:
+            return path[0] in SHARED_PARTS[self.config.shared_layers]
+
+        parts: Any = nnx.split(self.layers, is_shared, ...)
+        return parts
+
+    def _layer(self, own: nnx.State) -> EncoderLayer:
+        """Returns the module of one layer, from the parameters that it does not share with the others.
+
+        All are gathered first where they are sharded over fsdp.
+        """
+        graph, shared, _ = self._split_layers()
+        state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)
+        return nnx.merge(graph, gathered(state, self.runtime))
+
+    def _layer_type(self, layer: int) -> LayerType:
+        return LayerType(
+            first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer)
+        )
+
+    def _bias(self, keys: TokenPositions) -> Float[Array, "1 N T T"] | None:
+        """Returns the bias that every layer adds to its scores, by query and key.
+
+        It is the same for each row, since positions in the row are.
+        """
+        in_row = keys.in_row[:1]
+        return self.relative_bias(in_row, in_row) if self.config.relative in ATTENTION_BIASES else None
+
+    def _loop(
+        self,
+        hidden: Array,
+        keys: TokenPositions,
+        bias: Array | None,
+        stacked: tuple,
+        depth: int,
+        all_layers: bool,
+        attention_maps: bool,
+    ) -> tuple[Array, tuple[Array | None, Array | None]]:
+        def apply(
+            hidden: Array, layer: tuple, layer_type: LayerType
+        ) -> tuple[Array, tuple[Array | None, Array | None]]:
+            state, seeds = layer
+            hidden, found = self._layer(state)(hidden, layer_type, keys, seeds, bias=bias, with_map=attention_maps)
+            return hidden, (hidden if all_layers else None, found)
+
+        types = [self._layer_type(layer) for layer in range(depth)]
+        of_type = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
+
+        def loop(hidden: Array, stacked: tuple, layers: slice) -> tuple[Array, Any]:
+            if self.runtime.unrolled(self.config.layers):
+                groups = unrolled_groups(len(types[layers]))
+            else:
+                groups = repeating_groups(types[layers])
+            return apply_layers([of_type[each] for each in types[layers]], hidden, stacked, groups)
+
+        hidden, outputs = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
+        return hidden, outputs or (None, None)
+
+
+def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
+    """Returns the parameters of one layer of a stack, gathered where they are sharded over fsdp."""
+    if not runtime.placement.gathers:
+        return state
+    params = runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", runtime.dtype)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, params)
+    return state

@@ -1,0 +1,307 @@
+"""Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import jax
+
+from bert_jax.config import MeshConfig, PretrainConfig, TrainConfig
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import PretrainingLoader, RowTable, SingleMasks, WordCounts, check_tokenizer, count_words
+from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.errors import UserError
+from bert_jax.interop.loaded_model import LoadedModel, part_of
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.sentence_transformers import COSINE, DOT, unused_document_prompt
+from bert_jax.model import layers
+from bert_jax.model.bert import abstract_params
+from bert_jax.progress import Reporter, print_note
+from bert_jax.tasks import measurement
+from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.train import distributed, sharding
+from bert_jax.train.evaluation import Rows, make_evaluator
+from bert_jax.train.objectives import OBJECTIVES, Likelihood, MaskedLMObjective, Objective, pretraining_objective
+from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.run import runtime_of
+from bert_jax.train.step import Plan
+
+# Measures a pretrained model on held-out shards: the metrics of its objective, perplexities, pseudo-perplexity.
+
+
+MOST_NATS = 700.0  # per token or word; the exponential of more may exceed the largest float
+
+
+def objective_metrics(loaded: LoadedModel, dataset: Dataset, config: TrainConfig, max_rows: int = 0) -> dict[str, Any]:
+    """The metrics of the objective that the model was trained with, on the first max_rows rows (0: all).
+
+    The perplexities of its likelihoods (Objective.likelihoods) come last. Raises UserError if the model has no
+    language-model head or a tokenizer other than that of the rows.
+    """
+    size = sharding.whole_rows(config.batch_size, sharding.make_mesh(config.mesh))
+    loader = PretrainingLoader(dataset, loaded.vocabulary, batch_size=size, seed=0)
+    objective = _objective(loaded, dataset)
+    metrics: dict[str, Any] = _measure(
+        loaded, objective, config, lambda size, rows: loader.evaluation_batches(size, max_rows, rows)
+    )
+    if objective.likelihoods:
+        counts = count_words(dataset, loaded.vocabulary, max_rows)
+        for term, likelihood in objective.likelihoods.items():
+            if f"{term}_loss" in metrics:
+                metrics |= perplexities(metrics[f"{term}_loss"], counts, likelihood)
+    return metrics
+
+
+def measure_pseudo_perplexity(
+    loaded: LoadedModel, dataset: RowTable, config: TrainConfig, max_rows: int = 0
+) -> dict[str, float | None]:
+    """The pseudo-perplexity of a masked language model on the first max_rows rows (0: all).
+
+    Each token is masked in turn and predicted from all others of its sequence, both texts of a pair included (Salazar
+    et al. 2020, section 2.3). `pseudo_loss` is the mean of -log P in nats, the pseudo-log-likelihood per token with the
+    sign changed; `pseudo_perplexity` is its exponential, and `pseudo_word_perplexity` divides by the number of words.
+    The first ordinary token counts like any other. Special tokens are given, never masked, and not counted. Of a model
+    trained with config.objective=replaced_tokens, the generator is measured.
+
+    Prints the progress. Raises UserError for a causal model, for one without a masked language model head or a mask
+    token, and for a tokenizer other than that of the rows.
+    """
+    model = _masked_model(loaded)
+    check_tokenizer(dataset, model.vocabulary)
+    masks = SingleMasks(dataset, model.vocabulary, max_rows)
+    quiet = not distributed.is_primary()
+    with Reporter("pseudo-perplexity", masks.count, ("rows",), quiet=quiet) as progress:
+
+        def batches(size: int, rows: Rows) -> Iterator[Batch]:
+            for batch in masks.batches(size, rows):
+                yield batch
+                progress.advance(size, size)  # the evaluator requests a batch while the last one is computed
+
+        metrics = _measure(model, MaskedLMObjective(next_sentence=False), config, batches)
+    if "mlm_loss" not in metrics:
+        return {}
+    loss = metrics["mlm_loss"]
+    counts = count_words(dataset, model.vocabulary, max_rows)
+    return {"pseudo_loss": loss, **perplexities(loss, counts, Likelihood("pseudo_", with_special=False))}
+
+
+def perplexities(loss: float, counts: WordCounts, likelihood: Likelihood) -> dict[str, float | None]:
+    """PREFIXperplexity, of a loss in nats per token, and PREFIXword_perplexity, of the same loss in nats per word.
+
+    Where special tokens are predicted, each of them counts as one word, as the end of a sentence does in published
+    figures of the Penn Treebank and WikiText. A perplexity that no float can hold, or of no words, is None.
+    """
+    tokens, words = counts.ordinary, counts.words
+    if likelihood.with_special:
+        tokens, words = tokens + counts.special, words + counts.special
+    per_word = loss * tokens / words if words else math.inf
+    names = (f"{likelihood.prefix}perplexity", f"{likelihood.prefix}word_perplexity")
+    return {
+        name: math.exp(nats) if nats < MOST_NATS else None for name, nats in zip(names, (loss, per_word), strict=True)
+    }
+
+
+def _measure(
+    loaded: LoadedModel, objective: Objective, config: TrainConfig, batches: Callable[[int, Rows], Iterator[Batch]]
+) -> dict[str, float]:
+    """The objective's metrics over batches(rows of a global batch, those that this process loads)."""
+    mesh = sharding.make_mesh(config.mesh)
+    size = sharding.whole_rows(config.batch_size, mesh)
+    plan = Plan(loaded.model, runtime_of(config), objective)
+    with jax.set_mesh(mesh):
+        evaluator = make_evaluator(plan, mesh, lambda _, rows: batches(size, rows), size)
+        wanted = layers.flatten(abstract_params(loaded.model, objective.heads))
+        params = layers.unflatten({path: loaded.params[path] for path in wanted})
+        return evaluator(sharding.put(params, mesh), 0)
+
+
+def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
+    """Returns the objective for which the checkpoint has heads and the shards have labels."""
+    heads, traits = loaded.heads, ShardTraits.of(dataset, loaded.vocabulary)
+    name = "replaced_tokens" if heads.generator else loaded.training.get("objective", "auto")
+    if not (heads.lm or heads.mlm or heads.generator or heads.named):
+        raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
+    config = PretrainConfig(
+        objective=name if name in OBJECTIVES else "auto",
+        span_boundary=traits.mask_unit == "span" and heads.span_boundary,
+        generator_size=heads.generator / loaded.model.width or PretrainConfig.generator_size,
+        replaced_weight=(loaded.training if heads.generator else {}).get(
+            "replaced_weight", PretrainConfig.replaced_weight
+        ),
+        z_loss=loaded.training.get("z_loss", 0.0),
+    )
+    traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
+    return pretraining_objective(config, loaded.model, [traits])
+
+
+def _masked_model(loaded: LoadedModel) -> LoadedModel:
+    """The masked language model of a checkpoint. Raises UserError where it has none."""
+    if loaded.heads.generator:
+        loaded = part_of(loaded, "generator")
+    if loaded.model.causal:
+        raise UserError(
+            f"{loaded.origin} is a causal model, whose perplexity is printed without --pseudo_perplexity; leave it out"
+        )
+    if not loaded.heads.mlm:
+        raise UserError(
+            f"{loaded.origin} has no masked language model head, which --pseudo_perplexity needs; use a checkpoint of "
+            "a masked language model"
+        )
+    if not loaded.vocabulary.has_mask:
+        raise UserError(f"the vocabulary of {loaded.origin} has no mask token, which --pseudo_perplexity needs")
+    return loaded
+
+
+# Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files.
+
+
+MESH_FLAG = "--mesh"
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """The options of `evaluate` that an opened model takes."""
+
+    batch_size: int
+    compute_dtype: str
+    max_rows: int
+    label_map: str
+    max_length: int
+    truncate_dim: int
+    skip_self: bool
+    metrics: str
+    positive: str
+    null_threshold: float | None
+    mesh: MeshConfig | None
+    pseudo_perplexity: bool
+
+
+def evaluate(
+    checkpoint: str | Path | LoadedModel,
+    data: str | Path,
+    *,
+    batch_size: int = 64,
+    compute_dtype: str = "auto",
+    max_rows: int = 0,
+    columns: Columns | None = None,
+    label_map: str = "",
+    max_length: int = 0,
+    truncate_dim: int = 0,
+    skip_self: bool = False,
+    metrics: str = "",
+    positive: str = "",
+    null_threshold: float | None = None,
+    average: str = "",
+    mesh: MeshConfig | None = None,
+    pseudo_perplexity: bool = False,
+) -> dict[str, Any]:
+    """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
+
+    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion
+    come after them (shard_metrics.perplexities), and with pseudo_perplexity those of a masked language
+    model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
+
+    An undefined metric, such as a correlation with a constant, is None. columns names the columns of a task file, for a
+    checkpoint that does not record them; label_map, max_length, truncate_dim, metrics, positive and null_threshold are
+    as in measurement.evaluate. max_length and truncate_dim are also those of texts in retrieval, and skip_self is that
+    of beir.measure. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
+    sharded over all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity
+    requires, if its tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the
+    model or the devices.
+    """
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    if measurement.is_beir(Path(data)):
+        _refuse_for_retrieval(
+            data,
+            metrics=metrics,
+            label_map=label_map,
+            positive=positive,
+            max_rows=max_rows,
+            pseudo_perplexity=pseudo_perplexity,
+            columns=columns,
+            mesh=mesh != MeshConfig() and mesh,
+            null_threshold=null_threshold is not None,
+        )
+        settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
+        return _retrieval(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
+    if skip_self:
+        raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
+    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
+    sharding.check_model(loaded.model, sharding.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
+    if loaded.task:
+        _refuse_for_task(max_rows, pseudo_perplexity)
+        found = measurement.evaluate(
+            loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
+        )
+        return _task_metrics(found)
+    others = {"label_map": label_map, "metrics": metrics, "positive": positive}
+    _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
+    dataset = open_dataset(data, "eval")  # of DIR/train, its own part
+    pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
+    return objective_metrics(loaded, dataset, config, max_rows) | pseudo
+
+
+def _refuse_for_retrieval(data: str | Path, **options: object) -> None:
+    """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
+    if unused := ", ".join(name for name, value in options.items() if value):
+        raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
+
+
+def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
+    """Raises UserError if an option is given that is for shards, but the checkpoint was fine-tuned for a task."""
+    if pseudo_perplexity:
+        raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
+    if max_rows:
+        raise UserError("--max_rows limits rows of shards; task metrics are computed over whole files. Leave it out")
+
+
+def _refuse_for_shards(
+    columns: Columns, others: Mapping[str, str], null_threshold: float | None, max_length: int, truncate_dim: int
+) -> None:
+    """Raises UserError if an option of tasks is given, but the checkpoint was pretrained.
+
+    others    further options by name, empty where they are not given
+    """
+    given = {"text": columns.text, "text_pair": columns.text_pair, "label": columns.label, **others}
+    given["null_threshold"] = "" if null_threshold is None else str(null_threshold)
+    for flag, value in given.items():
+        if value:
+            raise UserError(f"--{flag} is {value!r}, but the checkpoint has no task; omit it")
+    if max_length:
+        raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
+    if truncate_dim:
+        raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
+
+
+def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
+    """The metrics of a task and its counts; prints the remarks. Metrics that are undefined are None."""
+    for line in found.remarks:
+        distributed.note(line)
+    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+    return {**defined, "counts": found.counts}
+
+
+def _retrieval(
+    loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
+) -> dict[str, Any]:
+    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
+    if jax.process_count() > 1:
+        raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
+    config = TrainConfig(compute_dtype=compute_dtype)
+    similarity = (loaded.task or {}).get("similarity", COSINE)
+    if similarity != DOT:
+        settings = dataclasses.replace(settings, normalize=True, cut_first=True)
+        if similarity != COSINE:
+            print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
+    if name := unused_document_prompt(loaded.task or {}):
+        print_note(
+            f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
+            "called 'document'"
+        )
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
+    metrics, counts = measurement.measure_beir(
+        data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
+    )
+    return {**metrics, "counts": counts | {"truncated": model.truncated}}

@@ -1,0 +1,267 @@
+"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int, Int32, Int64
+
+from bert_jax.errors import UserError
+from bert_jax.model.heads.basic import LayerMix
+from bert_jax.progress import Reporter
+from bert_jax.tasks.batches import sorted_batches
+from bert_jax.tasks.inference import LayerVectors
+from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.rows import spans
+from bert_jax.tasks.vectors import check_range
+from bert_jax.train import sharding
+from bert_jax.train.losses import classification_sums
+
+# The vectors of words from a frozen model, computed once for all layers and stored in memory-mapped files.
+
+
+BATCH_SIZE = 32  # rows per batch of the frozen model
+
+
+class WordBatch(NamedTuple):
+    """B sentences, padded to K words."""
+
+    vectors: Any  # [B,K,F]
+    labels: Any  # i32[B,K]
+    lengths: Any  # i32[B]; 0: a filler
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """The words of a split, K - 1 sentences: the vector at the first piece of each, and its tag."""
+
+    vectors: Float[np.ndarray, "W F"]  # memory-mapped
+    labels: Int32[np.ndarray, "W"]
+    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "R"]:
+        """The number of words of each sentence."""
+        return np.diff(self.sentence_offsets)
+
+    def words(self, sentences: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "N"]:
+        """The numbers of all words of these sentences."""
+        return spans(self.sentence_offsets[sentences], self.lengths[sentences])
+
+    def batch(self, sentences: Int64[np.ndarray, "R"], size: int, length: int) -> WordBatch:
+        """These sentences, padded to `length` words, and fillers up to `size` sentences."""
+        lengths = np.pad(self.lengths[sentences], (0, size - len(sentences))).astype(np.int32)
+        inside = np.arange(length) < lengths[:, None]
+        vectors = np.zeros((size, length, self.vectors.shape[1]), self.vectors.dtype)
+        labels = np.zeros((size, length), np.int32)
+        words = self.words(sentences)
+        vectors[inside], labels[inside] = self.vectors[words], self.labels[words]
+        return WordBatch(vectors, labels, lengths)
+
+
+def word_vectors(
+    model: LayerVectors, splits: Mapping[str, TagRows], folder: Path, max_length: int, quiet: bool = True
+) -> dict[str, dict[str, WordVectors]]:
+    """The vectors by name of the layers and split, from one pass of the model over all rows.
+
+    Raises UserError for values that the dtype of the model's vectors cannot represent.
+    """
+    size = sharding.whole_rows(BATCH_SIZE, model.mesh)
+    found: dict[str, dict[str, WordVectors]] = {name: {} for name in model.widths}
+    with Reporter("vectors of words", sum(rows.count for rows in splits.values()), ["rows"], quiet) as progress:
+        for split, rows in splits.items():
+            for number, (name, width) in enumerate(model.widths.items()):
+                file = np.lib.format.open_memmap(
+                    folder / f"{split}-{number}.npy", mode="w+", dtype=model.dtype, shape=(len(rows.word_rows), width)
+                )
+                found[name][split] = WordVectors(file, rows.labels[rows.word_starts], rows.sentence_offsets)
+            for indices, states in model.run(sorted_batches(rows, size, max_length)):
+                indices = indices[indices >= 0]
+                first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
+                words = spans(first, end - first)
+                places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
+                for name, of_layer in zip(found, states, strict=True):
+                    check_range(of_layer[places], "--feature_dtype", f"--layers {name}: ")
+                    found[name][split].vectors[words] = of_layer[places]
+                progress.advance(len(indices), len(indices))
+    return found
+
+
+# Small heads over frozen vectors of words: a linear layer, or a two-layer BiLSTM.
+
+
+HEADS = ("linear", "bilstm")
+
+POOL = 16  # batches; the sentences of a pool are sorted by length, which reduces padding
+
+SHORTEST = 8  # words; a batch is padded to this length times a power of two
+
+
+def option(default: Any, help: str, metavar: str | None = "N", alias: str = "") -> Any:
+    """A field with the help text of its command-line flag, and the name that other commands have for it."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "alias": alias})
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The head and its training: Adam with the default rates of Kingma and Ba 2015, and early stopping on dev.
+
+    Raises UserError for an unknown head and for a number out of range.
+    """
+
+    head: str = option("bilstm", "bilstm or linear (default: bilstm)", None)
+    # Devlin et al. 2019, section 5.3, use 768.
+    hidden: int = option(256, "units of the BiLSTM in each direction (default: 256)")
+    batch_size: int = option(32, "sentences per batch (default: 32)")
+    learning_rate: float = option(1e-3, "of Adam (default: 1e-3)", None)
+    epochs: int = option(30, "maximum number of epochs (default: 30)")
+    patience: int = option(
+        4, "epochs without a better dev metric before training stops (default: 4)", alias="early_stop"
+    )
+
+    def __post_init__(self) -> None:
+        if self.head not in HEADS:
+            raise UserError(f"unknown --head {self.head!r}; choose from: {', '.join(HEADS)}")
+        for name in ("hidden", "batch_size", "epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} is {getattr(self, name)}; use 1 or more")
+        if not self.learning_rate > 0:
+            raise UserError(f"--learning_rate is {self.learning_rate}; use a number above 0, such as 1e-3")
+
+
+class Head(nnx.Module):
+    """A dense layer over each word's vector, after the layers of a BiLSTM (Devlin et al. 2019, section 5.3) if any.
+
+    Of `mixed` layers, concatenated in the vectors, it reads a learned mix (LayerMix); 0: it reads the vectors.
+    """
+
+    def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs, mixed: int = 0) -> None:
+        self.hidden = options.hidden
+        self.mix = LayerMix(mixed) if mixed else None
+        width //= mixed or 1
+        inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
+
+        def direction(inputs: int) -> nnx.RNN:
+            return nnx.RNN(nnx.OptimizedLSTMCell(inputs, self.hidden, rngs=rngs), rngs=rngs)
+
+        self.forward = nnx.List([direction(size) for size in inputs])
+        self.backward = nnx.List([direction(size) for size in inputs])
+        self.output = nnx.Linear(2 * self.hidden if inputs else width, classes, rngs=rngs)
+
+    def __call__(self, batch: WordBatch) -> Float[Array, "B K C"]:
+        vectors = batch.vectors.astype(jnp.float32)
+        if self.mix is not None:
+            vectors = self.mix(jnp.stack(jnp.split(vectors, self.mix.scores.size, axis=-1)))
+        start = jnp.zeros((vectors.shape[0], self.hidden))
+        run = {"initial_carry": (start, start), "seq_lengths": batch.lengths}
+        for forward, backward in zip(self.forward, self.backward, strict=True):
+            both = forward(vectors, **run), backward(vectors, **run, reverse=True, keep_order=True)
+            vectors = jnp.concatenate(both, axis=-1)
+        return self.output(vectors)
+
+
+class Mix(NamedTuple):
+    """The learned mix of a head: the weights of the embeddings and of the layers, and the factor of their sum."""
+
+    weights: list[float]
+    gamma: float
+
+
+class Trained(NamedTuple):
+    """A head at the epoch of its best dev score: the predicted tag of each word by split, that epoch, from 1, and its
+    mix of layers, if any."""
+
+    predictions: dict[str, Int32[np.ndarray, "W"]]
+    epoch: int
+    mix: Mix | None = None
+
+
+def train_head(
+    splits: dict[str, WordVectors],
+    classes: int,
+    options: HeadOptions,
+    seed: int,
+    score: Callable[[Int32[np.ndarray, "W"]], float],
+    mixed: int = 0,
+) -> Trained:
+    """Trains a head on `train` until the score of its predictions on `dev` stops improving.
+
+    The predictions of the result are those of all splits except train. The same seed and vectors give the same head.
+    mixed is the number of layers that the vectors hold and the head mixes, or 0.
+    """
+    train = splits["train"]
+    module = Head(options, train.vectors.shape[1], classes, nnx.Rngs(seed), mixed)
+    graph, params, *rest = nnx.split(module, nnx.Param, ...)
+    optimizer = _optimizer(options)
+    state = optimizer.init(params)
+    best, best_score, best_epoch = params, -np.inf, 0
+    for epoch in range(1, options.epochs + 1):
+        generator = np.random.default_rng((seed, epoch))
+        for batch in _training_batches(train, options.batch_size, generator):
+            params, state = _step(options, graph, params, rest, state, batch)
+        found = score(_predict_split(graph, params, rest, splits["dev"], options.batch_size))
+        if found > best_score:
+            best, best_score, best_epoch = params, found, epoch
+        if epoch - best_epoch >= options.patience:
+            break
+    others = {name: split for name, split in splits.items() if name != "train"}
+    predictions = {name: _predict_split(graph, best, rest, split, options.batch_size) for name, split in others.items()}
+    learned = nnx.merge(graph, best, *rest).mix
+    mix = None if learned is None else Mix(learned.weights().tolist(), float(learned.gamma[...][0]))
+    return Trained(predictions, best_epoch, mix)
+
+
+def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, batch: WordBatch) -> tuple[Any, Any]:
+    def loss(params: Any) -> Float[Array, ""]:
+        logits = nnx.merge(graph, params, *rest)(batch)
+        weights = (jnp.arange(logits.shape[1])[None] < batch.lengths[:, None]).astype(jnp.float32)
+        return classification_sums(logits, batch.labels, weights)[0] / jnp.maximum(weights.sum(), 1)
+
+    updates, state = _optimizer(options).update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(graph: Any, params: Any, rest: Any, batch: WordBatch) -> Int[Array, "B K"]:
+    return nnx.merge(graph, params, *rest)(batch).argmax(axis=-1).astype(jnp.int32)
+
+
+def _predict_split(graph: Any, params: Any, rest: Any, split: WordVectors, size: int) -> Int32[np.ndarray, "W"]:
+    found = np.zeros(len(split.labels), np.int32)
+    for sentences in _sorted_parts(split, np.arange(len(split.lengths)), size):
+        predicted = np.asarray(_predict(graph, params, rest, _padded(split, sentences, size)))[: len(sentences)]
+        inside = np.arange(predicted.shape[1]) < split.lengths[sentences][:, None]
+        found[split.words(sentences)] = predicted[inside]
+    return found
+
+
+def _training_batches(split: WordVectors, size: int, generator: np.random.Generator) -> Iterator[WordBatch]:
+    """Every sentence once, in random order. Within a pool, sentences of similar length share a batch."""
+    order = generator.permutation(len(split.lengths))
+    pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
+    parts = [part for pool in pools for part in _sorted_parts(split, pool, size)]
+    for number in generator.permutation(len(parts)):
+        yield _padded(split, parts[number], size)
+
+
+def _sorted_parts(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> list[Int64[np.ndarray, "..."]]:
+    """The sentences, sorted by length, in parts of `size`."""
+    ordered = sentences[np.argsort(split.lengths[sentences], kind="stable")]
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def _padded(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> WordBatch:
+    longest = int(split.lengths[sentences].max())
+    return split.batch(sentences, size, max(SHORTEST, 1 << (longest - 1).bit_length()))

@@ -1,0 +1,400 @@
+"""Questions, contexts and answers: their files, and the windows of a context as rows."""
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.reading.inputs import InputRecord, checked_text, texts_of
+from bert_jax.tasks.reading.tables import (
+    Column,
+    Columns,
+    is_number,
+    is_stored,
+    is_unicode,
+    numbered_lines,
+    opened,
+    read_records,
+)
+from bert_jax.tasks.reading.texts import yes_or_no
+from bert_jax.tasks.rows import Split, Taken, TaskRows, Texts, join_pairs
+from bert_jax.tokenization.specification import is_unspaced
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+# Reads questions, contexts and answers: SQuAD's JSON (Rajpurkar et al. 2016, 2018), and tables.
+
+
+Part = TypeVar("Part")
+
+QUESTION_COLUMNS = ("question", "context", "answers")
+
+
+class Answer(NamedTuple):
+    """An answer as its file gives it."""
+
+    text: str
+    start: int | None  # its first character in the context; None: unknown
+
+
+class Question(NamedTuple):
+    """A question about a context, with its answers (None: the file gives none; empty: it cannot be answered)."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None
+    place: str  # in the file, for messages
+
+
+def read_squad(path: Path, label_required: bool) -> Split[Question]:
+    """Reads SQuAD's JSON: data, paragraphs with a context each, and qas (id, question, answers with text and
+    answer_start; is_impossible).
+
+    Raises UserError, with the article or question, for malformed input, an empty context, and a file in which only
+    some questions have answers.
+    """
+    try:
+        content = json.loads("\n".join(line for _, line in numbered_lines(path)))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Correct the file") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} does not hold an object; expected the JSON of SQuAD: {{'data': [...]}}. Name such a file"
+        )
+    return _split(path, _questions(path, content), label_required)
+
+
+def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
+    """Reads a table (tasks.reading.tables) with one question in each row.
+
+    The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
+    context, task.label for the answers.
+
+    A true is_impossible (or 1) means that there is no answer, whatever the answers.
+    Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
+    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
+    CSV and TSV each is written as a text (reading.opened).
+    Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
+    questions have answers.
+    """
+    names = columns.filled(Columns(*QUESTION_COLUMNS))
+    requested = [
+        Column(names.text, "text"),
+        Column(names.text_pair, "text_pair"),
+    ]
+    by_number = is_number(names.text)  # a file without a header has the columns that are named, and no others
+    if not by_number or label_required or columns.label:
+        requested.append(Column(names.label, "label", required=label_required))
+    requested += [Column(name, name, required=False) for name in ("id", "is_impossible") if not by_number]
+    found = read_records(path, requested)
+    return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
+
+
+def question_of(source: Path, record: InputRecord, columns: Columns) -> Question:
+    """The question, without answers, of an input of a prediction: an object with the columns of read_questions, or a
+    plain line of a question, a tab and its context. Raises UserError, with the line, for a missing part."""
+    names = [(columns.text, "question"), (columns.text_pair, "context")]
+    question, context = texts_of(source, record, names, needed=2)
+    given = None if isinstance(record.content, str) else record.content.get("id")
+    return _question(source, record.line, question, context, None, given)
+
+
+def locate(context: str, answer: Answer) -> tuple[int, int] | None:
+    """The characters [start, end) of an answer in its context, without surrounding white space.
+
+    Where the answer is not at its start, the nearest occurrence is used, of two equally near the one of whole words.
+    Without a start, it is the first one of whole words, or else the first. White space within the answer matches any
+    white space. None where the answer does not occur.
+    """
+    text = answer.text.strip()
+    if not text:
+        return None
+    start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return start, start + len(text)
+    pattern = r"\s+".join(map(re.escape, text.split()))
+    found = [match.span(1) for match in re.finditer(f"(?=({pattern}))", context)]  # they may overlap
+    if start is None:
+        return min(found, key=lambda span: (_cuts_words(context, span), span[0]), default=None)
+    return min(found, key=lambda span: (abs(span[0] - start), _cuts_words(context, span)), default=None)
+
+
+def _cuts_words(context: str, span: tuple[int, int]) -> bool:
+    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it. In scripts
+    without spaces between words, only a mark continues what is before it."""
+    return any(_continues(context[end - 1], context[end]) for end in span if 0 < end < len(context))
+
+
+def _continues(last: str, character: str) -> bool:
+    parts = _is_mark(last) or last.isalnum(), _is_mark(character) or character.isalnum()
+    return all(parts) and (_is_mark(character) or not (is_unspaced(last) or is_unspaced(character)))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
+def _question(
+    path: Path,
+    line: int,
+    question: Any,
+    context: Any,
+    answers: Any = None,
+    name: Any = None,
+    impossible: Any = None,
+) -> Question:
+    place = f"line {line}"
+    return Question(
+        str(line if name is None else name),
+        checked_text(path, line, question),
+        checked_text(path, line, context),
+        () if _impossible(path, place, impossible) else None if answers is None else _answers(path, place, answers),
+        place,
+    )
+
+
+def _impossible(path: Path, place: str, value: Any) -> bool:
+    found = yes_or_no(value)
+    if found is None:
+        raise UserError(f"{path} {place}: is_impossible is {value!r:.40}; expected true or false. Correct it")
+    return found
+
+
+def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
+    number = 0
+    for title, article in enumerate(_part(path, "the file", content, "data", list)):
+        of_article = f"article {title}"
+        for paragraph in _part(path, of_article, article, "paragraphs", list):
+            context = _part(path, of_article, paragraph, "context", str)
+            if not context.strip():
+                raise UserError(f"{path}: {of_article} has an empty context. Give it a text, or remove it")
+            for entry in _part(path, of_article, paragraph, "qas", list):
+                number += 1
+                place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
+                question = _part(path, place, entry, "question", str)
+                if not is_unicode(question + context):
+                    raise UserError(f"{path} {place} contains half of a surrogate pair, which is not a character")
+                answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
+                impossible = _impossible(path, place, entry.get("is_impossible"))
+                yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
+
+
+def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
+    if isinstance(answers, str):
+        read = (lambda text: [text]) if is_stored(path) else _written
+        answers = read(answers) if answers.strip() else []
+    if isinstance(answers, dict) and "text" in answers:
+        texts, starts = answers["text"], answers.get("answer_start")
+        texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
+            raise UserError(f"{path} {place}: answers has different numbers of text and answer_start. Correct it")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list):
+        raise UserError(
+            f"{path} {place}: answers is {answers!r:.60}; expected a list of {{'text', 'answer_start'}}. Correct it"
+        )
+    found = []
+    for answer in answers:
+        entry = {"text": answer} if isinstance(answer, str) else answer
+        text = _part(path, place, entry, "text", str)
+        start = entry.get("answer_start")
+        if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
+            raise UserError(
+                f"{path} {place}: answer_start is {start!r:.40}; expected a number of characters. Correct it"
+            )
+        found.append(Answer(text, start))
+    return tuple(found)
+
+
+def _written(text: str) -> Any:
+    """The answers that a table holds as a text; otherwise the text is the answer."""
+    found = opened(text)
+    if isinstance(found, dict) and "text" in found:
+        return found
+    is_list = isinstance(found, list) and text.strip().startswith("[")  # otherwise a set
+    return found if is_list and all(isinstance(one, str | dict) for one in found) else [text]
+
+
+def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:
+    questions = tuple(found)
+    if not questions:
+        raise UserError(f"{path} contains no questions. Name another file")
+    without = [question for question in questions if question.answers is None]
+    if without and (label_required or len(without) < len(questions)):
+        raise UserError(
+            f"{path} {without[0].place} has no answers; where there is no answer, write an empty list: 'answers': []"
+        )
+    return Split(path, questions, labelled=not without)
+
+
+def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Part:
+    if isinstance(holder, dict) and isinstance(value := holder.get(key), kind):
+        return value
+    expected = "a text" if kind is str else "a list"
+    raise UserError(f"{path}: {place} has no {key!r} ({expected}), which SQuAD's JSON requires. Correct the file")
+
+
+# A question and its context as rows: [CLS] question [SEP] window of the context [SEP] (Devlin et al. 2019, 4.2).
+#
+# A long context continues in further rows, whose windows begin doc_stride pieces after each other, as in
+# run_squad.py of google-research/bert. Of the windows that contain a piece, the best is the one with the most context
+# around it. An answer begins only in the best window of its first piece.
+
+
+class AnswerSpan(NamedTuple):
+    """Positions of the answer and of the window in a row: i32[R] or [B] each; all ends but `last` are exclusive.
+
+    A row that does not contain the whole answer has first and last 0, the position of [CLS], or of the question's
+    first piece if the vocabulary adds no special tokens (as run_qa.py of transformers has it for GPT-2).
+    """
+
+    first: Any  # the first position of the answer
+    last: Any  # the last position of the answer
+    begin: Any  # of the window
+    end: Any
+    best_begin: Any  # of the pieces whose best window this is
+    best_end: Any
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class QuestionRows(TaskRows[Question]):
+    """Rows of questions in order; K - 1 questions, P pieces of all contexts."""
+
+    cut_part: ClassVar[str] = "questions"
+    cut_option: ClassVar[str] = "max_query_length"
+
+    places: Int32[np.ndarray, "R 6"]  # AnswerSpan
+    label_weights: Float32[np.ndarray, "R"]  # 0: the answer is unknown
+    question_offsets: Int64[np.ndarray, "K"]  # question q has the rows question_offsets[q]:question_offsets[q + 1]
+    first_pieces: Int64[np.ndarray, "R"]  # index among the P pieces of the first one of the window
+    characters: Int32[np.ndarray, "P 2"]  # of each piece, [start, end) in its context
+    moved: int  # answers that are not at their answer_start
+    not_found: int  # questions without an answer that is in the context
+
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """The question of each row."""
+        return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
+
+    def targets(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
+        places = AnswerSpan(*np.ascontiguousarray(self.places[taken.rows].T))
+        return places, np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
+
+
+class _Label(NamedTuple):
+    """The answer to a question, as far as it is known."""
+
+    first: int = -1  # the first and the last piece of the answer in its context; -1 both: none
+    last: int = -1
+    known: bool = False  # False: unlabelled, or no answer is in the context
+    moved: bool = False  # whether the answer is not at its answer_start
+
+
+def encode_questions(
+    split: Split[Question], tokenizer: Tokenizer, *, max_length: int, max_query_length: int, doc_stride: int
+) -> QuestionRows:
+    """One row for each window of each question's context.
+
+    A question is cut to max_query_length pieces; a row has up to max_length. Raises UserError where that leaves no
+    space for a context.
+    """
+    # Many questions share a context: each is tokenized once.
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(item.context for item in split.items))}
+    pieces, bounds, characters = tokenizer.of_tasks.encode_offsets_many(list(numbers))
+    contexts = [numbers[item.context] for item in split.items]
+    queries, query_offsets = tokenizer.of_tasks.encode_many([item.question.strip() for item in split.items])
+    query_sizes = np.minimum(np.diff(query_offsets), max_query_length)
+    rooms = max_length - query_sizes - tokenizer.begin - tokenizer.between - tokenizer.end
+    if not tokenizer.adds_special_tokens and query_sizes.min() < 1:
+        raise UserError(
+            f"question {int(query_sizes.argmin()) + 1} is empty, but the vocabulary adds no special tokens, so its "
+            "window has no position for `no answer`. Remove the question"
+        )
+    if rooms.min() < 1:
+        raise UserError(
+            f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
+            f"for a context; use --config.task.max_length={max_query_length + 128}"
+        )
+    sizes = np.diff(bounds)[contexts]
+    windows_by_question = [
+        windows_of(size, room, doc_stride) for size, room in zip(sizes.tolist(), rooms.tolist(), strict=True)
+    ]
+    counts = list(map(len, windows_by_question))
+    questions, windows = np.repeat(np.arange(len(contexts)), counts), np.concatenate(windows_by_question)
+    first_pieces = bounds[contexts][questions] + windows[:, 0]
+    encoded, _ = join_pairs(
+        Texts(queries, query_offsets[questions], query_sizes[questions]),
+        Texts(pieces, first_pieces, (windows[:, 1] - windows[:, 0]).astype(np.int64)),
+        tokenizer,
+    )
+    labels = [
+        _label_of(item, characters[bounds[context] : bounds[context + 1]]) if split.labelled else _Label()
+        for item, context in zip(split.items, contexts, strict=True)
+    ]
+    answers = np.array([label[:2] for label in labels])[questions]
+    known = np.array([label.known for label in labels])
+    return QuestionRows(
+        **encoded._asdict(),
+        pad_id=tokenizer.pad_id,
+        truncated=int((np.diff(query_offsets) > max_query_length).sum()),
+        split=split,
+        places=_answer_spans(windows, answers, encoded.first_lengths),
+        label_weights=known[questions].astype(np.float32),
+        question_offsets=np.cumsum([0, *counts], dtype=np.int64),
+        first_pieces=first_pieces,
+        characters=characters.astype(np.int32),
+        moved=sum(label.moved for label in labels),
+        not_found=int((~known).sum()) if split.labelled else 0,
+    )
+
+
+def _answer_spans(
+    windows: Int32[np.ndarray, "R 4"], answers: Int64[np.ndarray, "R 2"], begins: Int32[np.ndarray, "R"]
+) -> Int32[np.ndarray, "R 6"]:
+    """The AnswerSpan of rows whose windows (windows_of) begin at these positions, from the pieces of the answers."""
+    inside = (windows[:, 0] <= answers[:, 0]) & (answers[:, 1] < windows[:, 1])
+    shifts = (begins - windows[:, 0])[:, None]
+    return np.concatenate([np.where(inside[:, None], answers + shifts, 0), windows + shifts], axis=1).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=4096)
+def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
+    """The windows of a context: first piece, end, and the range of the pieces whose best window it is.
+
+    A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before
+    it. The context of a piece in a window is the number of pieces on its shorter side, plus a hundredth of the
+    window's length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A
+    context without pieces has one empty window.
+    """
+    firsts = np.arange(0, max(pieces - room, 0) + min(stride, room), min(stride, room))
+    ends = np.minimum(firsts + room, pieces)
+    place = np.arange(pieces)
+    inside = (firsts[:, None] <= place) & (place < ends[:, None])
+    sides = np.minimum(place - firsts[:, None], ends[:, None] - 1 - place) + 0.01 * (ends - firsts)[:, None]
+    best = np.where(inside, sides, -np.inf).argmax(axis=0)
+    # The pieces whose best window is the same are adjacent.
+    best_firsts = np.searchsorted(best, np.arange(len(firsts)), side="left")
+    best_ends = np.searchsorted(best, np.arange(len(firsts)), side="right")
+    return np.stack([firsts, ends, best_firsts, best_ends], axis=-1).astype(np.int32)
+
+
+def _label_of(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
+    """The pieces of the first answer that occurs in the context, given the characters of the context's pieces."""
+    if not question.answers:
+        return _Label(known=True)
+    for answer in question.answers:
+        if span := locate(question.context, answer):
+            # The first piece that ends after the answer's start, and the last one that begins before its end.
+            first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
+            last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
+            if first <= last:
+                start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
+                return _Label(first, last, known=True, moved=start is not None and span[0] != start)
+    return _Label()

@@ -1,0 +1,421 @@
+"""Spans and relations of sentences: their files, their rows, and the objective."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int, Int32, Int64
+
+from bert_jax.errors import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.model.heads.structured import choose_spans, possible_spans, take_spans
+from bert_jax.model.outputs import relation_logits, span_logits, span_vectors
+from bert_jax.model.transformer import gather_positions
+from bert_jax.tasks.labels import check_label
+from bert_jax.tasks.reading.tables import Column, Columns, is_stored, read_records
+from bert_jax.tasks.rows import Relation, Span, SpannedSentence, Split, Taken, TaskBatch, WordRows, encode_words
+from bert_jax.tasks.task import TaskObjective, span_sums
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.losses import binary_sums, classification_sums
+from bert_jax.train.objectives import Counts, Term, Terms
+
+# Reads words, spans and relations between spans from JSON lines or Parquet.
+
+
+SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
+
+RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
+
+
+def read_spans(
+    path: Path, columns: Columns, label_required: bool, relations: bool, spans_required: bool = False
+) -> Split[SpannedSentence]:
+    """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
+
+    A file is labelled if it has spans or, where relations are read, relations, and not null alone. With spans_required
+    it must have spans, also where labels need not be there: they are part of the input. Raises UserError, with file and
+    line, for a file of another kind, missing labels or columns that are required, and a malformed span or relation.
+    """
+    if not is_stored(path):
+        raise UserError(
+            f"{path}: spans are read from .jsonl or .parquet (non-nested ones also from .conll). Convert the file"
+        )
+    tokens, spans = columns.text or "tokens", columns.label or "spans"
+    requested = [
+        Column(tokens, "text"),
+        Column(spans, "label", required=label_required or spans_required),
+        Column("relations", "label", required=label_required and relations),
+    ]
+    found = read_records(path, requested)
+    deciding = 2 if relations else 1
+    labelled = any(record.values[deciding] is not None for record in found.records)
+    if label_required and not labelled:
+        raise UserError(f"{path} has no labels: column {requested[deciding].name!r} is null throughout")
+    items = []
+    for number, (words, span_values, relation_values) in found.records:
+        where = f"{path} line {number}"
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+            raise UserError(
+                f"{where}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
+            )
+        of_words = checked_spans(f"{where}: {spans}", span_values or [], len(words))
+        between = _relations(f"{where}: relations", relation_values or [], len(of_words))
+        items.append(SpannedSentence(tuple(words), of_words, between, number))
+    return Split(path, tuple(items), labelled)
+
+
+def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
+    """The spans of a sentence of `words` words, from their JSON values. Raises UserError that begins with `where`."""
+    found = []
+    for place, first, end, label in _listed(where, values, "spans", SPAN, ("start", "end", "label")):
+        if not 0 <= first < end <= words:
+            raise UserError(f"{place} is from word {first} to {end}, but the sentence has {words} words. Correct it")
+        found.append(Span(label, first, end))
+    return tuple(found)
+
+
+def _relations(where: str, values: Any, spans: int) -> tuple[Relation, ...]:
+    found = []
+    for place, head, tail, label in _listed(where, values, "relations", RELATION, ("head", "tail", "label")):
+        if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
+            raise UserError(
+                f"{place} is from span {head} to {tail}; expected the indices of two different spans (the line has "
+                f"{spans})"
+            )
+        found.append(Relation(label, head, tail))
+    return tuple(found)
+
+
+def _listed(
+    where: str, values: Any, what: str, expected: str, names: tuple[str, str, str]
+) -> Iterator[tuple[str, int, int, str]]:
+    """Where each object of a list is, and its fields of these names: two indices and a label.
+
+    The label of a span may be missing.
+    """
+    if not isinstance(values, list):
+        raise UserError(f"{where} is {values!r:.60}; expected a list of {what}, each {expected}")
+    for number, value in enumerate(values):
+        place = f"{where}[{number}]"
+        first, second, label = map(value.get, names) if isinstance(value, Mapping) else (None,) * 3
+        has_label = (isinstance(label, str) and label != "") or (what == "spans" and label in (None, ""))
+        if type(first) is not int or type(second) is not int or not has_label:
+            raise UserError(f"{place} is {value!r:.80}; expected {expected}")
+        yield place, first, second, label or ""
+
+
+# Encodes sentences with spans and relations as rows, and makes batches of them.
+
+
+# The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
+PAIRED = 32
+
+
+Triples = list[list[tuple[int, int, int]]]  # of each row
+
+
+class SpanLabels(NamedTuple):
+    """The value of TaskBatch.labels: W words in each row, K lengths, P paired spans, C types.
+
+    W is T less the number of special tokens that the vocabulary puts around a text.
+
+    | field | dtype, shape | |
+    |---|---|---|
+    | word_slots | i32[B,W] | the position of each word's first piece |
+    | words | i32[B,W] | 1: a word; 0: none |
+    | types | i32[B,W,K], or with task.span_scores=binary i32[B,W,K,C] | for the span of each length at each
+      word: 0 for none, else its type's id + 1; or 1 for each of its types |
+    | pair_firsts, pair_lengths | i32[B,P] | the spans that may have relations; length 0: none |
+    | relations | i32[B,P,P] | from the first span to the second: 0 none, else the relation's id + 1 |
+    | relation_weights | f32[B,P,P] | 0: not a pair of two spans, or unlabelled |
+    """
+
+    word_slots: Any
+    words: Any
+    types: Any
+    pair_firsts: Any
+    pair_lengths: Any
+    relations: Any
+    relation_weights: Any
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SpanRows(WordRows[SpannedSentence]):
+    """Rows of words with S spans and Q relations, each entirely in its row."""
+
+    row_words: Int64[np.ndarray, "R+1"]  # the first word of each row
+    span_offsets: Int64[np.ndarray, "R+1"]  # in the spans
+    firsts: Int32[np.ndarray, "S"]  # index among the words of the row
+    lengths_in_words: Int32[np.ndarray, "S"]
+    types: Int32[np.ndarray, "S"]
+    relation_offsets: Int64[np.ndarray, "R+1"]  # in the relations
+    heads: Int32[np.ndarray, "Q"]  # index among the spans of the row
+    tails: Int32[np.ndarray, "Q"]
+    relations: Int32[np.ndarray, "Q"]
+    longest: int  # K
+    special: int  # special tokens in each row
+    binary_types: int  # C with task.span_scores=binary, else 0
+    labelled: bool
+    lost: dict[str, int]  # counts of the spans and relations that the rows cannot hold, by reason
+
+    @property
+    def paired(self) -> int:
+        """P, the number of spans in each row of a batch between which relations are predicted."""
+        return max(1, min(PAIRED, int(np.diff(self.span_offsets).max(initial=0))))
+
+    def targets(self, taken: Taken) -> tuple[SpanLabels, Float32[np.ndarray, "B W K"]]:
+        batch, longest, paired = len(taken.rows), self.longest, self.paired
+        width = taken.real.shape[1] - self.special
+        counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
+        words = np.arange(width) < counts[:, None]
+        places = np.where(words, self.row_words[taken.rows][:, None] + np.arange(width), 0)
+        by_type = (self.binary_types,) if self.binary_types else ()
+        types = np.zeros((batch, width, longest, *by_type), np.int32)
+        firsts, lengths = np.zeros((2, batch, paired), np.int32)
+        relations, weights = np.zeros((batch, paired, paired), np.int32), np.zeros((batch, paired, paired), np.float32)
+        for place, row in enumerate(taken.rows):
+            if taken.filler[place]:
+                continue
+            of_row = slice(*self.span_offsets[row : row + 2])
+            at = (place, self.firsts[of_row], self.lengths_in_words[of_row] - 1)
+            if self.binary_types:
+                types[(*at, self.types[of_row])] = 1
+            else:
+                types[at] = self.types[of_row] + 1
+            count = min(paired, of_row.stop - of_row.start)
+            firsts[place, :count] = self.firsts[of_row][:count]
+            lengths[place, :count] = self.lengths_in_words[of_row][:count]
+            of_row = slice(*self.relation_offsets[row : row + 2])
+            relations[place, self.heads[of_row], self.tails[of_row]] = self.relations[of_row] + 1
+            weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
+        word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
+        possible = np.arange(width)[:, None] + np.arange(1, longest + 1) <= counts[:, None, None]
+        labels = SpanLabels(word_positions, words.astype(np.int32), types, firsts, lengths, relations, weights)
+        return labels, (possible & self.labelled).astype(np.float32)
+
+
+def encode_spans(
+    split: Split[SpannedSentence],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    max_span: int,
+    labels: tuple[str, ...] | None,
+    binary_types: int,
+    relation_labels: tuple[str, ...],
+) -> SpanRows:
+    """The rows of a split (word_rows.encode_words), with the spans and relations that they can hold.
+
+    labels are the types of spans; None where spans are part of the input, whose types are ignored. A span may be
+    longer than max_span words, or cross two rows of a long sentence; a relation may be between spans of two rows, with
+    a lost span, or after the row's first PAIRED spans. These are in no row. They are counted, and remain among the
+    true ones that predictions are measured by. Raises UserError, with the line, for an unknown label.
+    """
+    words = encode_words(split, tokenizer, max_length)
+    row_words = np.searchsorted(words.word_rows, np.arange(words.count + 1)).astype(np.int64)
+    held, between, lost = _held(words, row_words, max_span, labels, relation_labels)
+    firsts, lengths, types = _columns(held)
+    heads, tails, relations = _columns(between)
+    return SpanRows(
+        **vars(words),
+        row_words=row_words,
+        span_offsets=np.cumsum([0, *map(len, held)], dtype=np.int64),
+        firsts=firsts,
+        lengths_in_words=lengths,
+        types=types,
+        relation_offsets=np.cumsum([0, *map(len, between)], dtype=np.int64),
+        heads=heads,
+        tails=tails,
+        relations=relations,
+        longest=max_span,
+        special=tokenizer.begin + tokenizer.end,
+        binary_types=binary_types,
+        labelled=split.labelled,
+        lost=lost,
+    )
+
+
+def _held(
+    words: WordRows[SpannedSentence],
+    row_words: Int64[np.ndarray, "K"],
+    max_span: int,
+    labels: tuple[str, ...] | None,
+    relation_labels: tuple[str, ...],
+) -> tuple[Triples, Triples, dict[str, int]]:
+    """The spans (first word, length, type) and relations (head, tail, label) of each row, and the lost ones' counts."""
+    split = words.split
+    spans: Triples = [[] for _ in range(words.count)]
+    relations: Triples = [[] for _ in range(words.count)]
+    lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
+    for item, base in zip(split.items, words.sentence_offsets, strict=False):
+        where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its index there
+        for number, span in enumerate(item.spans if split.labelled or labels is None else ()):
+            row = int(words.word_rows[base + span.first])
+            kind = 0 if labels is None else check_label(split, item.line, span.label, labels)
+            if span.end - span.first > max_span:
+                lost["spans_too_long"] += 1
+            elif words.word_rows[base + span.end - 1] != row:
+                lost["spans_cut"] += 1
+            else:
+                where[number] = row, len(spans[row])
+                spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
+        for relation in item.relations if split.labelled and relation_labels else ():
+            kind = check_label(split, item.line, relation.label, relation_labels)
+            head, tail = where.get(relation.head), where.get(relation.tail)
+            if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
+                relations[head[0]].append((head[1], tail[1], kind))
+            else:
+                lost["relations_lost"] += 1
+    return spans, relations, lost
+
+
+def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
+    flat = [values for row in by_row for values in row]
+    return tuple(np.array(flat, np.int32).reshape(-1, 3).T.copy())
+
+
+# The objective of span tasks: the types of each span, and the relations between two spans.
+
+
+# The boundaries and the content (SpanHeads) of the vectors of spans, by the name of task.span_vectors.
+SPAN_VECTORS = {
+    "endpoints": ("hidden", "mean"),
+    "boundary": ("networks", "mean"),
+    "content": ("networks", "attention"),
+}
+
+# Candidate spans for each word of a row: a tree over n words has fewer than 2n nodes.
+CANDIDATES = 2
+
+
+class SpanOutputs(NamedTuple):
+    """The outputs of the heads: W words in each row, spans of up to K words, vectors of size G = 3D."""
+
+    vectors: Any  # f32[B,W,K,G]
+    logits: Any  # f32[B,W,K,C], class 0 is none, unless scores are binary; None if spans are given
+    relations: Any  # f32[B,P,P,1+Q] between the paired spans, class 0 is none; None without relations
+
+
+class SpanAnswer(NamedTuple):
+    """The arrays from which the spans and relations of a row are decoded.
+
+    | field | dtype, shape | |
+    |---|---|---|
+    | places | i32[2W] | the best of all spans with a type, best first: (word * K + length - 1) * C + type |
+    | scores | f32[2W] | their probabilities; 0 where there is no span |
+    | pair_firsts, pair_lengths | i32[P] | the spans between which relations are predicted; length 0: none |
+    | relations, relation_scores | i32, f32 [P,P] | from span p to span q: 0 for none, else the relation's id + 1;
+      and its probability |
+
+    A field that the task does not need is None.
+    """
+
+    places: Any
+    scores: Any
+    pair_firsts: Any
+    pair_lengths: Any
+    relations: Any
+    relation_scores: Any
+
+
+@dataclass(frozen=True)
+class SpanObjective(TaskObjective):
+    """Cross-entropy over all spans of up to `length` words, and over all pairs of a row's true spans.
+
+    Spans: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications";
+    spans with and without a type weigh the same. The vector of a span is computed from the hidden states of the first
+    pieces of its words. With binary scores, the losses of a span's types are summed. Relations: trained between true
+    spans and predicted between predicted ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al.
+    2018; they have a separate loss term.
+    """
+
+    length: int
+    types: int
+    binary: bool
+    relations: int  # the number of relation labels; 0: none are predicted
+    given: bool  # spans are part of the input
+    vectors: str = "endpoints"  # one of SPAN_VECTORS
+    relation_threshold: float = 0.0  # the least probability of a predicted relation; 0: that of none
+
+    @property
+    def heads(self) -> Heads:
+        classes = 0 if self.given else self.types + (not self.binary)
+        relations = self.relations + 1 if self.relations else 0
+        boundaries, content = SPAN_VECTORS[self.vectors]
+        return Heads(spans=SpanHeads(self.length, boundaries, content, classes, relations))
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        terms = ("task", "relation") if self.relations and not self.given else ("task",)
+        return dict.fromkeys(terms, ("accuracy",))
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> SpanOutputs:
+        labels = batch.labels
+        hidden = gather_positions(model.encode(batch, dropout_key).last, labels.word_slots)
+        vectors = span_vectors(model, hidden, dropout_key)
+        logits = None if self.given else span_logits(model, vectors, dropout_key)
+        relations = None
+        if self.relations:
+            paired = take_spans(vectors, labels.pair_firsts, jnp.maximum(labels.pair_lengths, 1))
+            relations = relation_logits(model, paired, dropout_key)
+        return SpanOutputs(vectors, logits, relations)
+
+    def terms_of(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Terms:
+        labels, weights = batch.labels, batch.label_weights
+        terms: Terms = {}
+        if not self.given:
+            if self.binary:
+                by_type = jnp.broadcast_to(weights[..., None], outputs.logits.shape)
+                loss, _ = binary_sums(outputs.logits, labels.types, by_type)
+                right = ((outputs.logits >= 0) == (labels.types > 0)).all(axis=-1)
+                terms["task"] = Term(loss, {"accuracy": (right * weights).sum()})
+            else:
+                loss, correct = span_sums(outputs.logits, labels.types, weights)
+                terms["task"] = Term(loss, {"accuracy": correct})
+        if self.relations:
+            loss, correct = classification_sums(outputs.relations, labels.relations, labels.relation_weights)
+            terms["task" if self.given else "relation"] = Term(loss, {"accuracy": correct})
+        return terms
+
+    def counts(self, batch: TaskBatch) -> Counts:
+        """`task`, the spans, and `relation`, the pairs; where spans are given, `task` is the pairs."""
+        if self.given:
+            return {"task": batch.labels.relation_weights.sum()}
+        spans = {"task": batch.label_weights.sum()}
+        return spans | ({"relation": batch.labels.relation_weights.sum()} if self.relations else {})
+
+    def answers(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> SpanAnswer:
+        labels = batch.labels
+        if self.given:
+            return SpanAnswer(
+                None, None, labels.pair_firsts, labels.pair_lengths, *self.relations_of(outputs.relations)
+            )
+        possible = possible_spans(labels.words, self.length)
+        shares = jnp.where(possible[..., None], self._shares(outputs.logits), 0)
+        flat = shares.reshape(shares.shape[0], -1)
+        scores, places = jax.lax.top_k(flat, min(CANDIDATES * labels.words.shape[1], flat.shape[1]))
+        if not self.relations:
+            return SpanAnswer(places, scores, None, None, None, None)
+        firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
+        relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
+        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *self.relations_of(relations))
+
+    def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
+        """The probability of each of S types. With classes, all but the best are 0, so that a span has one type."""
+        if self.binary:
+            return jax.nn.sigmoid(logits)
+        shares = jax.nn.softmax(logits, axis=-1)[..., 1:]
+        return jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
+
+    def relations_of(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
+        """The most probable relation of each pair and its probability; 0 and that of none where none is predicted."""
+        shares = jax.nn.softmax(logits, axis=-1)
+        none, best = shares[..., 0], shares[..., 1:].max(axis=-1)
+        predicted = best >= self.relation_threshold if self.relation_threshold else best > none
+        relations = jnp.where(predicted, 1 + shares[..., 1:].argmax(axis=-1), 0)
+        return relations.astype(jnp.int32), jnp.where(predicted, best, none)

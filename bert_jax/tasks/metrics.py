@@ -1,0 +1,292 @@
+"""The metrics of tasks, and those of retrieval from the ranks of the nearest documents."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int64
+from scipy import stats
+from seqeval.metrics import f1_score as entity_f1
+from seqeval.metrics import precision_score as entity_precision
+from seqeval.metrics import recall_score as entity_recall
+from sklearn import metrics
+
+from bert_jax.errors import UserError
+
+# The metrics of the tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as are those of NaN.
+#
+# A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
+
+
+Metric: TypeAlias = Callable[[Any, Any], float]
+
+
+LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target
+
+# Metrics that are undefined where all labels are the same.
+UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
+
+
+def compute_metrics(
+    functions: Mapping[str, Metric], names: Sequence[str], labels: Any, predicted: Any
+) -> dict[str, float]:
+    """The metrics of these names. Raises UserError for a name that is not among the functions."""
+    check_metric_names(names, functions)
+    return {name: float(functions[name](labels, predicted)) for name in names}
+
+
+def check_metric_names(names: Sequence[str], known: Collection[str]) -> None:
+    """Raises UserError for a metric that is not among those known."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown metric {name!r} for this kind of task; choose from: {', '.join(known)}")
+
+
+def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
+    """`precision`, `recall` and `f1` with each prefix, from the counts of correct, predicted and true items.
+
+    A ratio with denominator 0 is 0.
+    """
+    found = {}
+    for prefix, (hits, predicted, true) in counted.items():
+        found[f"{prefix}precision"] = hits / predicted if predicted else 0.0
+        found[f"{prefix}recall"] = hits / true if true else 0.0
+        found[f"{prefix}f1"] = 2 * hits / (predicted + true) if predicted + true else 0.0
+    return select_metrics(names, found)
+
+
+def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
+    """The lowest probability at which a candidate is predicted, for the best F1 against `total` true items.
+
+    It is midway between the last candidate that is predicted and the next one, as in decision trees; the highest one of
+    equal F1; and 1/2 where no candidate is true.
+    """
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], np.cumsum(true[order])
+    # Predicting the first n gives F1 = 2 * hits / (n + total). A threshold can only separate different scores.
+    cuts = np.flatnonzero(np.diff(scores, append=-1))
+    if not len(cuts) or not hits[-1]:
+        return 0.5
+    last = cuts[np.argmax(hits[cuts] / (cuts + 1 + total))]
+    following = scores[last + 1] if last + 1 < len(scores) else 0.0
+    return float((scores[last] + following) / 2)
+
+
+def multilabel_metrics(
+    names: Sequence[str],
+    labels: Bool[np.ndarray, "R C"],
+    shares: Float[np.ndarray, "R C"],
+    predicted: Bool[np.ndarray, "R C"],
+) -> dict[str, float]:
+    """The MULTILABEL_METRICS of these names, from the probabilities of the labels and the predicted ones.
+
+    micro_f1 is that of all decisions together, macro_f1 the mean over labels, where a label that is neither true nor
+    predicted counts 0. exact_match is the share of texts with exactly the right labels. auroc is the mean of the areas
+    under the ROC curves (Hanley and McNeil 1982) of the labels that some texts have and some do not; micro_auroc is the
+    area of all decisions together. An area is NaN where no label is such.
+    """
+    check_metric_names(names, MULTILABEL_METRICS)
+    found = {}
+    for name in names:
+        found[name] = float(MULTILABEL_METRICS[name](labels, shares if name in SCORED_METRICS else predicted))
+    return found
+
+
+def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of these names among those computed. Raises UserError for one that is not."""
+    check_metric_names(names, found)
+    return {name: found[name] for name in names}
+
+
+def _accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(metrics.accuracy_score(labels, predicted))
+
+
+def _macro_f1(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(metrics.f1_score(labels, predicted, average="macro", zero_division=0))
+
+
+def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Undefined if all labels are equal; 0 if only the predictions are, as in scikit-learn."""
+    return math.nan if _constant(labels) else float(metrics.matthews_corrcoef(labels, predicted))
+
+
+def _pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return math.nan if _constant(labels) or _constant(predicted) else float(stats.pearsonr(labels, predicted).statistic)
+
+
+def _spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return (
+        math.nan if _constant(labels) or _constant(predicted) else float(stats.spearmanr(labels, predicted).statistic)
+    )
+
+
+def _mean_squared_error(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return math.nan if np.isnan(predicted).any() else float(metrics.mean_squared_error(labels, predicted))
+
+
+def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    flat = (np.array([tag for sentence in tags for tag in sentence]) for tags in (labels, predicted))
+    return float(metrics.accuracy_score(*flat))
+
+
+def _constant(values: np.ndarray) -> bool:
+    return bool((values == values[0]).all())
+
+
+def classification_metrics(positive: int) -> Mapping[str, Metric]:
+    """Metrics of class ids.
+
+    f1, precision and recall are those of the class `positive`: in GLUE's MRPC and QQP it is 1. They are undefined where
+    their denominator is 0; f1 is, if the class is neither a label nor a prediction.
+    """
+
+    def of_class(score: Callable[..., Any]) -> Metric:
+        return lambda labels, predicted: float(
+            score(labels, predicted, labels=[positive], average="macro", zero_division=np.nan)
+        )
+
+    return {
+        "accuracy": _accuracy,
+        "f1": of_class(metrics.f1_score),
+        "macro_f1": _macro_f1,
+        "matthews_correlation": _matthews_correlation,
+        "precision": of_class(metrics.precision_score),
+        "recall": of_class(metrics.recall_score),
+    }
+
+
+CLASSIFICATION_METRICS = classification_metrics(1)
+
+
+def _macro_auroc(labels: np.ndarray, shares: np.ndarray) -> float:
+    mixed = [label for label in range(labels.shape[1]) if not _constant(labels[:, label])]
+    return float(np.mean([_auroc(labels[:, label], shares[:, label]) for label in mixed])) if mixed else math.nan
+
+
+def _auroc(labels: np.ndarray, shares: np.ndarray) -> float:
+    undefined = _constant(labels) or np.isnan(shares).any()
+    return math.nan if undefined else float(metrics.roc_auc_score(labels, shares))
+
+
+# Metrics of sets of labels, [R,C]: of the predicted ones, and of the probabilities of all (SCORED_METRICS).
+MULTILABEL_METRICS: Mapping[str, Metric] = {
+    "micro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="micro", zero_division=0),
+    "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
+    "exact_match": lambda labels, predicted: (labels == predicted).all(axis=1).mean(),
+    "auroc": _macro_auroc,
+    "micro_auroc": lambda labels, shares: _auroc(labels.ravel(), shares.ravel()),
+}
+
+SCORED_METRICS = ("auroc", "micro_auroc")
+
+# Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
+REGRESSION_METRICS: Mapping[str, Metric] = {
+    "pearson": _pearson,
+    "spearman": _spearman,
+    "mse": _mean_squared_error,
+}
+
+# Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
+# its type and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in
+# conlleval.
+TAGGING_METRICS: Mapping[str, Metric] = {
+    "accuracy": _tag_accuracy,
+    "precision": lambda labels, predicted: entity_precision(labels, predicted, zero_division=0),
+    "recall": lambda labels, predicted: entity_recall(labels, predicted, zero_division=0),
+    "f1": lambda labels, predicted: entity_f1(labels, predicted, zero_division=0),
+}
+
+
+# Retrieval: the nearest documents of queries, and the metrics of their ranks.
+#
+# Equal scores are ordered by the identifier of the document, so that results depend on nothing else.
+
+
+QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the documents of a chunk
+
+
+@dataclass
+class Nearest:
+    """The k documents with the highest scores for each of Q queries, over documents that come in chunks.
+
+    Memory is that of one chunk and of Q * k scores. Documents have numbers that say their order where scores are equal.
+    """
+
+    queries: Float32[np.ndarray, "Q D"]
+    k: int
+
+    def __post_init__(self) -> None:
+        count = len(self.queries)
+        self.scores = np.full((count, 0), -np.inf, np.float32)
+        self.documents = np.zeros((count, 0), np.int64)
+
+    def add(self, vectors: Float32[np.ndarray, "C D"], numbers: Int64[np.ndarray, "C"]) -> None:
+        """Takes a chunk of documents; scores are dot products, which are cosines of unit vectors."""
+        order = np.argsort(numbers)
+        vectors, numbers = vectors[order], numbers[order]
+        scores, documents = [], []
+        for start in range(0, len(self.queries), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            found = self.queries[part] @ vectors.T
+            best = _best(found, self.k)
+            scores.append(np.concatenate([self.scores[part], np.take_along_axis(found, best, axis=1)], axis=1))
+            documents.append(np.concatenate([self.documents[part], numbers[best]], axis=1))
+        both, known = np.concatenate(scores), np.concatenate(documents)
+        kept = np.lexsort((known, -both), axis=1)[:, : self.k]
+        self.scores = np.take_along_axis(both, kept, axis=1)
+        self.documents = np.take_along_axis(known, kept, axis=1)
+
+
+def ranks_of(
+    queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
+) -> Float64[np.ndarray, "Q"]:
+    """The rank, from 1, of each query's candidate; of candidates with equal scores the mean of their ranks.
+
+    A score that is not a number counts against the query.
+    """
+    ranks = np.zeros(len(queries))
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        part = slice(start, start + QUERIES_AT_ONCE)
+        scores = queries[part] @ candidates.T
+        own = np.take_along_axis(scores, right[part, None], axis=1)
+        higher, at_least = ~(scores <= own), ~(scores < own)  # both true of NaN
+        ranks[part] = (1 + higher.sum(axis=1) + at_least.sum(axis=1)) / 2
+    return ranks
+
+
+def rank_metrics(
+    hits: Mapping[str, Sequence[str]], relevant: Mapping[str, Set[str]], cutoffs: Sequence[int] = (1, 5, 10, 100)
+) -> dict[str, float]:
+    """ndcg@10, mrr@10, and recall@k of each cutoff, as means over the queries that have a relevant document.
+
+    hits are the documents found for each query, best first; at least as many as the highest cutoff where there are as
+    many. Relevance is binary. ndcg is that of Järvelin and Kekäläinen 2002 with the discount 1 / log2(rank + 1); recall
+    divides by the number of relevant documents. These are the figures of sentence-transformers'
+    InformationRetrievalEvaluator.
+    """
+    judged = [query for query in hits if relevant.get(query)]
+    totals = dict.fromkeys(("ndcg@10", "mrr@10", *(f"recall@{k}" for k in cutoffs)), 0.0)
+    for query in judged:
+        right = relevant[query]
+        ranks = [rank for rank, document in enumerate(hits[query], start=1) if document in right]
+        gain = sum(1 / math.log2(rank + 1) for rank in ranks if rank <= 10)
+        ideal = sum(1 / math.log2(rank + 1) for rank in range(1, min(len(right), 10) + 1))
+        totals["ndcg@10"] += gain / ideal
+        totals["mrr@10"] += 1 / ranks[0] if ranks and ranks[0] <= 10 else 0.0
+        for k in cutoffs:
+            totals[f"recall@{k}"] += sum(rank <= k for rank in ranks) / len(right)
+    return {name: total / len(judged) if judged else math.nan for name, total in totals.items()}
+
+
+def _best(scores: Float32[np.ndarray, "Q C"], k: int) -> Int64[np.ndarray, "Q K"]:
+    """The columns of the k highest scores of each row; of equal ones the first."""
+    if scores.shape[1] <= k:
+        return np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+    best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    lowest = np.take_along_axis(scores, best, axis=1).min(axis=1)
+    for row in np.flatnonzero((scores >= lowest[:, None]).sum(axis=1) > k):  # some equal the lowest and were left out
+        best[row] = np.argsort(-scores[row], kind="stable")[:k]
+    return best

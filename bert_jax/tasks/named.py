@@ -1,0 +1,394 @@
+"""The tasks known by name: their options, and the layout of their published files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.kinds.choice import ChoiceTask, MultipleChoice
+from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.question import SQUAD1_METRICS, SQUAD2_METRICS, QuestionTask
+from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.tables import Columns, is_stored, plain_name
+from bert_jax.tasks.reading.texts import read_table
+from bert_jax.tasks.reading.words import SentenceReader, read_conllu, read_word_lists
+from bert_jax.tasks.rows import Example, Sentence, Split
+from bert_jax.tasks.task import Task
+
+# The description of a named task: its options and the layout of its published files.
+
+
+SPLITS = ("train", "dev", "test")
+
+# The splits of most data sets in TensorFlow Datasets and on the Hugging Face hub.
+STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    """A task and the layout of its published files.
+
+    | field | |
+    |---|---|
+    | folders | folders in which its files may be, below a data folder; the data folder itself is tried last |
+    | files | the names that the file of each split may have, in order; .xz, .gz or .zst may follow |
+    | columns | the columns of files that differ from those of the task, by file name |
+    | metrics | the metrics of splits that differ from those of the task |
+    | stored | its name in TensorFlow Datasets and on the Hugging Face hub; empty if it is in neither |
+    | stored_splits, stored_columns | the names of its splits and columns there |
+    """
+
+    task: Task
+    folders: tuple[str, ...]
+    files: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, Columns] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stored: str = ""
+    stored_splits: Mapping[str, str] = field(default_factory=dict)
+    stored_columns: Columns | None = None
+
+    def split_of(self, path: Path) -> str:
+        """The split whose file has this name; empty if there is none."""
+        name = plain_name(path)
+        found = (split for split, names in self.files.items() if name in [Path(one).name for one in names])
+        return next(found, "")
+
+
+# The nine tasks of GLUE, and its diagnostic set (AX), which a model of MNLI is tested on.
+#
+# Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of labels is that of
+# the Hugging Face `glue` data set, so that exported models agree.
+
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+
+
+def _glue(
+    name: str,
+    folder: str,
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    columns: Columns,
+    stored_columns: Columns | None = None,
+    test_columns: Columns | None = None,
+    kind: type[ClassificationTask] | type[RegressionTask] = ClassificationTask,
+) -> NamedTask:
+    return NamedTask(
+        kind(name, labels, metrics=metrics, columns=columns),
+        (folder, f"glue/{folder}", name, f"glue/{name}"),
+        {split: (f"{split}.tsv",) for split in SPLITS},
+        columns={} if test_columns is None else {"test.tsv": test_columns},
+        stored=f"glue/{name}",
+        stored_splits=STORED_SPLITS,
+        stored_columns=stored_columns or columns,
+    )
+
+
+@dataclass(frozen=True)
+class QqpTask(ClassificationTask):
+    """QQP. Some questions of the published training file contain line ends, which split their lines in two."""
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+        """Leaves out lines with another number of fields, except in a file without labels.
+
+        Such a file is read strictly, because each of its lines needs a prediction in its place.
+        """
+        split = read_table(path, columns, label_required, self.numbered_labels, ragged_lines=True)
+        if split.left_out and not split.labelled:
+            return read_table(path, columns, label_required, self.numbered_labels)
+        return split
+
+
+_SENTENCES = Columns("sentence1", "sentence2", "label")
+
+_TWO_WAY = ("entailment", "not_entailment")
+
+
+GLUE = (
+    _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
+    _glue(
+        "cola",
+        "CoLA",
+        ("0", "1"),
+        ("matthews_correlation", "accuracy"),
+        Columns("3", "", "1"),
+        stored_columns=Columns("sentence", "", "label"),
+        test_columns=Columns("sentence"),
+    ),
+    _glue(
+        "mrpc",
+        "MRPC",
+        ("0", "1"),
+        ("accuracy", "f1"),
+        Columns("#1 String", "#2 String", "Quality"),
+        stored_columns=_SENTENCES,
+    ),
+    _glue(
+        "stsb",
+        "STS-B",
+        (),
+        ("pearson", "spearman"),
+        Columns("sentence1", "sentence2", "score"),
+        stored_columns=_SENTENCES,
+        kind=RegressionTask,
+    ),
+    _glue(
+        "qqp",
+        "QQP",
+        ("0", "1"),
+        ("accuracy", "f1"),
+        Columns("question1", "question2", "is_duplicate"),
+        stored_columns=Columns("question1", "question2", "label"),
+        kind=QqpTask,
+    ),
+    replace(
+        _glue(
+            "mnli",
+            "MNLI",
+            NLI_LABELS,
+            ("accuracy",),
+            Columns("sentence1", "sentence2", "gold_label"),
+            stored_columns=Columns("premise", "hypothesis", "label"),
+        ),
+        files={
+            "train": ("train.tsv",),
+            "dev": ("dev_matched.tsv",),
+            "dev_mismatched": ("dev_mismatched.tsv",),
+            "test": ("test_matched.tsv",),
+            "test_mismatched": ("test_mismatched.tsv",),
+            "ax": (
+                *(
+                    f"{place}/{name}"
+                    for name in ("diagnostic-full.tsv", "diagnostic.tsv")
+                    for place in ("../diagnostic", "../AX", ".")
+                ),
+                "../ax/test-00000-of-00001.parquet",  # of the Hugging Face data set, without labels
+            ),
+        },
+        columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},
+        metrics={"ax": ("matthews_correlation",)},
+        stored_splits={
+            "train": "train",
+            "dev": "validation_matched",
+            "dev_mismatched": "validation_mismatched",
+            "test": "test_matched",
+            "test_mismatched": "test_mismatched",
+        },
+    ),
+    _glue("qnli", "QNLI", _TWO_WAY, ("accuracy",), Columns("question", "sentence", "label")),
+    _glue("rte", "RTE", _TWO_WAY, ("accuracy",), _SENTENCES),
+    _glue("wnli", "WNLI", ("0", "1"), ("accuracy",), _SENTENCES),
+)
+
+
+# BoolQ, CB, RTE and WiC of SuperGLUE (Wang et al. 2019b, table 1), in the layout of super.gluebenchmark.com.
+#
+# The order of labels is that of the Hugging Face `super_glue` data set, so that exported models agree.
+
+
+FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl",), "test": ("test.jsonl",)}
+
+
+def superglue_folders(folder: str) -> tuple[str, ...]:
+    """The folders of a task of SuperGLUE below a data folder: the published name, and that of the Hugging Face data."""
+    return tuple(
+        f"{place}{name}"
+        for place in ("superglue/", "super_glue/", "SuperGLUE/", "")
+        for name in (folder, folder.lower())
+    )
+
+
+def _superglue(
+    name: str, folder: str, labels: tuple[str, ...], metrics: tuple[str, ...], columns: Columns
+) -> NamedTask:
+    return NamedTask(
+        ClassificationTask(name, labels, metrics=metrics, columns=columns),
+        superglue_folders(folder),
+        FILES,
+        stored=f"super_glue/{folder.lower()}",
+        stored_splits=STORED_SPLITS,
+        stored_columns=columns,
+    )
+
+
+_PREMISES = Columns("premise", "hypothesis", "label")
+
+_WORDS = Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2"))
+
+
+SUPERGLUE = (
+    _superglue("boolq", "BoolQ", ("false", "true"), ("accuracy",), Columns("question", "passage", "label")),
+    _superglue("cb", "CB", ("entailment", "contradiction", "neutral"), ("accuracy", "macro_f1"), _PREMISES),
+    _superglue("superglue_rte", "RTE", ("entailment", "not_entailment"), ("accuracy",), _PREMISES),
+    _superglue("wic", "WiC", ("false", "true"), ("accuracy",), _WORDS),
+)
+
+
+# SWAG (Zellers et al. 2018), in the layout of https://github.com/rowanz/swagaf, and COPA in that of SuperGLUE.
+
+
+# The question that follows the premise of an item, as the authors print it (Roemmele et al. 2011, figure 1).
+COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
+
+
+@dataclass(frozen=True)
+class CopaTask(ChoiceTask):
+    """COPA of SuperGLUE: a premise, and a question about its cause or its effect."""
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
+        """Reads items whose column text_pair is one of COPA_QUESTIONS, which is asked about the premise."""
+        split = super().read(path, columns, label_required)
+        return replace(split, items=tuple(_with_question(path, item) for item in split.items))
+
+    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
+        item = super().item_of(source, record)
+        return _with_question(source, item) if item.start else item
+
+
+def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
+    """The item with the question after its premise. Raises UserError for one that is not in COPA_QUESTIONS."""
+    if item.start not in COPA_QUESTIONS:
+        raise UserError(
+            f"{source} line {item.line}: question is {item.start!r}; expected {' or '.join(COPA_QUESTIONS)}"
+        )
+    return item._replace(context=f"{item.context} {COPA_QUESTIONS[item.start]}", start="")
+
+
+SWAG = NamedTask(
+    # sent1 is the context, sent2 (a noun phrase) the common beginning of all endings; the test file has no labels.
+    ChoiceTask(
+        "swag",
+        metrics=("accuracy",),
+        columns=Columns("sent1", "sent2", "label"),
+        choices="ending0,ending1,ending2,ending3",
+    ),
+    ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
+    {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
+    stored_splits=STORED_SPLITS,
+)
+
+COPA = NamedTask(
+    CopaTask("copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices="choice1,choice2"),
+    superglue_folders("COPA"),
+    FILES,
+    stored="super_glue/copa",
+    stored_splits=STORED_SPLITS,
+)
+
+
+# SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and the dev set of 1.1 with other training questions.
+
+
+FOLDERS = ("squad", "SQuAD")
+
+
+def _squad(name: str, version: str, metrics: tuple[str, ...], unanswerable: bool = False) -> NamedTask:
+    return NamedTask(
+        QuestionTask(name, metrics=metrics, unanswerable=unanswerable),
+        FOLDERS,
+        {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)},
+        stored=f"squad/{version}",
+        stored_splits={"train": "train", "dev": "validation"},
+    )
+
+
+SQUAD = (
+    _squad("squad1", "v1.1", SQUAD1_METRICS),
+    _squad("squad2", "v2.0", SQUAD2_METRICS, unanswerable=True),
+    # Miller et al. 2020: questions on Wikipedia articles that are in neither part of SQuAD.
+    NamedTask(
+        QuestionTask("new_wiki", metrics=SQUAD1_METRICS),
+        FOLDERS,
+        {"train": ("squadshifts_new_wiki.json", "new_wiki_v1.0.json"), "dev": ("dev-v1.1.json",)},
+    ),
+)
+
+
+# Tagging tasks: parts of speech of UD English EWT, entities of CoNLL-2003.
+
+
+# https://universaldependencies.org/u/pos
+UNIVERSAL_TAGS = (
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART"),
+    *("PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
+)
+
+
+# The classes of STORED_LABEL by number in the Hugging Face data set `universal_dependencies`.
+STORED_LABEL = "upos"
+
+NO_WORD = "_"  # a multiword token, whose words follow it, or an empty node
+
+STORED_TAGS = (
+    *("NOUN", "PUNCT", "ADP", "NUM", "SYM", "SCONJ", "ADJ", "PART", "DET"),
+    *("CCONJ", "PROPN", "PRON", "X", NO_WORD, "ADV", "INTJ", "VERB", "AUX"),
+)
+
+
+@dataclass(frozen=True)
+class EwtTask(TaggingTask):
+    """UD English EWT, whose text files are CoNLL-U regardless of the endings of their names."""
+
+    def reader_of(self, path: Path) -> SentenceReader:
+        return self._read_lists if is_stored(path) else read_conllu
+
+    def _read_lists(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """Reads lists, where numbers are STORED_TAGS in the data set's own column, unless other labels are given."""
+        own = columns.label == STORED_LABEL and self.labels == UNIVERSAL_TAGS and not self.label_map
+        return read_word_lists(path, columns, label_required, STORED_TAGS if own else self.numbered_labels)
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """Also leaves out what is no word (NO_WORD) in the lists of the Hugging Face data set, as read_conllu does."""
+        split = super().read(path, columns, label_required)
+        if not split.labelled or not is_stored(path):
+            return split
+        return replace(split, items=tuple(item for item in map(_words_of, split.items) if item.words))
+
+
+def _words_of(sentence: Sentence) -> Sentence:
+    """The sentence without what is tagged NO_WORD."""
+    tagged = zip(sentence.words, sentence.tags or (), sentence.lines, strict=True)
+    kept = [one for one in tagged if one[1] != NO_WORD]
+    return sentence._replace(
+        words=tuple(word for word, _, _ in kept),
+        tags=tuple(tag for _, tag, _ in kept),
+        lines=tuple(line for *_, line in kept),
+    )
+
+
+TAGGING = (
+    NamedTask(
+        EwtTask("ewt", UNIVERSAL_TAGS, metrics=("accuracy",), columns=Columns("FORM", "", "UPOS")),
+        ("ud_english_ewt", "universal_dependencies/en_ewt", "en_ewt"),
+        {split: (f"en_ewt-ud-{split}.conllu",) for split in SPLITS},
+        stored_splits=STORED_SPLITS,
+        stored_columns=Columns("tokens", "", STORED_LABEL),
+    ),
+    # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
+    NamedTask(
+        TaggingTask(
+            "conll2003",
+            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+            metrics=("f1", "precision", "recall", "accuracy"),
+            columns=Columns("0", "", "-1"),
+        ),
+        ("conll2003",),
+        {"train": ("eng.train",), "dev": ("eng.testa",), "test": ("eng.testb",)},
+        stored_splits=STORED_SPLITS,
+        stored_columns=Columns("tokens", "", "ner_tags"),
+    ),
+)
+
+
+# The tasks known by name: their options, and the layout of their published files.
+#
+# layout     the description of a named task
+# glue       the nine tasks of GLUE, and its diagnostic set
+# choice     SWAG, and COPA of SuperGLUE
+# superglue  BoolQ, CB, RTE and WiC of SuperGLUE
+# squad      SQuAD 1.1 and 2.0
+# tagging    parts of speech (ewt) and entities (conll2003)
+
+
+TASKS: dict[str, NamedTask] = {named.task.name: named for named in (*GLUE, *SUPERGLUE, SWAG, COPA, *SQUAD, *TAGGING)}

@@ -1,0 +1,426 @@
+"""Reads the inputs of predict and embed, record by record, from files and standard input."""
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+
+from bert_jax.errors import UserError
+from bert_jax.tasks.reading.tables import (
+    check_file,
+    delimited_lines,
+    files_of,
+    is_number,
+    is_unicode,
+    numbered_lines,
+    place_of,
+    plain_name,
+    ragged,
+)
+from bert_jax.tasks.rows import Sentence, Split
+
+# The inputs of predict, record by record: their texts and words. Errors name the line of the record.
+
+
+JOINER = "\u200d"  # between the parts of an emoji
+
+
+class InputRecord(NamedTuple):
+    """One input: a line of plain text, or the object that a line of JSON holds, or a text or object of a caller."""
+
+    line: int  # in its file, from 1
+    content: str | Mapping[str, Any]
+    tabs: bool = True  # whether tabs separate the texts of a plain line; in the texts of a caller they are white space
+
+    def plain_texts(self) -> list[str]:
+        """The texts of a plain line."""
+        assert isinstance(self.content, str)
+        return self.content.split("\t") if self.tabs else [self.content]
+
+
+class Words(NamedTuple):
+    """The words of a text, and their positions in it."""
+
+    words: tuple[str, ...]
+    text: str | None  # None where only words were given
+    offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
+
+
+def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
+    """The texts of a record: separated by tabs in a plain line, or the fields of these names.
+
+    names has the possible field names of each text, and the first `needed` texts are required. Raises UserError for a
+    text that is missing, empty or not a string, and for too many tabs.
+    """
+    if isinstance(record.content, str):
+        texts: list[Any] = record.plain_texts()
+        if len(texts) < needed and not record.tabs:
+            raise UserError(
+                f"{source} line {record.line} is one text, but the task needs {needed}. Give an object with the fields "
+                f"{', '.join(choice[-1] for choice in names)}"
+            )
+        if not needed <= len(texts) <= len(names):
+            expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
+            raise UserError(
+                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: "
+                f"{', '.join(choice[-1] for choice in names)}. Correct the line"
+            )
+    else:
+        found = [value_of(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
+        texts = [value for value in found if value is not None]
+    return [checked_text(source, record.line, text) for text in texts]
+
+
+def value_of(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
+    """The value of the first of these fields that an object has; None where it has none. Empty names are ignored.
+
+    Raises UserError for a missing field that is required, and for a plain line.
+    """
+    if isinstance(record.content, str):
+        raise UserError(
+            f"{source} line {record.line} is plain text, but {names[-1]!r} is required. Write JSON lines: {{...}}"
+        )
+    for name in names:
+        if name and record.content.get(name) is not None:
+            return record.content[name]
+    if not required:
+        return None
+    there = ", ".join(map(repr, record.content)) or "none"
+    expected = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
+    raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {there}. Add or rename it")
+
+
+def checked_text(source: Path, line: int, text: Any) -> str:
+    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8."""
+    if not isinstance(text, str):
+        raise UserError(f"{source} line {line}: expected a string, got {text!r:.60}")
+    if not text.strip():
+        raise UserError(f"{source} line {line} is empty. Write a text in it, or remove the line")
+    if not is_unicode(text):
+        raise UserError(f"{source} line {line} has half of a surrogate pair, which is not a character")
+    return text
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a value is a list, or what stands for one in rows of a caller: a tuple, or an array of NumPy."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
+    """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
+
+    Given tokens are located in the text, in order, where there is a text too. Raises UserError as texts_of does, and
+    for a token that the text lacks.
+    """
+    tokens = None
+    if not isinstance(record.content, str):
+        tokens = record.content.get(column) if column else None
+        if not _is_list(tokens):
+            tokens = value_of(source, record, ("tokens", "words"), required=False)
+    if tokens is None:
+        (text,) = texts_of(source, record, [(column, "text")], needed=1)
+        offsets = split_words(text)
+        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
+    if not _is_list(tokens) or not len(tokens):
+        raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
+    words = tuple(checked_text(source, record.line, token) for token in tokens)
+    text = value_of(source, record, ("text",), required=False)
+    if text is None or text is tokens:
+        return Words(words, None, None)
+    return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
+
+
+def sentences_of(source: Path, records: Sequence[InputRecord], column: str) -> Split[Sentence]:
+    """Sentences without labels, of given words or of the words of texts (words_of)."""
+    items = []
+    for record in records:
+        words, text, offsets = words_of(source, record, column)
+        items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
+    return Split(source, tuple(items), labelled=False)
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Where the words of a raw text lie, as [start, end) in characters.
+
+    White space parts words, and every character of Unicode's categories P (punctuation) and S (symbols) is a word of
+    its own, as treebanks and CoNLL files nearly have it, together with the combining characters (category M, as the
+    variation selector of an emoji) and the joiner behind it. What they split or join by the rules of a language
+    ("do n't", "U.S.") takes a tokenizer of that language: give its words.
+    """
+    found: list[tuple[int, int]] = []
+    start = None
+    for place, character in enumerate(text):
+        category = unicodedata.category(character)[0]
+        if start is None and found and found[-1][1] == place and (category == "M" or character == JOINER):
+            found[-1] = (found[-1][0], place + 1)
+            continue
+        mark = category in "PS"
+        if start is not None and (mark or character.isspace()):
+            found.append((start, place))
+            start = None
+        if mark:
+            found.append((place, place + 1))
+        elif start is None and not character.isspace():
+            start = place
+    if start is not None:
+        found.append((start, len(text)))
+    return found
+
+
+def _located(source: Path, line: int, words: Sequence[str], text: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    end = 0
+    for word in words:
+        start = text.find(word, end)
+        if start < 0:
+            raise UserError(f"{source} line {line}: the token {word!r} is not in the text after character {end}")
+        end = start + len(word)
+        found.append((start, end))
+    return tuple(found)
+
+
+# The lines that predict reads from files and standard input, and their forms.
+
+
+FORMS = ("auto", "text", "jsonl", "task")
+
+PYTHON = "python"  # the form of texts and objects of a caller
+
+STDIN = Path("standard input")  # in messages
+
+FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", "": "text"}
+
+CHUNK = 1 << 20  # bytes; a pipe returns at most what it holds
+
+
+Line = tuple[int, str]  # its number, from 1, and its content
+
+Item = TypeVar("Item")
+
+
+def form_of_file(path: Path) -> str:
+    """`text` (one input per line), `jsonl` (one object per line) or `task` (the format of the training files).
+
+    The ending of the name decides; the ending of a compressed file does not count.
+    """
+    return FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "task")
+
+
+def form_of_line(text: str) -> str:
+    """The form of a stream with this first line: `jsonl` if the line is a JSON object, otherwise `text`."""
+    try:
+        return "jsonl" if isinstance(json.loads(text), dict) else "text"
+    except (ValueError, RecursionError):
+        return "text"
+
+
+def inputs_of(lines: Iterable[Line], form: str) -> Iterator[Line]:
+    """The lines that hold inputs: of JSON lines those that are not blank, as in the files of tasks."""
+    return (line for line in lines if form != "jsonl" or line[1].strip())
+
+
+def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of `size`; the last list may be shorter."""
+    remaining = iter(items)
+    return iter(lambda: list(islice(remaining, size)), [])
+
+
+def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
+    """The lines of a stream, without line ends, in lists of at most `size` lines.
+
+    A list is yielded as soon as reading more would wait. A program that writes a line into a pipe and waits for its
+    prediction therefore receives it. Raises UserError for a line that is not UTF-8.
+    """
+    number, unfinished = 0, b""
+    waiting: list[bytes] = []
+    while chunk := os.read(stream.fileno(), CHUNK):
+        *lines, unfinished = (unfinished + chunk).split(b"\n")
+        waiting += lines
+        while len(waiting) >= size or (waiting and not select.select([stream], [], [], 0)[0]):
+            yield _decoded(waiting[:size], number)
+            number += len(waiting[:size])
+            del waiting[:size]
+    waiting += [unfinished] if unfinished else []
+    if waiting:
+        yield _decoded(waiting, number)
+
+
+def _decoded(lines: list[bytes], before: int) -> list[Line]:
+    """Lines as text. `before` lines precede them in the stream; a byte-order mark at its start is dropped."""
+    found = []
+    for number, line in enumerate(lines, before + 1):
+        try:
+            found.append((number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{STDIN} line {number} is not UTF-8 ({error.reason}). Convert it to UTF-8") from error
+    return found
+
+
+def record_of(source: Path, number: int, content: str | Mapping[str, Any], form: str, words: bool) -> InputRecord:
+    """A line, or an object of the caller, as an InputRecord.
+
+    With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
+    that is not a JSON object.
+    """
+    if form in ("text", PYTHON) and isinstance(content, str) and words and content.split():
+        return InputRecord(number, {"tokens": content.split(), "text": content})
+    if form in ("text", PYTHON) or not isinstance(content, str):
+        return InputRecord(number, content, tabs=form == "text")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} line {number} is not JSON ({error}). Write one object per line") from None
+    if not isinstance(found, Mapping):
+        raise UserError(f"{source} line {number} is {content:.40}, which is not a JSON object. Write {{...}} per line")
+    return InputRecord(number, found)
+
+
+# Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table.
+
+
+STREAM_FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
+
+STREAM_FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".json": "json"}
+
+TEXT = "text"  # the name of the column of texts where none is given
+
+ROWS_AT_ONCE = 4096
+
+
+Texts = tuple[str, ...]  # one text, or the two of a pair
+
+
+def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
+    """The texts of a file in order, of which only a part is in memory at a time.
+
+    form auto is that of the file's name; a Parquet file may stand for several (files_read). Of lines, a tab separates
+    the two texts of a pair. In the other forms, text (empty: `text`) and text_pair name the fields or columns, and a
+    text may hold line ends and tabs. CSV and TSV have a header line, unless both are numbers, from 0. Blank lines
+    between JSON lines are not texts. Raises UserError, with file and line, for a missing file, a missing field, a value
+    that is not a text, names where the file has lines without fields, and form auto for a .json file, which may hold a
+    document.
+    """
+    if form not in STREAM_FORMS:
+        raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
+    form = _form_of(path, form)
+    if form == "json":
+        raise UserError(
+            f"{path} may be one JSON document, and texts are read from lines. Write one object per line and name its "
+            "form: --form jsonl"
+        )
+    if form == "text":
+        if text or text_pair:
+            raise UserError(
+                f"--text is {text!r} and --text_pair {text_pair!r}, but {path} is read as lines of text, which have no "
+                "columns. Leave them out, or name the form of the file: --form csv, tsv, jsonl or parquet"
+            )
+        return _lines(path)
+    names = [text or TEXT, *([text_pair] if text_pair else [])]
+    if form in ("csv", "tsv"):
+        return _table(path, names, quoted=form == "csv")
+    return _json_lines(path, names) if form == "jsonl" else _parquet(path, names)
+
+
+def files_read(path: Path, form: str = "auto") -> list[Path]:
+    """The files whose texts read_stream returns: path, or all of a data set in Parquet whose first one it is."""
+    return files_of(path) if _form_of(path, form) == "parquet" else [path]
+
+
+def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> list[Texts]:
+    """All texts of a file. Raises UserError as read_stream does, and for a file without texts."""
+    texts = list(read_stream(path, form, text, text_pair))
+    if not texts:
+        raise UserError(f"{path} has no texts. Write one on each line, or below the header of a table")
+    return texts
+
+
+def _form_of(path: Path, form: str) -> str:
+    return STREAM_FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
+
+
+def _lines(path: Path) -> Iterator[Texts]:
+    for number, line in numbered_lines(path):
+        found = tuple(line.split("\t"))
+        if len(found) > 2:
+            raise UserError(
+                f"{path} line {number} has {len(found) - 1} tabs; use one, between the two texts of a pair, or none"
+            )
+        yield found
+
+
+def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
+    lines = delimited_lines(path, quoted)
+    first = next(lines, None)
+    if first is None:
+        return
+    header = first[1]
+    has_header = not all(is_number(name) for name in names)
+    columns = [
+        place_of(path, header if has_header else [], len(header), name, role)
+        for name, role in zip(names, ("text", "text_pair"), strict=False)
+    ]
+    for number, fields in lines if has_header else itertools.chain([first], lines):
+        if len(fields) != len(header):
+            raise UserError(ragged(path, number, len(fields), len(header), quoted))
+        yield tuple(fields[column] for column in columns)
+
+
+def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} line {number} is not JSON ({error}). Write one object per line") from None
+        if not isinstance(values, Mapping):
+            raise UserError(f"{path} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
+        yield tuple(_text(path, number, values, name) for name in names)
+
+
+def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:
+    """The texts of all files of a data set, whose rows are numbered through. All are checked before the first text."""
+    files = files_of(path)
+    for file in files:
+        check_file(file)
+        with _parquet_file(file) as content:
+            columns = content.schema_arrow.names
+        if missing := [name for name in names if name not in columns]:
+            there = ", ".join(columns)
+            raise UserError(f"{file} has no column {missing[0]!r}; its columns are: {there}. Name one with --text")
+    number = 0
+    for file in files:
+        with _parquet_file(file) as content:
+            for batch in content.iter_batches(ROWS_AT_ONCE, columns=names):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield tuple(_text(path, number, values, name) for name in names)
+
+
+@contextlib.contextmanager
+def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as content:
+            yield content
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is not a Parquet file, or is damaged ({error}). Write it again") from error
+
+
+def _text(path: Path, number: int, values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if isinstance(value, str):
+        return value
+    there = ", ".join(map(repr, values)) or "none"
+    raise UserError(
+        f"{path} line {number}: {name!r} is {value!r:.40}, not a text. Its fields are {there}; name one with --text"
+    )

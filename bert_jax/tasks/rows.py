@@ -1,0 +1,481 @@
+"""The rows of tasks: texts, pairs and sentences of words as ids, and the batch that the model sees. Pure numpy."""
+
+import abc
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32, Int64, Integer, Shaped, UInt
+
+from bert_jax.tokenization.tokenizer import Tokenizer
+
+# What a task's file holds, the rows it becomes, and the batch the model sees. Pure numpy.
+
+
+class Example(NamedTuple):
+    """A text or a pair of texts, with its label as the file writes it (None where the file has none)."""
+
+    text: str
+    text_pair: str | None
+    label: str | None
+    line: int  # in the file, from 1
+
+
+class LabelSet(NamedTuple):
+    """A text or a pair of texts, with its labels as the file writes them (None where the file has none)."""
+
+    text: str
+    text_pair: str | None
+    labels: tuple[str, ...] | None
+    line: int  # in the file, from 1
+
+
+class Sentence(NamedTuple):
+    """The words of a sentence and their tags as the file writes them (None where the file has none)."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    lines: tuple[int, ...]  # of each word in the file, from 1
+    # For a raw text that was split into words:
+    text: str | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
+
+
+class Span(NamedTuple):
+    """The words first to end - 1 of a sentence, with a type."""
+
+    label: str
+    first: int
+    end: int
+
+
+class Relation(NamedTuple):
+    """A relation between two spans of a sentence, which it names by their index."""
+
+    label: str
+    head: int
+    tail: int
+
+
+class SpannedSentence(NamedTuple):
+    """The words of a sentence, its spans, which may overlap, and their relations; both are empty where unknown."""
+
+    words: tuple[str, ...]
+    spans: tuple[Span, ...]
+    relations: tuple[Relation, ...]
+    line: int  # in the file, from 1
+    # For a raw text that was split into words:
+    text: str | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
+
+
+Item = TypeVar("Item", covariant=True)
+
+
+@dataclass(frozen=True)
+class Split(Generic[Item]):
+    """The content of one file of a task: at least one item; either all items are labelled or none."""
+
+    path: Path
+    items: tuple[Item, ...]
+    labelled: bool
+    left_out: int = 0  # unreadable lines, for tasks whose published files have some
+    class_names: tuple[str, ...] = ()  # by number, where the file names its classes
+
+
+class TaskBatch(NamedTuple):
+    """A fine-tuning batch (numpy or jax arrays) with one sequence in each row. Padding has sequence id 0.
+
+    | field | dtype, shape | |
+    |---|---|---|
+    | input_ids, segment_ids, sequence_ids, positions | i32[B,T] | as in the pretraining Batch |
+    | labels | [B, ...], or a tree of arrays | the targets of the kind of task: a class, a score, tags by position ... |
+    | label_weights | f32[B, ...] | 0 for a filler row, and for a position without a label |
+    """
+
+    input_ids: Any
+    segment_ids: Any
+    sequence_ids: Any
+    positions: Any
+    labels: Any
+    label_weights: Any
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether each row holds one sequence at most. Attention uses it (model/embeddings.py)."""
+        return True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenRows:
+    """R encoded rows, whose N tokens are concatenated without padding."""
+
+    input_ids: Int32[np.ndarray, "N"]
+    first_lengths: Int32[np.ndarray, "R"]  # tokens of segment A, with [CLS] and its [SEP]
+    offsets: Int64[np.ndarray, "R+1"]  # row r holds the tokens offsets[r]:offsets[r + 1]
+    pad_id: int
+    truncated: int  # items, or parts of them (TaskRows.cut_part), that lost tokens
+
+    @property
+    def count(self) -> int:
+        """R."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "R"]:
+        """The number of tokens of each row."""
+        return np.diff(self.offsets)
+
+    def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
+        """The rows of these indices, padded to length; index -1 gives a filler row of weight 0."""
+        taken = self.take(indices, length)
+        labels, weights = self.targets(taken)
+        segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
+        return TaskBatch(
+            input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
+            segment_ids=segments.astype(np.int32),
+            sequence_ids=taken.real.astype(np.int32),
+            positions=np.where(taken.real, np.arange(length), 0).astype(np.int32),
+            labels=labels,
+            label_weights=weights,
+        )
+
+    def take(self, indices: Integer[np.ndarray, "B"], length: int) -> "Taken":
+        """Where the tokens of these rows are."""
+        filler = indices < 0
+        rows = np.where(filler, 0, indices)
+        lengths = np.where(filler, 0, self.lengths[rows])
+        real = np.arange(length) < lengths[:, None]
+        tokens = np.where(real, self.offsets[rows][:, None] + np.arange(length), 0)
+        return Taken(rows, filler, real, tokens)
+
+    def targets(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
+        """labels (arrays [B, ...]) and label_weights of a batch: none, unless a subclass has labels."""
+        nothing = np.zeros(len(taken.rows), np.float32)
+        return nothing, nothing
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays of the rows by field name. Their names and values are the data set's fingerprint."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskRows(TokenRows, Generic[Item]):
+    """The rows of a split of a task. Each kind of task adds its labels in a subclass."""
+
+    cut_part: ClassVar[str] = ""  # what `truncated` counts, where these are parts of items
+    cut_option: ClassVar[str] = "max_length"  # the option of the task that limits the tokens
+
+    split: Split[Item]  # what was encoded
+
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """The index in the split of each row's item: one row per item, unless a kind splits items into several."""
+        return np.arange(self.count)
+
+
+class Taken(NamedTuple):
+    """The rows of a batch, and where their tokens are."""
+
+    rows: Int64[np.ndarray, "B"]  # 0 for a filler
+    filler: Bool[np.ndarray, "B"]
+    real: Bool[np.ndarray, "B T"]  # positions that hold a token
+    tokens: Int64[np.ndarray, "B T"]  # index of each token among the N; 0 elsewhere
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledRows(TaskRows[Example]):
+    """Rows with one class, one score or a set of classes each."""
+
+    labels: Shaped[np.ndarray, "R *shape"]  # i32 or f32; a set of C classes is [C] of 0 and 1
+    label_weights: Float32[np.ndarray, "R"]
+
+    def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
+        return self.labels[taken.rows], np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
+
+
+def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
+    """The concatenation of the ranges start, start + 1, ..., start + size - 1 of all spans."""
+    before = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+
+
+# Encodes texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
+#
+# The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_separators). For a vocabulary that adds
+# no special tokens (a published GPT-2, Tokenizer.adds_special_tokens), rows are a, or a b, as transformers encodes
+# them; a row without any piece is then one [SEP] (<|endoftext|>), because a row has at least one token.
+
+
+# The pieces of texts: ids and offsets, as Tokenizer.encode_many returns them.
+Pieces: TypeAlias = tuple[UInt[np.ndarray, "..."], Int64[np.ndarray, "..."]]
+
+
+class Texts(NamedTuple):
+    """A text of each of R rows: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
+
+    pieces: Integer[np.ndarray, "K"]
+    starts: Int64[np.ndarray, "R"]
+    sizes: Int64[np.ndarray, "R"]
+
+
+class EncodedPairs(NamedTuple):
+    """R rows, whose N tokens are concatenated as in TaskRows."""
+
+    input_ids: Int32[np.ndarray, "N"]
+    offsets: Int64[np.ndarray, "R+1"]
+    first_lengths: Int32[np.ndarray, "R"]
+
+
+def encode_pairs(
+    texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
+) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
+    """Rows of texts or of pairs of texts, and which rows lost tokens.
+
+    A row over max_length loses tokens from the end of its longer text.
+    """
+    first = tokenizer.of_tasks.encode_many(texts)
+    second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
+    encoded, cut, _ = encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)
+    return encoded, cut
+
+
+def encode_pieces(
+    first: Pieces, second: Pieces, paired: Bool[np.ndarray, "R"], tokenizer: Tokenizer, max_length: int
+) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
+    """encode_pairs for texts that are already split into pieces, and the places of join_pairs."""
+    (first_ids, first_offsets), (second_ids, second_offsets) = first, second
+    lengths = np.diff(first_offsets), np.diff(second_offsets)
+    room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
+    kept = truncated_lengths(*lengths, room)
+    encoded, places = join_pairs(
+        Texts(first_ids, first_offsets[:-1], kept[0]),
+        Texts(second_ids, second_offsets[:-1], kept[1]),
+        tokenizer,
+        paired,
+    )
+    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1]), places
+
+
+def join_pairs(
+    first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
+) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
+    """Rows of pairs of texts, with the tokens between and after them, and the places of their tokens.
+
+    The place of a token is its index in the pieces of the first texts followed by those of the second texts; -1 if it
+    is not a piece. Rows that are not paired have no second text.
+    """
+    begin = tokenizer.begin
+    end = np.full(len(first.sizes), tokenizer.end)
+    if not tokenizer.adds_special_tokens:
+        end[first.sizes + np.where(paired, second.sizes, 0) == 0] = 1
+    first_lengths = first.sizes + begin + np.where(paired, tokenizer.between, end)
+    offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + end, 0))])
+    places = np.full(offsets[-1], -1)
+    places[spans(offsets[:-1] + begin, first.sizes)] = spans(first.starts, first.sizes)
+    second_places = len(first.pieces) + spans(second.starts, second.sizes)
+    places[spans(offsets[:-1] + first_lengths, second.sizes)] = second_places
+    # Positions that hold neither [CLS] nor a piece are [SEP]: their -1 selects the last element.
+    input_ids = np.concatenate([first.pieces, second.pieces, [tokenizer.sep_id]])[places].astype(np.int32)
+    if begin:
+        input_ids[offsets[:-1]] = tokenizer.cls_id
+    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32)), places
+
+
+def truncated_lengths(
+    first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int | Int64[np.ndarray, "R"]
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+    """The number of pieces that each text keeps within `room` pieces, if the longer text always loses the next one.
+
+    If both texts lose pieces, each keeps half. An odd piece goes to the text that was longer, or to the second of two
+    equally long ones, as in the strategy `longest_first` of Hugging Face tokenizers.
+    """
+    shorter, longer = np.minimum(first, second), np.maximum(first, second)
+    kept_shorter = np.minimum(shorter, np.maximum(room // 2, room - longer))
+    kept_longer = np.minimum(longer, room - kept_shorter)
+    first_is_longer = first > second
+    return (
+        np.where(first_is_longer, kept_longer, kept_shorter),
+        np.where(first_is_longer, kept_shorter, kept_longer),
+    )
+
+
+# Rows of several sequences, one after another, each of which the encoder reads as a row of its own.
+
+
+class SideBySideBatch(TaskBatch):
+    """A batch [B, S * T] whose rows hold S sequences of up to T tokens, numbered from 1 in sequence_ids."""
+
+    @property
+    def unpacked(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SideBySideRows(TaskRows[Item]):
+    """Rows of S sequences, one after another; an absent sequence has no tokens."""
+
+    first_lengths: Int32[np.ndarray, "R S"]  # tokens of segment A of each sequence
+
+    @property
+    @abc.abstractmethod
+    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
+        """The number of tokens of each sequence."""
+
+    @abc.abstractmethod
+    def targets_of(
+        self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
+    ) -> tuple[Any, Float32[np.ndarray, "B"]]:
+        """labels and label_weights of these rows. A filler is row 0 without a sequence; its weight is not used."""
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "R"]:
+        """The number of tokens of each row's longest sequence, which determines what a batch is padded to."""
+        return self.part_lengths.max(axis=1)
+
+    def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
+        """The rows of these indices, [B, S * length]: each sequence padded to length."""
+        count, filler = self.part_lengths.shape[1], indices < 0
+        rows, parts = np.where(filler, 0, indices), np.arange(count)
+        flat = self.by_part.batch(np.where(filler[:, None], -1, rows[:, None] * count + parts).ravel(), length)
+        numbers = np.tile(parts + 1, len(rows))[:, None].astype(np.int32)
+        shape = len(rows), -1
+        labels, weights = self.targets_of(rows, ~filler[:, None] & (self.part_lengths[rows] > 0))
+        return SideBySideBatch(
+            input_ids=flat.input_ids.reshape(shape),
+            segment_ids=flat.segment_ids.reshape(shape),
+            sequence_ids=(flat.sequence_ids * numbers).reshape(shape),
+            positions=flat.positions.reshape(shape),
+            labels=labels,
+            label_weights=np.where(filler, 0, weights).astype(np.float32),
+        )
+
+    @functools.cached_property
+    def by_part(self) -> TokenRows:
+        """Rows of one sequence each; an absent one has no tokens."""
+        return TokenRows(
+            input_ids=self.input_ids,
+            first_lengths=self.first_lengths.ravel(),
+            offsets=np.concatenate([[0], np.cumsum(self.part_lengths)]),
+            pad_id=self.pad_id,
+            truncated=0,
+        )
+
+
+def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
+    """The batch of B * S rows of one sequence each.
+
+    The rows are the outer axis of the reshaped arrays, so that each device keeps its own rows.
+    """
+    rows, count = present.shape
+    ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
+    return TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
+
+
+# Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word.
+#
+# For a vocabulary that adds no special tokens (Tokenizer.adds_special_tokens) a row has the pieces alone.
+
+
+WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WordRows(TaskRows[Item]):
+    """Rows of the W words of K - 1 sentences. A kind of task adds their labels."""
+
+    cut_part: ClassVar[str] = "words"
+
+    word_rows: Int64[np.ndarray, "W"]
+    word_slots: Int64[np.ndarray, "W"]  # position of the first piece of each word in its row
+    word_sizes: Int64[np.ndarray, "W"]  # pieces of each word, 1 or more
+    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
+
+    @property
+    def word_starts(self) -> Int64[np.ndarray, "W"]:
+        """Where each word starts in the N tokens."""
+        return self.offsets[self.word_rows] + self.word_slots
+
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """The sentence of each row."""
+        sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
+        return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
+
+    def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
+        """The value at the first piece of each word, given the values at the positions of each row."""
+        return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
+
+    def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """The values of the words of each sentence, given those of all words."""
+        return [values[start:end] for start, end in pairwise(self.sentence_offsets)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledWordRows(WordRows[Sentence]):
+    """Rows of words with one label each, at one or more of its pieces."""
+
+    labels: Shaped[np.ndarray, "N"]  # i32 or f32
+    label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
+
+    def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B T"]]:
+        labels, weights = (np.where(taken.real, one[taken.tokens], 0) for one in (self.labels, self.label_weights))
+        return labels.astype(self.labels.dtype), weights.astype(np.float32)
+
+
+def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
+    """One row for each sentence, [CLS] pieces [SEP].
+
+    A sentence over max_length continues in further rows. It is split between words, so that every word is in exactly
+    one row. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
+    """
+    sentences = [item.words for item in split.items]
+    special = tokenizer.begin + tokenizer.end
+    room = max_length - special
+    words_in_text = [word for words in sentences for word in tokenizer.as_in_text(words)]
+    flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
+    sizes = np.clip(np.diff(piece_offsets), 1, room)
+    sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
+    first_words = _row_starts(sizes, sentence_offsets, room)
+    word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
+    lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
+    word_slots = tokenizer.begin + before[:-1] - before[first_words][word_rows]
+
+    input_ids = np.full(offsets[-1], tokenizer.unk_id, np.int32)
+    if special:
+        input_ids[offsets[:-1]] = tokenizer.cls_id
+        input_ids[offsets[1:] - 1] = tokenizer.sep_id
+    known = np.diff(piece_offsets) > 0  # words with pieces
+    starts = offsets[word_rows] + word_slots
+    input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]
+    return WordRows(
+        input_ids=input_ids,
+        offsets=offsets,
+        first_lengths=lengths.astype(np.int32),
+        pad_id=tokenizer.pad_id,
+        truncated=int((np.diff(piece_offsets) > room).sum()),
+        split=split,
+        word_rows=word_rows,
+        word_slots=word_slots,
+        word_sizes=sizes,
+        sentence_offsets=sentence_offsets,
+    )
+
+
+def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
+    """The first word of each row. A row holds as many words of a sentence as fit into `room` pieces."""
+    starts = []
+    for first, last in pairwise(sentence_offsets):
+        used = room
+        for word in range(first, last):
+            if word == first or used + sizes[word] > room:
+                starts.append(word)
+                used = 0
+            used += sizes[word]
+    return starts

@@ -1,0 +1,370 @@
+"""The trials of a fine-tuning, one for each seed and learning rate: trains and measures each, summarizes the results."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from bert_jax.config import FinetuneConfig
+from bert_jax.config.training import SEEDS
+from bert_jax.errors import Stopped, UserError
+from bert_jax.storage.location import Location, copy_folder, remove_folder, write_json
+from bert_jax.tasks import measurement, registry
+from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.registry import to_json
+from bert_jax.tasks.rows import TaskRows
+from bert_jax.tasks.task import Task
+from bert_jax.train import distributed, loop, rules
+from bert_jax.train.early_stop import selected_step
+from bert_jax.train.evaluation import PREFIX, lower_is_better
+from bert_jax.train.metrics import copy_metrics
+from bert_jax.train.orbax_io import AVERAGE
+from bert_jax.train.run import Result, Run
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_params, write_config, write_params
+
+# The trials of one fine-tuning, one for each seed and learning rate, and their configurations.
+
+
+# Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
+WARMUP_SHARE = 0.1
+
+MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
+
+CRF_PATH = "^crf/"
+
+_WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json", "sweep-*")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: its seed, its peak learning rate, and its folder in the workdir (empty: the workdir itself)."""
+
+    seed: int
+    learning_rate: float
+    folder: str = ""
+
+
+def trials_of(config: FinetuneConfig) -> list[Trial]:
+    """The trials of a configuration, grouped by learning rate. Raises UserError for invalid or repeated values."""
+    seeds, rates = seeds_of(config), rates_of(config)
+    if not rates:
+        rate = config.optimizer.learning_rate
+        return [Trial(seed, rate, f"seed-{seed}" if len(seeds) > 1 else "") for seed in seeds]
+    return [Trial(seed, rate, f"rate-{rate:g}/seed-{seed}") for rate in rates for seed in seeds]
+
+
+def seeds_of(config: FinetuneConfig) -> tuple[int, ...]:
+    """The seeds of a configuration: config.seeds, or as many seeds from config.seed as its single number (0: one)."""
+    given = config.seeds
+    if not given or len(set(given)) < len(given) or not all(0 <= seed < SEEDS for seed in given):
+        raise UserError(
+            f"seeds is {given}; give the number of seeds, such as --config.seeds=5, or several different seeds from 0 "
+            f"to {SEEDS - 1}, such as --config.seeds=0,1,2"
+        )
+    if len(given) > 1:
+        return given
+    if given[0] > MOST_SEEDS:
+        raise UserError(
+            f"seeds is {given[0]}, but the number of seeds is at most {MOST_SEEDS}; "
+            f"to train with this seed, use --config.seed={given[0]}"
+        )
+    return tuple(range(config.seed, config.seed + max(given[0], 1)))
+
+
+def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
+    """The peak learning rates of a sweep; empty if only optimizer.learning_rate is used."""
+    if not config.learning_rates:
+        return ()
+    try:
+        rates = tuple(float(rate) for rate in config.learning_rates.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
+        raise UserError(
+            f"learning_rates is {config.learning_rates!r}; give different numbers above 0, such as "
+            '--config.learning_rates="2e-5,3e-5,5e-5"'
+        )
+    return rates
+
+
+def check_seeds(config: FinetuneConfig, workdir: Location) -> None:
+    """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
+    found = [] if config.sweep else trials_of(config)
+    if config.early_stop < 0:
+        raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
+    kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates", "a sweep")
+    wanted = len(Path(found[0].folder).parts) if found else 3
+    # The last kind that is there decides, because WORKDIR/config.json may also be that of the best of several runs.
+    present = next((kind for kind in (3, 2, 1, 0) if any(workdir.glob(_WHERE[kind]))), wanted)
+    if present != wanted:
+        others = ("", ", or give all of their seeds", ", or give all of their learning_rates", ", or give the sweep")[
+            present
+        ]
+        raise UserError(f"{workdir} holds {kinds[present]}. Name another --workdir for {kinds[wanted]}{others}")
+
+
+def chosen_by(config: FinetuneConfig, task: Task) -> str:
+    """The dev metric that selects seed and rate: checkpoint.best, or the task's first.
+
+    With early_stop it also selects the step of a run, which otherwise is the last one.
+    """
+    return config.checkpoint.best.removeprefix(PREFIX) or task.metrics[0]
+
+
+def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
+    """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
+
+    rows is the number of rows of the training file; measured is whether there is a dev file. Raises UserError for
+    early_stop or several learning rates without a dev file.
+    """
+    if config.early_stop:
+        check_measured("early_stop", config.early_stop, measured)
+    if len(rates_of(config)) > 1:
+        check_measured("learning_rates", config.learning_rates, measured)
+    epoch = math.ceil(rows / config.batch_size)
+    length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
+    warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
+    if warmup < 0:
+        if share <= 0 and config.budget_minutes > 0:  # the number of steps is not known in advance
+            share = WARMUP_SHARE
+        warmup = 0 if share > 0 else math.ceil(WARMUP_SHARE * length)
+    best = config.checkpoint.best or (PREFIX + chosen_by(config, task) if config.early_stop else "")
+    return dataclasses.replace(
+        config,
+        seed=trial.seed,
+        seeds=(0,),
+        learning_rates="",
+        steps=config.steps if config.budget_minutes > 0 else length,
+        optimizer=dataclasses.replace(
+            config.optimizer,
+            warmup_steps=warmup,
+            warmup_share=share,
+            learning_rate=trial.learning_rate,
+            rates=_rates(config.optimizer.rates, task),
+        ),
+        eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
+        checkpoint=dataclasses.replace(config.checkpoint, best=best),
+    )
+
+
+def check_measured(key: str, value: Any, measured: bool) -> None:
+    """Raises UserError for a key that compares evaluations, without a dev file."""
+    if not measured:
+        raise UserError(
+            f"{key}={value}, but there is no dev file to evaluate. Name one with --config.task.dev, or omit {key}"
+        )
+
+
+def _rates(given: str, task: Task) -> str:
+    """optimizer.rates with the rate of a CRF (task.crf_rate), unless it has one already."""
+    rule = f"{CRF_PATH}={task.crf_rate:g}" if isinstance(task, TaggingTask) and task.crf else ""
+    return ";".join(filter(None, (given, rule if CRF_PATH not in given else "")))
+
+
+def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
+    """The number of steps between unfreezing one layer and the next with train_layers=gradual; otherwise 0."""
+    epochs = rules.gradual_epochs(config.train_layers)
+    return 0 if epochs is None else max(1, round(epochs * rows / config.batch_size))
+
+
+def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -> str:
+    """A line about what train_layers=gradual never trains in a run of at most so many steps, with a value that fits.
+
+    It is empty if everything trains, and if the number of steps is not known (0).
+    """
+    every = unfreeze_every(config, rows)
+    stages = (steps - 1) // every if every and steps else layers + 1  # a stage for each layer, and for the embeddings
+    if stages > layers:
+        return ""
+    left = f"{layers - stages} of {layers} layers and " if stages < layers else ""
+    line = f"train_layers={config.train_layers} leaves {left}the embeddings as they are in {steps} steps"
+    if not (fitting := (steps - 1) // (layers + 1)):
+        return f"{line}; use more steps"
+    epochs = fitting * config.batch_size / rows
+    unit = 10.0 ** (math.floor(math.log10(epochs)) - 1)  # two digits, rounded down
+    return f"{line}; --config.train_layers=gradual:{math.floor(epochs / unit) * unit:.2g} trains all"
+
+
+# The result of a fine-tuning over its trials: statistics of the metrics, tables, and the checkpoint of the best.
+
+
+BEST_FILE = "best_seed.json"
+
+
+Metrics = Mapping[str, float]
+
+
+def result(
+    task: str, chosen_by: str, by_trial: Mapping[Trial, Metrics], steps: Mapping[Trial, int], counts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of result.json: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and best of several.
+
+    In a sweep, metrics are those of the learning rate with the best mean over its seeds, and learning_rates holds those
+    of every rate. chosen_by is the dev metric that decides; steps are the steps of the parameters that are kept.
+    """
+    by_rate: dict[float, list[Trial]] = {}
+    for trial in by_trial:
+        by_rate.setdefault(trial.learning_rate, []).append(trial)
+    summaries = {
+        rate: {
+            "metrics": summary([by_trial[trial] for trial in trials]),
+            "steps": [steps[trial] for trial in trials],
+        }
+        for rate, trials in by_rate.items()
+    }
+    # The rate with the best mean over its seeds, so that one lucky seed does not choose it.
+    rate = best(by_trial, chosen_by).learning_rate
+    found: dict[str, Any] = {
+        "task": task,
+        "seeds": [trial.seed for trial in by_rate[rate]],
+        **summaries[rate],
+        "counts": dict(counts),
+    }
+    if len(by_trial) > 1:
+        trial = best(by_trial, chosen_by)
+        value = by_trial[trial].get(chosen_by, math.nan)
+        found["best"] = {
+            "seed": trial.seed,
+            "learning_rate": trial.learning_rate,
+            "run": trial.folder,
+            "metric": chosen_by,
+            "value": None if math.isnan(value) else value,
+        }
+    if len(by_rate) > 1:
+        found["learning_rates"] = [{"learning_rate": each, **figures} for each, figures in summaries.items()]
+    return found
+
+
+def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
+    """The best trial of the learning rate with the best mean over its seeds; the first one if nothing was measured."""
+    by_rate: dict[float, dict[Trial, float]] = {}
+    for trial, metrics in by_trial.items():
+        by_rate.setdefault(trial.learning_rate, {})[trial] = _score(metrics, chosen_by)
+    scores = max(by_rate.values(), key=lambda scores: sum(scores.values()) / len(scores))
+    return max(scores, key=scores.__getitem__)
+
+
+def _score(metrics: Metrics, name: str) -> float:
+    value = metrics.get(name, math.nan)
+    if math.isnan(value):
+        return -math.inf
+    return -value if lower_is_better(name) else value
+
+
+def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
+    """Copies the checkpoint of a trial to the workdir itself. averaged: the trial also has a moving average."""
+    chosen = workdir / trial.folder
+    note = workdir / BEST_FILE
+    step = distributed.broadcast_from_primary(selected_step(chosen) or 0)
+    content = {"run": trial.folder, "step": step}
+    if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == content):
+        return
+    if distributed.is_primary():
+        # The process may be killed at any point from here on. The note is removed first and written last, so that it
+        # never describes another checkpoint. Without config.json, nothing opens the folder as a checkpoint.
+        note.unlink(missing_ok=True)
+        (workdir / CONFIG_FILE).unlink(missing_ok=True)
+        for old in (CHECKPOINTS, "tokenizer"):
+            remove_folder(workdir / old)
+    distributed.broadcast_from_primary("removed")
+    average = read_params(chosen, step, AVERAGE) if averaged else None
+    write_params(workdir, step, read_params(chosen, step), average)  # by all processes together
+    if distributed.is_primary():
+        copy_folder(chosen / "tokenizer", workdir / "tokenizer")
+        copy_metrics(chosen, workdir)
+        write_config(workdir, read_config(chosen))
+        write_json(note, content)
+    distributed.broadcast_from_primary("kept")  # the others may open the workdir from here on
+
+
+def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
+    """`mean`, `std` (sample standard deviation) and `values` of each metric; None for what is undefined."""
+    found = {}
+    for name in by_seed[0]:
+        values = [metrics[name] for metrics in by_seed]
+        known = not any(math.isnan(value) for value in values)
+        found[name] = {
+            "mean": float(np.mean(values)) if known else None,
+            "std": float(np.std(values, ddof=1)) if known and len(values) > 1 else None,
+            "values": [None if math.isnan(value) else value for value in values],
+        }
+    return found
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Tables of a result: the metrics by seed, next to published figures of another model; and a sweep by rate."""
+    seeds, others = found["seeds"], registry.FIGURES.get(found["task"])
+    title = f"{found['task']}: {len(seeds)} seed(s)"
+    if "learning_rates" in found:
+        title += f" at learning rate {found['best']['learning_rate']:g}"
+    caption = f"another model: published figures of {others.source}" if others else None
+    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    columns = ["metric", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
+    for column in columns + (["another model"] if others else []):
+        shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
+    for name, metric in found["metrics"].items():
+        cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
+        shown.add_row(name, *map(cell, cells))
+    if "learning_rates" not in found:
+        return [shown]
+    name = found["best"]["metric"]
+    sweep = Table(title=f"{found['task']}: {name} by learning rate", title_justify="left")
+    for column in ("learning rate", "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
+        sweep.add_column(column, justify="right")
+    for each in found["learning_rates"]:
+        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
+        sweep.add_row(f"{each['learning_rate']:g}", *map(cell, (metric["mean"], metric["std"], *metric["values"])))
+    return [sweep, shown]
+
+
+def cell(value: float | None) -> str:
+    """A figure in a table; - for none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+# Trains the runs of a fine-tuning, one after another, and measures each.
+
+
+def train(
+    task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, Run]
+) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int], bool]:
+    """Trains or resumes all runs, and measures them; rows holds those of each split.
+
+    Returns the final metrics, the step of the parameters that are kept, and whether SIGTERM arrived at the end: start
+    nothing more then. Raises what loop.fit raises, and Stopped if SIGTERM arrives before the last run.
+    """
+    metrics: dict[Trial, dict[str, float]] = {}
+    steps: dict[Trial, int] = {}
+    stop = False
+    for trial, run in runs.items():
+        result = loop.fit(run)
+        if (stop := result.stop_requested) and trial != list(runs)[-1]:
+            raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
+        metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
+        del result  # its parameters are on the devices, where the next seed needs the memory
+    return metrics, steps, stop
+
+
+def _measured(task: Task, rows: Mapping[str, TaskRows], run: Run, result: Result) -> dict[str, float]:
+    """The metrics of dev, from training, and of the other splits except train, measured here."""
+    metrics = dict(result.evaluation)
+    calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})
+    for split in [name for name in rows if name not in ("train", "dev")]:
+        of_split = registry.metrics_of(calibrated, split)
+        found = measurement.measure(of_split, run.model, run.config, result.params, rows[split])
+        metrics |= {f"{measurement.metric_prefix(split)}{name}": value for name, value in found.items()}
+    return metrics
+
+
+def _calibrated(task: Task, folder: Location, metrics: Mapping[str, float]) -> Task:
+    """The task with the thresholds that were found on dev; they are also written to config.json of its run."""
+    calibrated = task.calibrated(metrics)
+    if calibrated != task and distributed.is_primary():
+        write_config(folder, dataclasses.replace(read_config(folder), task=to_json(calibrated)))
+    return calibrated

@@ -1,0 +1,371 @@
+"""What the specifications of all kinds of tokenizer share: special tokens, settings files, word beginnings.
+
+A specification is plain data: training reads it without the libraries that encode text. The second part knows the
+scripts that put no space between words."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.storage.files import read_json, write_json
+
+# What the specifications of all kinds of tokenizer share: special tokens, settings files, and their protocol.
+
+
+# Boolean settings of `transformers`' tokenizer_config.json.
+_SWITCHES = (
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
+    "replace_quotes",  # bert_jax's own
+)
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is matched before text is split: a special token, or a word that a user added to a vocabulary."""
+
+    content: str
+    special: bool = True
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class Roles(NamedTuple):
+    """The special tokens by their role, with the names of `transformers`."""
+
+    pad_token: str
+    unk_token: str
+    cls_token: str
+    sep_token: str
+    mask_token: str
+
+
+BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+MPNET_ROLES = Roles("<pad>", "[UNK]", "<s>", "</s>", "<mask>")
+
+GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # GPT-2's only special token, which separates texts
+
+
+@runtime_checkable
+class TokenizerSpec(Protocol):
+    """Everything that determines a tokenizer's ids, as plain data that pickles. Equal specifications hash equal."""
+
+    @property
+    def kind(self) -> str:
+        """wordpiece, bpe (byte-level), unigram or sentencepiece_bpe."""
+
+    @property
+    def lowercase(self) -> bool: ...
+
+    @property
+    def roles(self) -> Roles: ...
+
+    @property
+    def pair_separators(self) -> int:
+        """Number of separators that published models of this kind place between two texts."""
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the model's sequences are [CLS] text [SEP]; False for a published GPT-2, which has text alone."""
+
+    def all_tokens(self) -> tuple[str, ...]:
+        """Every token by id."""
+
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of the special tokens, ascending."""
+
+    def is_inside(self, token: str) -> bool:
+        """Whether an ordinary token continues a word."""
+
+    def surface(self, token: str) -> str:
+        """The characters of an ordinary token, without the mark of a word's beginning or inside."""
+
+    def utf8(self, token: str) -> bytes:
+        """The bytes of an ordinary token, which may be parts of characters, without that mark."""
+
+    def within_text(self) -> "TokenizerSpec":
+        """The tokenizer for pieces that continue a text: it puts no space before the first word."""
+
+    def of_tasks(self) -> "TokenizerSpec":
+        """The tokenizer for texts of tasks: special tokens that have no role are matched in them."""
+
+    @property
+    def keeps_newlines(self) -> bool:
+        """Whether line breaks have tokens, and a text that is split before white space keeps its ids."""
+
+    def content_hash(self) -> str:
+        """sha256, hexadecimal."""
+
+    def write(self, directory: Path) -> None:
+        """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
+
+
+# Mark dataclass fields for content_hash: one that changes no id of a text does not enter it, and one that was added
+# later enters it only where it differs from its default, so that hashes stay as they were.
+UNHASHED = {"hashed": False}
+
+HASHED_IF_CHANGED = {"hashed": "if changed"}
+
+
+class TokenList:
+    """A specification that lists the tokens of its model, and those added to them."""
+
+    kind: str
+    tokens: tuple[str, ...]  # by id
+    added: tuple[AddedToken, ...]
+    roles: Roles
+
+    def all_tokens(self) -> tuple[str, ...]:
+        """Every token by id: the model's tokens, then the added tokens that are not among them."""
+        present = {token.content for token in self.added}.intersection(self.tokens)
+        return self.tokens + tuple(token.content for token in self.added if token.content not in present)
+
+    def special_ids(self) -> tuple[int, ...]:
+        special = {token.content for token in self.added if token.special} | set(self.roles)
+        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
+
+    def of_tasks(self) -> TokenizerSpec:
+        spec: Any = self
+        added = tuple(dataclasses.replace(token, special=token.content in self.roles) for token in self.added)
+        return dataclasses.replace(spec, added=added) if added != self.added else spec
+
+    def content_hash(self) -> str:
+        """The hexadecimal sha256 of the kind and the dataclass fields, names included, apart from marked ones."""
+        fields = {}  # dataclasses.asdict would copy every token
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, rule = getattr(self, field.name), field.metadata.get("hashed", True)
+            if rule is True or (rule == "if changed" and value != field.default):
+                fields[field.name] = value
+        serialized = json.dumps({"kind": self.kind} | fields, sort_keys=True, default=dataclasses.asdict)
+        return hashlib.sha256(serialized.encode()).hexdigest()
+
+
+def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The narrowest dtype that holds every id."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """The settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
+
+    The class, and the type of model behind it, are those of config.json if these files name no class, as for
+    AutoTokenizer of transformers. A missing file contributes no settings. Raises UserError for a boolean setting with
+    another value.
+    """
+    files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
+    settings: dict[str, Any] = {}
+    for file in files:
+        found = read_json(file) if file.exists() else {}
+        for name in _SWITCHES:
+            if not isinstance(value := found.get(name), bool | None):
+                raise UserError(f"{name} is {value!r} in {file.name} of the same folder. Change it to true or false")
+        settings |= found
+    config = directory / "config.json"
+    if not settings.get("tokenizer_class") and config.exists():
+        values = read_json(config)
+        settings |= {name: values.get(name) for name in ("tokenizer_class", "model_type")}
+    return settings
+
+
+def separators_of(post_processor: Mapping[str, Any] | None) -> int | None:
+    """The number of separators between two texts that tokenizer.json's post_processor states; None if it does not."""
+    for step in (post_processor.get("processors") or [post_processor]) if post_processor else ():
+        if step["type"] == "TemplateProcessing":
+            parts = list(step["pair"])
+            texts = [index for index, part in enumerate(parts) if "Sequence" in part]
+            return len(parts[texts[0] + 1 : texts[1]])
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return 1 if step["type"] == "BertProcessing" else 2
+    return None
+
+
+def special_token_map(roles: Roles, added: Sequence[AddedToken] = ()) -> dict[str, Any]:
+    """The special tokens by the names of `transformers`, of those in `added` the ones without a role too."""
+    further = [token.content for token in added if token.special and token.content not in roles]
+    return roles._asdict() | ({"additional_special_tokens": further} if further else {})
+
+
+def write_settings(directory: Path, config: Mapping[str, Any], special: Mapping[str, Any]) -> None:
+    """Writes tokenizer_config.json and special_tokens_map.json."""
+    write_json(directory / "tokenizer_config.json", {**config, **special})
+    write_json(directory / "special_tokens_map.json", special)
+
+
+def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
+    """The tokens of a vocabulary in the order of their ids. Raises UserError if the ids are not contiguous from 0."""
+    by_id = {index: token for token, index in vocabulary.items()}
+    if sorted(by_id) != list(range(len(vocabulary))):
+        raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
+    return tuple(by_id[index] for index in range(len(by_id)))
+
+
+def refuse_repeated(tokens: Sequence[str]) -> None:
+    """Raises UserError for a token that occurs twice."""
+    if len(set(tokens)) < len(tokens):
+        token, _ = Counter(tokens).most_common(1)[0]
+        first, second, *_ = (index for index, found in enumerate(tokens) if found == token)
+        raise UserError(f"token {token!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
+
+
+def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
+    """The added tokens of a tokenizer.json, by id."""
+    flags = [field.name for field in dataclasses.fields(AddedToken)]
+    added = sorted(content.get("added_tokens") or [], key=lambda token: token["id"])
+    return tuple(AddedToken(**{flag: token[flag] for flag in flags}) for token in added)
+
+
+def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
+    """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`.
+
+    With a SentencePiece model this is the case for tokens that a user added, and for the numbering of other families
+    (CamemBERT).
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    for token in content.get("added_tokens") or []:
+        if ids.get(token["content"]) != token["id"]:
+            raise UserError(
+                f"tokenizer.json gives {token['content']!r} the id {token['id']}, but its index in the vocabulary is "
+                f"{ids.get(token['content'], 'none')}. Renumber it; a SentencePiece model needs the numbering of XLM-R "
+                "or ALBERT without added tokens"
+            )
+
+
+def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Roles) -> Roles:
+    """The special tokens by role, as a folder's settings name them.
+
+    Roles that the settings do not name come from the set in `usual` that shares the most tokens with the vocabulary.
+    Raises UserError for a role whose token is not in the vocabulary.
+    """
+    fallback = max(usual, key=lambda roles: sum(token in known for token in roles))
+    found: dict[str, Any] = {}
+    for role in Roles._fields:
+        named = settings.get(role)
+        named = named.get("content") if isinstance(named, dict) else named
+        found[role] = named or getattr(fallback, role)
+    if missing := [role for role, token in found.items() if token not in known]:
+        raise UserError(
+            f"no token for {', '.join(missing)}. Name tokens of the vocabulary for them in special_tokens_map.json"
+        )
+    return Roles(**found)
+
+
+def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
+    """Raises UserError for --lowercase or --nolowercase that contradicts the tokenizer's files."""
+    if argument is not None and stated is not None and argument != stated:
+        flag = "--lowercase" if argument else "--nolowercase"
+        setting = "lower-cases text" if stated else "keeps capitals"
+        raise UserError(f"{flag} contradicts the tokenizer's files, by which it {setting}. Omit the flag")
+
+
+# Characters of scripts that put no space between words, as the first bytes of a token show them.
+#
+# A vocabulary marks words by the space before them, so in these scripts a whole phrase would count as one word. Masking
+# therefore takes each token that begins with such a character as a word (bert_jax/data/masking/rule.py). The scripts
+# are those whose words Unicode finds by a dictionary (UAX #14, Line_Break=SA: Thai, Lao, Myanmar, Khmer, Tai) or that
+# it breaks between any two characters (Line_Break=ID: Chinese and Japanese), with their punctuation, and Tibetan.
+# Korean separates words by spaces, so its letters are not among them.
+
+
+# The first and the last code point of each range.
+UNSPACED = (
+    (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x2E80, 0x312F),  # radicals, punctuation, Hiragana, Katakana, Bopomofo
+    (0x3190, 0x9FFF),  # ideographs and symbols; the letters of Korean before them are left out
+    (0xA9E0, 0xA9FF),  # Myanmar Extended-B
+    (0xAA60, 0xAADF),  # Myanmar Extended-A, Tai Viet
+    (0xF900, 0xFAFF),  # compatibility ideographs
+    (0xFE30, 0xFE4F),  # compatibility forms
+    (0xFF01, 0xFF9F),  # fullwidth forms, halfwidth Katakana
+    (0x1AFF0, 0x1B16F),  # Kana supplements
+    (0x20000, 0x3FFFF),  # ideographs of the supplementary planes
+)
+
+# Signs that belong to the character before them: vowels, tones and voicing (general categories Mn and Mc).
+MARKS = (
+    *((0x0E31, 0x0E31), (0x0E34, 0x0E3A), (0x0E47, 0x0E4E)),  # Thai
+    *((0x0EB1, 0x0EB1), (0x0EB4, 0x0EBC), (0x0EC8, 0x0ECE)),  # Lao
+    *((0x0F18, 0x0F19), (0x0F35, 0x0F35), (0x0F37, 0x0F37), (0x0F39, 0x0F39), (0x0F3E, 0x0F3F)),  # Tibetan
+    *((0x0F71, 0x0F84), (0x0F86, 0x0F87), (0x0F8D, 0x0FBC), (0x0FC6, 0x0FC6)),
+    *((0x102B, 0x103E), (0x1056, 0x1059), (0x105E, 0x1060), (0x1062, 0x1064), (0x1067, 0x106D)),  # Myanmar
+    *((0x1071, 0x1074), (0x1082, 0x108D), (0x108F, 0x108F), (0x109A, 0x109D)),
+    *((0x17B4, 0x17D3), (0x17DD, 0x17DD)),  # Khmer
+    (0x3099, 0x309A),  # Kana
+)
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character is of a script without spaces between words."""
+    return character >= "\u0e00" and _within(_UNSPACED_BORDERS, ord(character))
+
+
+def begins_unspaced(utf8: bytes) -> bool:
+    """Whether the bytes of a token begin with a character of such a script that is no mark.
+
+    If they end within that character, all that it may be must lie between two characters of such scripts.
+    """
+    if utf8 < b"\xe0":  # a lower code point, as in most tokens
+        return False
+    first = _first_character(utf8)
+    return first is not None and not _is_mark(first) and all(_within(_UNSPACED_BORDERS, code) for code in first)
+
+
+def continues_character(utf8: bytes) -> bool:
+    """Whether the bytes of a token begin within a character, or with a mark of one of these scripts."""
+    if not utf8 or utf8.isascii():
+        return False
+    first = _first_character(utf8)
+    return first is None or _is_mark(first)
+
+
+def _is_mark(first: tuple[int, int]) -> bool:
+    return first[0] == first[1] and _within(_MARK_BORDERS, first[0])
+
+
+def _first_character(utf8: bytes) -> tuple[int, int] | None:
+    """The lowest and the highest code point that the first character may have; None if it began before.
+
+    They differ if bytes are missing at the end.
+    """
+    if not utf8 or utf8[0] < 0x80 or utf8[0] >= 0xF8:  # ASCII, or a byte that UTF-8 does not use
+        return (0, 0)
+    if utf8[0] < 0xC0:
+        return None
+    size = 2 if utf8[0] < 0xE0 else 3 if utf8[0] < 0xF0 else 4
+    low = high = utf8[0] & (0x7F >> size)
+    present = list(itertools.takewhile(lambda byte: 0x80 <= byte < 0xC0, utf8[1:size]))
+    for byte in present:
+        low = high = low << 6 | byte & 0x3F
+    missing = 6 * (size - 1 - len(present))
+    return low << missing, (high + 1 << missing) - 1
+
+
+def _borders(ranges: tuple[tuple[int, int], ...]) -> list[int]:
+    """Where ranges begin and end, ascending: a code point is in one if an odd number of borders are not above it."""
+    return [border for first, last in ranges for border in (first, last + 1)]
+
+
+_UNSPACED_BORDERS, _MARK_BORDERS = _borders(UNSPACED), _borders(MARKS)
+
+
+def _within(borders: list[int], code: int) -> bool:
+    return bisect_right(borders, code) % 2 == 1

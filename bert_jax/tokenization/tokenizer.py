@@ -1,0 +1,138 @@
+"""Text to token ids and back, by one interface for all kinds of tokenizer.
+
+WordPiece and byte-level BPE use the Hugging Face `tokenizers` library; Unigram and BPE models of SentencePiece use the
+`sentencepiece` library. Each kind consists of a specification (plain data that determines every id), an engine (the
+library that encodes) and the files that store it. The rest of the program uses only this module and
+bert_jax.tokenization.vocabulary."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.array_types import Int64, Integer, UInt
+from bert_jax.tokenization import vocabulary
+from bert_jax.tokenization.engine import ChunkCache, Engine, refuse_surrogates
+from bert_jax.tokenization.specification import TokenizerSpec
+from bert_jax.tokenization.vocabulary import Vocabulary
+from bert_jax.tokenization.wordpiece import WordPieceEngine
+
+
+class Tokenizer(Vocabulary):
+    """A vocabulary that also encodes text as ids and decodes ids.
+
+    Every id equals the one that the library alone would give. A tokenizer pickles as its specification; each process
+    fills a cache of its own. It is not safe for use by several threads at once.
+    """
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        super().__init__(spec)
+        self._engine = _engine(spec)
+        self._cache = ChunkCache(self._engine, self.id_dtype)
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
+        return Tokenizer, (self.spec,)
+
+    @functools.cached_property
+    def within_text(self) -> "Tokenizer":
+        """The tokenizer for pieces that continue a text without a space: it puts none before their first word."""
+        spec = self.spec.within_text()
+        return self if spec == self.spec else Tokenizer(spec)
+
+    @functools.cached_property
+    def of_tasks(self) -> "Tokenizer":
+        """The tokenizer for texts of tasks and embeddings, in which special tokens without a role ("[E1]") are matched.
+
+        A user added them to a vocabulary for such texts, and transformers matches them, too.
+        """
+        spec = self.spec.of_tasks()
+        return self if spec == self.spec else Tokenizer(spec)
+
+    def encode(self, text: str) -> UInt[np.ndarray, "n"]:
+        """The ids of a text, without special tokens. "[MASK]" and the like in the text are ordinary text."""
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"]]:
+        """The concatenated ids of many texts, and the offsets at which each text begins.
+
+        The ids of text i are ids[offsets[i]:offsets[i + 1]], equal to those of `encode`. This is several times faster
+        than one call per text, so pass a whole document or more at a time. Raises UserError for a lone surrogate.
+        """
+        try:
+            ids, counts = self._cache.encode(texts)
+        except UnicodeEncodeError:
+            refuse_surrogates(texts)
+            raise
+        return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    def as_in_text(self, words: Sequence[str]) -> list[str]:
+        """Words prepared for `encode_many` so that each gets the ids it has within the whole text.
+
+        In byte-level BPE a word includes the space before it, which the first word of a text does not have.
+        """
+        if self.kind != "bpe":
+            return list(words)
+        return [f" {word}" if index else word for index, word in enumerate(words)]
+
+    def encode_special(self, text: str) -> UInt[np.ndarray, "n"]:
+        """Like `encode`, but special tokens written in the text ("[MASK]", "<mask>") become their ids."""
+        refuse_surrogates([text])
+        return np.array(self._engine.encode_special(text), self.id_dtype)
+
+    def encode_offsets(self, text: str) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
+        """The ids of a text and the character span [start, end) of each; see `encode_offsets_many`."""
+        ids, _, offsets = self.encode_offsets_many([text])
+        return ids, offsets
+
+    def encode_offsets_many(
+        self, texts: Sequence[str]
+    ) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"], Int64[np.ndarray, "n 2"]]:
+        """Like `encode_many`, and also the character span [start, end) of its text that each id comes from.
+
+        A token's span excludes white space before its word. A token that consists of white space alone has the span of
+        that white space or, with SentencePiece, an empty span where the next word begins. All bytes of one character
+        have the span of that character. This method bypasses the cache, so it is slower than `encode_many`.
+        """
+        refuse_surrogates(texts)
+        ids, offsets = [np.zeros(0, self.id_dtype)], [np.zeros((0, 2), np.int64)]
+        for text in texts:
+            found, spans = self._engine.encode_offsets(text)
+            ids.append(np.array(found, self.id_dtype))
+            offsets.append(np.array(spans, np.int64).reshape(-1, 2))
+        boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
+        return np.concatenate(ids), boundaries, np.concatenate(offsets)
+
+    def decode(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> str:
+        """Readable text: tokens joined to words, special tokens kept. Normalization is not undone."""
+        return self._engine.decode([int(token) for token in ids])
+
+    def save(self, directory: str | Path) -> None:
+        """Writes a Hugging Face tokenizer folder, including tokenizer.json and tokenizer_config.json.
+
+        `load` and `transformers.AutoTokenizer.from_pretrained` read it back as an equal tokenizer. Equal tokenizers
+        write equal bytes.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.spec.write(directory)
+        (directory / "tokenizer.json").write_text(self._engine.to_json(), encoding="utf-8")
+
+
+def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
+    """Loads a tokenizer from a folder or a file; see `vocabulary.load`."""
+    return Tokenizer(vocabulary.load(path, lowercase).spec)
+
+
+def _engine(spec: Any) -> Engine:
+    """The engine of a specification. Only the library of its kind is imported."""
+    if spec.kind == "wordpiece":
+        return WordPieceEngine(spec)
+    if spec.kind == "bpe":
+        from bert_jax.tokenization.byte_bpe import ByteBPEEngine
+
+        return ByteBPEEngine(spec)
+    from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
+
+    return SentencePieceEngine(spec)

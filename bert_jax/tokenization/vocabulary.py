@@ -1,0 +1,223 @@
+"""Describes vocabularies: their tokens, special ids and words' beginnings, without the libraries that encode text.
+
+Training needs no more of a tokenizer than this. bert_jax.tokenization.tokenizer adds encoding and decoding."""
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.array_types import Bool, Integer
+from bert_jax.errors import UserError
+from bert_jax.storage.files import read_json
+from bert_jax.storage.hub import named_folder
+from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.specification import (
+    Roles,
+    TokenizerSpec,
+    begins_unspaced,
+    check_added_ids,
+    continues_character,
+    id_dtype,
+    read_settings,
+)
+
+# The kinds by their display names.
+KINDS = {
+    "wordpiece": "WordPiece",
+    "bpe": "byte-level BPE",
+    "unigram": "SentencePiece Unigram",
+    "sentencepiece_bpe": "SentencePiece BPE",
+}
+
+TOKENIZER = "tokenizer"  # the folder of a workdir that holds the files of its tokenizer
+
+_MODEL_FILES = (
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.model",
+    "tokenizer.model",
+)
+
+# From the most complete file on; a SentencePiece model comes before the tokenizer.json that was derived from it.
+_FILES = (*_MODEL_FILES, "tokenizer.json", "vocab.json", "vocab.txt")
+
+
+class Vocabulary:
+    """The tokens of a tokenizer and what each is for.
+
+    spec                       everything that determines the tokenizer's ids
+    kind                       wordpiece, bpe (byte-level), unigram or sentencepiece_bpe
+    vocab_size                 ids are 0..vocab_size-1
+    pad_id, unk_id, cls_id, sep_id, mask_id
+    roles                      the tokens behind these five ids; GPT-2's vocabulary uses one token for all of them
+    has_mask                   whether the vocabulary has a token that is used for masks only
+    has_unknown                whether the token for unknown text differs from those that begin and end a text
+    special_ids                ids of all special tokens, ascending; the five above are among them
+    pair_separators            number of separators that published models of this kind place between two texts: 2 for
+                               RoBERTa, XLM-R and MPNet (<s> A </s></s> B </s>), otherwise 1
+    adds_special_tokens        whether sequences are cls A sep (B sep). In a published GPT-2 they are A B, without
+                               special tokens; shards, and models trained on them, always have them
+    begin, between, end        number of special tokens before a text, between two texts, and at the end: 1,
+                               pair_separators and 1, or 0 each without special tokens
+    lowercase                  whether text is lower-cased before lookup
+    continuation               bool[V]: True for ids that continue a word ("##ing"; in BPE: no leading space)
+    unspaced                   bool[V]: True for ids that begin with a character of a script without spaces between
+                               words (bert_jax/tokenization/specification.py)
+    attached                   bool[V]: True for ids that begin within a character, or with a mark of those scripts
+    content_hash               sha256 over everything that determines ids; independent of how the tokenizer was loaded
+    id_dtype                   uint16 if every id fits, otherwise uint32
+    """
+
+    def __init__(self, spec: TokenizerSpec, path: Path | None = None) -> None:
+        """`path` is what the specification was read from."""
+        self.spec = spec
+        self._path = path
+        self._tokens = spec.all_tokens()
+        self._ids = {token: index for index, token in enumerate(self._tokens)}
+        self.kind = spec.kind
+        self.vocab_size = len(self._tokens)
+        self.roles: Roles = spec.roles
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self._ids[token] for token in self.roles)
+        self.has_mask = self.mask_id not in (self.pad_id, self.unk_id, self.cls_id, self.sep_id)
+        self.has_unknown = self.unk_id not in (self.cls_id, self.sep_id)
+        self.special_ids = spec.special_ids()
+        self.pair_separators = spec.pair_separators
+        self.adds_special_tokens = spec.adds_special_tokens
+        added = (1, spec.pair_separators, 1) if spec.adds_special_tokens else (0, 0, 0)
+        self.begin, self.between, self.end = added
+        self.lowercase = spec.lowercase
+        self.id_dtype = id_dtype(self.vocab_size)
+
+    @functools.cached_property
+    def continuation(self) -> Bool[np.ndarray, "V"]:
+        continues = np.array([self.spec.is_inside(token) for token in self._tokens])
+        continues[list(self.special_ids)] = False
+        return continues
+
+    @functools.cached_property
+    def unspaced(self) -> Bool[np.ndarray, "V"]:
+        return self._beginning(begins_unspaced)
+
+    @functools.cached_property
+    def attached(self) -> Bool[np.ndarray, "V"]:
+        return self._beginning(continues_character) & self.continuation
+
+    def _beginning(self, holds: Callable[[bytes], bool]) -> Bool[np.ndarray, "V"]:
+        """Which ids are ordinary tokens whose bytes satisfy a condition."""
+        # Most tokens are ASCII and need no look at their bytes, unless they are the name of a byte ("<0xE4>").
+        found = [
+            (not token.isascii() or token.startswith("<")) and holds(self.spec.utf8(token)) for token in self._tokens
+        ]
+        holding = np.array(found)
+        holding[list(self.special_ids)] = False
+        return holding
+
+    @functools.cached_property
+    def content_hash(self) -> str:
+        return self.spec.content_hash()
+
+    def tokens(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> list[str]:
+        """The token of each id as the vocabulary spells it. Raises IndexError for an id outside the vocabulary."""
+        return [self._tokens[int(token)] for token in ids]
+
+    def surfaces(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> list[str]:
+        """The characters of each id, without the mark of a word's beginning or inside; special tokens unchanged."""
+        special = set(self.special_ids)
+        tokens = zip(ids, self.tokens(ids), strict=True)
+        return [token if int(index) in special else self.spec.surface(token) for index, token in tokens]
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it ("##ing"), or None if the vocabulary lacks it."""
+        return self._ids.get(token)
+
+    def save(self, directory: str | Path) -> None:
+        """Copies the files of the folder that the vocabulary was read from."""
+        assert self._path is not None and self._path.is_dir()
+        shutil.copytree(self._path, directory, dirs_exist_ok=True)
+
+
+def load(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
+    """Loads the vocabulary of a tokenizer.
+
+    `path` is a folder written by `Tokenizer.save`, a Hugging Face folder of a supported kind, one of their files, or
+    hf:NAME, a model of the Hugging Face Hub.
+
+    The files are vocab.txt (WordPiece), vocab.json with merges.txt in the same folder (byte-level BPE), a SentencePiece
+    .model (with ALBERT's ids if its pieces include [CLS], otherwise with XLM-R's), and tokenizer.json of any kind.
+
+    Lower-casing follows tokenizer_config.json or tokenizer.json in the folder of the file. If neither states it, it
+    follows the argument; without an argument, a vocabulary without capitals is taken to be lower-cased. Raises
+    UserError for a missing or broken file, missing special tokens, an unsupported kind of tokenizer, and an argument
+    that contradicts the files.
+    """
+    if not str(path):  # pathlib reads an empty path as the current folder
+        raise UserError("the tokenizer path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")
+    path = Path(named_folder(path, "tokenizer"))
+    return Vocabulary(_read(path, lowercase), path)
+
+
+def _read(path: Path, lowercase: bool | None) -> TokenizerSpec:
+    if not path.exists():
+        raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
+    if (path / TOKENIZER).is_dir() and not any((path / name).exists() for name in _FILES):
+        path /= TOKENIZER
+    file = _main_file(path) if path.is_dir() else path
+    try:
+        whole = path / "tokenizer.json"
+        if path.is_dir() and (path / "added_tokens.json").exists() and not whole.exists():
+            raise UserError("has added_tokens.json but no tokenizer.json. Save it again with a fast tokenizer")
+        spec = _read_file(file, read_settings(file.parent), lowercase)
+        if path.is_dir() and file.suffix == ".model" and whole.exists():
+            check_added_ids(read_json(whole), spec.all_tokens())
+        return spec
+    except UserError as error:
+        raise UserError(f"tokenizer {file}: {error}") from None
+    except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
+        problem = f"field {error} is missing" if isinstance(error, KeyError) else "a field has the wrong type"
+        raise UserError(f"tokenizer {file}: {problem}. Download or save the tokenizer again") from error
+
+
+def _main_file(folder: Path) -> Path:
+    """The most complete file."""
+    for name in _FILES:
+        if (folder / name).exists():
+            return folder / name
+    raise UserError(
+        f"{folder} contains no tokenizer: no tokenizer.json, vocab.txt, vocab.json or SentencePiece .model. "
+        "Give a tokenizer folder"
+    )
+
+
+def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> TokenizerSpec:
+    if file.suffix == ".model":
+        from bert_jax.tokenization import sentencepiece_model
+
+        return sentencepiece_model.from_model(file, settings, lowercase)
+    if file.name == "merges.txt":
+        raise UserError("it is half of a byte-level BPE tokenizer. Give vocab.json of the same folder, or the folder")
+    if file.suffix != ".json":
+        return wordpiece.from_lines(file, settings, lowercase)
+    content = read_json(file)
+    if file.name == "vocab.json":
+        from bert_jax.tokenization import byte_bpe
+
+        return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
+    model = content.get("model") or {}
+    if not model:
+        raise UserError("it has no field `model`. Give the folder, or its tokenizer.json, vocab.json or vocab.txt")
+    # Old files name no model type: a field of its own identifies WordPiece, and `merges` identifies BPE.
+    kind = model.get("type") or (
+        "WordPiece" if "max_input_chars_per_word" in model else "BPE" if "merges" in model else "unknown"
+    )
+    if kind == "WordPiece":
+        return wordpiece.from_json(content, settings, lowercase)
+    if kind == "BPE":
+        return byte_bpe.from_json(content, settings, lowercase)
+    if kind == "Unigram":
+        return sentencepiece_model.from_json(content, settings, lowercase)
+    raise UserError(f"unsupported model type {kind}; choose a tokenizer of type WordPiece, BPE or Unigram")

@@ -1,0 +1,280 @@
+"""Compilation: the cache on disk, what is reported while a program compiles, and compiling later shapes in threads."""
+
+import contextlib
+import os
+import threading
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import numpy as np
+from jax._src import compiler
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from bert_jax.storage.files import try_lock
+from bert_jax.train import distributed
+from bert_jax.train import sharding as partitioning
+from bert_jax.train.clock import Clock
+from bert_jax.train.metrics import ProgressLine, duration
+from bert_jax.train.prepare import describe_batch
+from bert_jax.train.run import Source
+from bert_jax.train.step import TrainState
+
+# Keeps compiled programs on disk: a run that resumes or repeats an earlier one starts without compiling.
+#
+# jax lets only process 0 of several write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because
+# others might write the same file at the same time. On hosts with a home directory each, all other processes then
+# compile at every start. Here, one process for each folder writes.
+
+
+VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
+
+
+_LOCK = ".writer"  # in the folder of programs: held by the process that writes where process 0 does not
+
+_locks: list[IO[bytes]] = []  # open until the process ends
+
+
+def enable_compilation_cache() -> Path | None:
+    """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
+
+    Returns None, and changes nothing, where jax has a folder already, where JAX_COMPILATION_CACHE_DIR is set (an empty
+    value disables the cache) or where the folder cannot be created. Programs are found by a hash of their code,
+    compiler and devices, so deleting the folder is always safe.
+    """
+    if VARIABLE in os.environ or jax.config.values["jax_compilation_cache_dir"] is not None:
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(cache) / "bert_jax" / "programs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a missing or read-only home directory costs compile time, nothing else
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def write_on_every_host() -> None:
+    """Makes one process for each folder of programs write what it compiles. All processes call it once connected.
+
+    It changes nothing for one process, and where all share the folder of process 0 or it is in an object store: jax
+    then writes it in process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    named = str(jax.config.values["jax_compilation_cache_dir"] or "")
+    folder = Path(named) if named and "://" not in named else None
+    by_jax = compiler._cache_write
+    if folder is not None and not distributed.is_primary() and _is_first(folder):
+        # Before it is known whether to write, because programs of the next lines are to be found as well. They take
+        # less than a second to compile, so jax keeps them only where its shortest time is set to 0.
+        compiler._cache_write = _as_process_0(by_jax)
+    mark = distributed.broadcast_from_primary(_leave_mark(folder))
+    is_seen = folder is None or not mark or (folder / mark).exists()
+    multihost_utils.process_allgather(np.bool_(is_seen))  # all have looked
+    if is_seen:
+        compiler._cache_write = by_jax
+    if folder is not None and mark and distributed.is_primary():
+        (folder / mark).unlink(missing_ok=True)
+
+
+def _leave_mark(folder: Path | None) -> str:
+    """Creates a file in process 0's folder of programs and returns its name, or an empty string if it cannot."""
+    if folder is None or not distributed.is_primary():
+        return ""
+    mark = f"{os.urandom(8).hex()}.mark"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / mark).touch()
+    except OSError:
+        return ""
+    return mark
+
+
+def _is_first(folder: Path) -> bool:
+    """Whether this process alone of this host, and of those of other runs that were started so, may write here."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("ab")
+        _locks.append(lock)
+        try_lock(lock)
+    except OSError:  # including BlockingIOError
+        return False
+    return True
+
+
+def _as_process_0(function: Any) -> types.FunctionType:
+    """Returns a function of jax's compiler that takes this process for process 0."""
+    first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+    return types.FunctionType(function.__code__, vars(compiler) | {"distributed": first})
+
+
+# Says that the first step and the first evaluation of a run are being compiled, and how long that took.
+
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # jax's own events, also for programs found in the cache
+
+_FOUND = "/jax/compilation_cache/cache_hits"
+
+WORTH_A_LINE = 2.0  # seconds
+
+
+class _Count:
+    """Programs that this process has asked for, how many of them were in the cache, and the seconds by thread."""
+
+    def __init__(self) -> None:
+        self.asked = self.found = 0
+        self._seconds: defaultdict[int, float] = defaultdict(float)
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that this thread has compiled, or loaded programs from the cache."""
+        return self._seconds[threading.get_ident()]
+
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILED:
+            self.asked += 1
+            self._seconds[threading.get_ident()] += duration_secs
+
+    def _on_event(self, event: str, **_: str | int) -> None:
+        self.found += event == _FOUND
+
+
+_count = _Count()
+
+
+@contextlib.contextmanager
+def compiling(progress: ProgressLine) -> Iterator[None]:
+    """Shows that the training step is being compiled or loaded in this block, and afterwards which, if it took long."""
+    asked, found, began = _count.asked, _count.found, time.monotonic()
+    progress.note("compiling the training step")
+    yield
+    _report(progress, "the training step", asked, found, time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[None]:
+    """As `compiling`, of the first evaluation; the seconds of compiling do not count as the pace of the run."""
+    if not begins:
+        yield
+        return
+    asked, found, before = _count.asked, _count.found, _count.seconds
+    progress.note("compiling the evaluation")
+    yield
+    seconds = _count.seconds - before
+    clock.leave_out(seconds)
+    _report(progress, "the evaluation", asked, found, seconds)
+
+
+def _report(progress: ProgressLine, what: str, asked: int, found: int, seconds: float) -> None:
+    """Reports whether all programs since the counts `asked` and `found` were in the cache, if it took long."""
+    if seconds < WORTH_A_LINE:
+        return
+    cached = _count.found > found and _count.found - found == _count.asked - asked
+    how = f"loaded {what} from the compilation cache" if cached else f"compiled {what}"
+    progress.report(f"{how} in {duration(seconds)}")
+
+
+# Compiles a training step for the shapes of later batches in threads, while the run trains on those of its first.
+#
+# With one process and several cores this takes hardly more time than one program. A program that does not compile, or
+# does not fit into memory, is reported in the first minutes, and not after days.
+#
+# Several processes compile all shapes before the first step, in the same order. So do GPUs, because XLA times kernels
+# on the GPU while it compiles, which the training step would disturb.
+
+
+class CompilingAhead:
+    """The programs of a jitted step that are being compiled for batches of later shapes.
+
+    later       abstract batches, by the first step that has each (`later_batch_shapes`)
+    arguments   what the step takes after state, batch and fraction
+    """
+
+    def __init__(
+        self,
+        train_step: Any,
+        state: TrainState,
+        later: Mapping[int, Any],
+        arguments: Sequence[Any],
+        mesh: Mesh,
+        report: Callable[[str], None],
+    ) -> None:
+        # The state itself is donated to the first step.
+        given = jax.tree.map(_abstract, (state, *arguments))
+
+        def compile_for(batch: Any) -> None:
+            with jax.set_mesh(mesh):  # which is a property of the thread
+                train_step.lower(given[0], batch, np.float32(0), *given[1:]).compile()
+
+        at_once = jax.process_count() > 1 or mesh.devices.flat[0].platform == "gpu"
+        self._compiling: dict[Any, Future[None]] = {}
+        self._threads = ThreadPoolExecutor(max(min(len(later), (os.cpu_count() or 2) - 1), 1), "compile")
+        for step, batch in later.items():
+            report(f"compiling for step {step}: {describe_batch(batch)}")
+            if at_once:
+                compile_for(batch)
+            else:
+                self._compiling[_shape(batch)] = self._threads.submit(compile_for, batch)
+
+    def wait_for(self, batch: Any) -> None:
+        """Returns once the step is compiled for batches of this shape, if it is one of the later ones.
+
+        Raises the error of any program that has failed to compile.
+        """
+        if not self._compiling:
+            return
+        for shape in [shape for shape, future in self._compiling.items() if future.done() or shape == _shape(batch)]:
+            self._compiling.pop(shape).result()
+
+    def __enter__(self) -> "CompilingAhead":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def later_batch_shapes(
+    source: Source, first: int, end: int, mesh: Mesh, shapes_at: Sequence[int] = ()
+) -> dict[int, Any]:
+    """Returns abstract batches of the shapes and types that a run meets besides that of its first one, by a step that
+    has each.
+
+    first, end   the first step, and the run's number of steps (0: unknown)
+    shapes_at    Run.shapes_at
+    Reads one row for each of these steps, or else for each change of the source.
+    """
+    if 0 < end <= first:  # a finished run takes no step
+        return {}
+    sharding = partitioning.rows_sharding(mesh)
+    found: dict[int, Any] = {}
+    seen = []
+    later = shapes_at or (change for change in source.changes if change > first)
+    for step in (first, *(step for step in later if step < end or end <= 0)):
+        rows = source.rows_at(step)
+        batch = jax.tree.map(
+            lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
+            source.batch(step, slice(0, 1)),
+        )
+        if (type(batch), batch) not in seen:  # tuples of different types may be equal
+            seen.append((type(batch), batch))
+            found[step] = batch
+    found.pop(first)
+    return found
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    weak = getattr(leaf, "weak_type", False)  # which keys do not have
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=weak)
+
+
+def _shape(batch: Any) -> Any:
+    return type(batch), tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch))

@@ -1,0 +1,170 @@
+"""Held-out evaluation during training: sums over all batches, divided once; which step is best."""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError
+from bert_jax.train import sharding
+from bert_jax.train.objectives import Counts, Terms, extended_batch, means
+from bert_jax.train.step import Plan, evaluation_step
+
+# Held-out evaluation during training: sums over all batches, divided once (law 3).
+
+
+Rows = slice | np.ndarray  # the rows of a global batch that a process loads
+
+Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # (parameters, steps done) -> metrics by name
+
+
+def make_evaluator(plan: Plan, mesh: Mesh, batches: Callable[[int, Rows], Iterator[Any]], batch_size: int) -> Evaluator:
+    """Returns an evaluator of the plan's objective over batches(steps done, rows), `rows` of global ones of batch_size.
+
+    Rows that fill up a batch have weight 0. Without batches there are no metrics. `rows` are those that the devices
+    of this process own; every process must yield the same number of batches. Each batch is requested and placed while
+    the devices compute the one before it.
+    """
+    return make_source_evaluator(plan, mesh, lambda steps_done, rows: {"": batches(steps_done, rows)}, batch_size)
+
+
+def make_source_evaluator(
+    plan: Plan, mesh: Mesh, sources: Callable[[int, Rows], Mapping[str, Iterator[Any]]], batch_size: int
+) -> Evaluator:
+    """Returns an evaluator over the batches of several sources by name, as make_evaluator does over those of one.
+
+    The metrics are those of the rows of all sources together, each row counted once, and as NAME/METRIC those of each
+    source with a name.
+    """
+    replicated, options = sharding.replicated(mesh), sharding.options(mesh)
+    step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
+    rows = sharding.local_rows(batch_size, mesh)
+
+    def total_of(params: dict[str, Any], batches: Iterator[Any]) -> Any:
+        total = None
+        computing: tuple[Terms, Counts] | None = None
+        for batch in batches:
+            placed = sharding.place(extended_batch(plan.objective, batch), batch_size, mesh)
+            total = _add(total, computing)
+            computing = step(plan, params, placed)
+        return _add(total, computing)
+
+    def metrics_of(total: Any) -> dict[str, float]:
+        terms, counts = jax.tree.map(jnp.float32, total)
+        return finite_means(terms, counts, plan.objective.term_weights)
+
+    def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
+        totals = {name: total_of(params, batches) for name, batches in sources(steps_done, rows).items()}
+        totals = {name: total for name, total in totals.items() if total is not None}
+        if not totals:
+            return {}
+        metrics = metrics_of(functools.reduce(functools.partial(jax.tree.map, operator.add), totals.values()))
+        for name, total in totals.items():
+            if name:
+                metrics |= {f"{name}/{metric}": value for metric, value in metrics_of(total).items()}
+        return metrics
+
+    return run
+
+
+def _add(total: Any, part: tuple[Terms, Counts] | None) -> Any:
+    """The sums, as a tree of floats, with those of one more batch, for which this waits. None stands for no batch."""
+    if part is None:
+        return total
+    values = jax.tree.map(float, jax.device_get(part))  # float64, so that the sums over many batches stay exact
+    return values if total is None else jax.tree.map(operator.add, total, values)
+
+
+def finite_means(terms: Terms, counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:
+    """`objectives.means` of totals, without the metrics of a term whose count is 0.
+
+    The loss comes first and the others follow by name: the order of the keys in logs, checkpoints and on the screen.
+    """
+    metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
+    ordered = sorted(metrics, key=lambda name: (name != "loss", name))
+    return {name: metrics[name] for name in ordered if not np.isnan(metrics[name])}
+
+
+# Names of held-out metrics, the direction in which each improves, and which step has the best one.
+#
+# This module does not import jax, since data preparation also draws curves of these metrics.
+
+
+PREFIX = "eval_"  # the logs write eval_loss for what the evaluation itself calls loss
+
+_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise.
+
+    The name of a source, as in wiki/mlm_loss, does not count.
+    """
+    return any(word in metric.rpartition("/")[2] for word in _LOWER_IS_BETTER)
+
+
+def is_threshold(metric: str) -> bool:
+    """Whether a metric of a task is a threshold that dev decides, and no score: threshold/LABEL, best_f1_thresh."""
+    return "/" in metric or metric.endswith(("threshold", "_thresh"))
+
+
+class Best:
+    """Finds the step with the best value of a held-out metric, the earliest among equals.
+
+    `values` is the metric by step, and may grow while this is in use; a step without a value is never the best.
+    """
+
+    def __init__(self, metric: str, values: MutableMapping[int, float]) -> None:
+        if not metric.startswith(PREFIX):
+            raise UserError(
+                f"checkpoint.best is {metric!r}; expected a held-out metric as logs name it, such as eval_loss"
+            )
+        self.metric, self.values = metric, values
+        self._sign = 1.0 if lower_is_better(metric) else -1.0
+
+    def note(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Records the value of a step, if the metric was measured there and is finite."""
+        value = self.value_in(evaluation)
+        if value is not None:
+            self.values[step] = value
+
+    def value_in(self, evaluation: Mapping[str, float]) -> float | None:
+        """Returns the value of the metric in an evaluation; None if it was not measured or is not finite."""
+        value = float(evaluation.get(self.metric.removeprefix(PREFIX), math.nan))
+        return value if math.isfinite(value) else None
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether one value of the metric is better than another."""
+        return self._sign * value < self._sign * other
+
+    def check_among(self, measured: Collection[str]) -> None:
+        """Raises UserError when the metric is not one of those that are measured."""
+        if self.metric.removeprefix(PREFIX) not in measured:
+            names = ", ".join(PREFIX + name for name in measured)
+            raise UserError(f"checkpoint.best is {self.metric!r}, which this run does not measure; choose from {names}")
+
+    def beaten_by(self, evaluation: Mapping[str, float]) -> bool:
+        """Whether an evaluation is better than that of every step recorded so far."""
+        value = self.value_in(evaluation)
+        return value is not None and all(self.is_better(value, other) for other in self.values.values())
+
+    def among(self, steps: Sequence[int]) -> int | None:
+        """Returns the best of these steps, or None when none of them was measured."""
+        measured = [step for step in steps if step in self.values]
+        return min(measured, key=lambda step: (self._sign * self.values[step], step), default=None)
+
+    def described(self, step: int) -> dict[str, Any]:
+        """Returns the content of best.json when this step is the best."""
+        better = "lower" if lower_is_better(self.metric) else "higher"
+        return {"step": step, "metric": self.metric, "value": self.values[step], "better": better}
+
+    def recall(self, described: Mapping[str, Any], steps: Sequence[int]) -> None:
+        """Records the content of best.json, if it is about this metric and one of these steps."""
+        if described.get("metric") == self.metric and described.get("step") in steps:
+            self.values.setdefault(described["step"], described["value"])

@@ -1,0 +1,206 @@
+"""The objectives of language models: masked tokens with next sentences and span boundaries, and next tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from bert_jax.data.example import Batch
+from bert_jax.errors import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.tokens import SPAN_PLACES
+from bert_jax.model.outputs import next_sentence_logits, pool_vectors, span_boundary_product, vocabulary_product
+from bert_jax.train.losses import VocabularySums, classification_sums, vocabulary_sums
+from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
+
+# The z-loss, a term that keeps the normalizer of the vocabulary's softmax near 1, by config.z_loss.
+#
+# "we use an auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0"
+# (Chowdhery et al. 2022, PaLM, section 5). The term is the mean of log^2 Z over the predictions of an objective, and is
+# logged as z_loss without its weight. With a weight of 0 there is no term.
+
+
+Z = "z"
+
+
+def z_metrics(weight: float) -> Mapping[str, tuple[str, ...]]:
+    """What the term adds to Objective.term_metrics."""
+    return {Z: ()} if weight else {}
+
+
+def z_weights(weight: float) -> Mapping[str, float]:
+    """What the term adds to Objective.term_weights."""
+    return {Z: weight} if weight else {}
+
+
+def z_counts(weight: float, counts: Counts, term: str) -> Counts:
+    """What the term adds to the counts, from those of the term whose predictions it is about."""
+    return {Z: counts[term]} if weight else {}
+
+
+def z_terms(weight: float, sums: VocabularySums) -> Terms:
+    """What the term adds to the terms of a batch."""
+    return {Z: Term(sums.squares, {})} if weight else {}
+
+
+# The objective of BERT and its encoder family: masked tokens, next sentences, span boundaries.
+
+
+ACCURACY = ("accuracy",)
+
+
+@dataclass(frozen=True)
+class MaskedLMObjective(Objective):
+    """Masked language modeling (mlm), next sentence prediction (nsp) and the span boundary objective (sbo).
+
+    next_sentence  adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be those
+                   of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
+                   shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
+                   config.next_sentence=false: the term then counts nothing and adds nothing.
+    span_boundary  predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
+                   al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
+    z_loss         the weight of the z-loss of mlm (z_loss.py)
+    """
+
+    next_sentence: bool = True
+    span_boundary: bool = False
+    z_loss: float = field(default=0.0, kw_only=True)
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(
+            mlm=True,
+            span_boundary=self.span_boundary,
+            next_sentence=self.next_sentence,
+            pooler=self.next_sentence,
+        )
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        terms = ("mlm", *("nsp",) * self.next_sentence, *("sbo",) * self.span_boundary)
+        return {**dict.fromkeys(terms, ACCURACY), **z_metrics(self.z_loss)}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return z_weights(self.z_loss)
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        fields = ("masked_positions", "masked_ids", "masked_weights", "cls_positions")
+        return (*fields, "span_left", "span_right", "span_offsets") if self.span_boundary else fields
+
+    def counts(self, batch: Batch) -> Counts:
+        labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
+        counts = {"mlm": batch.masked_weights.sum(), "nsp": labelled}
+        if self.span_boundary:
+            counts["sbo"] = _predictable_weights(batch).sum()
+        return counts | z_counts(self.z_loss, counts, "mlm")
+
+    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        # The last layer is computed only at the positions that a head reads.
+        vectors = model.encode_at(batch, jnp.concatenate(self.positions(batch), axis=1), dropout_key)
+        return self.terms_of(model, vectors, batch)
+
+    def positions(self, batch: Batch) -> list[Int[Array, "B _"]]:
+        """The positions of each row that the heads read: the masked ones, those of [CLS], those around spans."""
+        around = [batch.span_left, batch.span_right] if self.span_boundary else []
+        return [batch.masked_positions, batch.cls_positions, *around]
+
+    def terms_of(self, model: Bert, vectors: Float[Array, "B K D"], batch: Batch) -> Terms:
+        """The terms of the loss from the last layer's vectors at `positions`, one group after another."""
+        ends = np.cumsum([part.shape[1] for part in self.positions(batch)])[:-1]
+        masked, first, *around = jnp.split(vectors, ends, axis=1)
+        sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
+        none = Term(jnp.zeros(()), {"accuracy": jnp.zeros(())})
+        terms = {"mlm": Term(sums.loss, {"accuracy": sums.correct}), "nsp": none}
+        if self.next_sentence:
+            logits = next_sentence_logits(model, pool_vectors(model, first))
+            loss, correct = classification_sums(logits, batch.next_sentence_label, batch.next_sentence_weight)
+            terms["nsp"] = Term(loss, {"accuracy": correct})
+        if self.span_boundary:
+            left, right = around
+            product = span_boundary_product(model, left, right, batch.span_offsets)
+            of_spans = vocabulary_sums(product, batch.masked_ids, _predictable_weights(batch))
+            terms["sbo"] = Term(of_spans.loss, {"accuracy": of_spans.correct})
+        return terms | z_terms(self.z_loss, sums)
+
+
+def _predictable_weights(batch: Batch) -> Float[Array, "B M"]:
+    """The weights of the tokens whose offset in their span the span boundary head has an embedding for."""
+    if batch.span_offsets is None:
+        raise UserError(
+            "the span boundary objective needs masked spans; build the shards with --mask_unit=span, or set "
+            "config.span_boundary=false"
+        )
+    return batch.masked_weights * (batch.span_offsets <= SPAN_PLACES)
+
+
+# The causal objective: each token from those before it.
+
+
+@dataclass(frozen=True)
+class CausalLMObjective(Objective):
+    """Each token of a sequence from those before it (lm; Radford et al. 2018, section 3.1).
+
+    No sequence sees another. The first token of a sequence is given; its last ([SEP]) is predicted like any other.
+    The masks of a batch are undone, so shards of any kind serve.
+
+    z_loss  the weight of the z-loss (z_loss.py)
+    """
+
+    z_loss: float = field(default=0.0, kw_only=True)
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(lm=True)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"lm": ("accuracy",), **z_metrics(self.z_loss)}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return z_weights(self.z_loss)
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return ("masked_positions", "masked_ids", "masked_weights")
+
+    @property
+    def likelihoods(self) -> Mapping[str, Likelihood]:
+        return {"lm": Likelihood("", with_special=True)}
+
+    def counts(self, batch: Batch) -> Counts:
+        counts = {"lm": continues(batch.sequence_ids).sum()}
+        return counts | z_counts(self.z_loss, counts, "lm")
+
+    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        text = unmasked(batch)
+        hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
+        sums = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
+        return {"lm": Term(sums.loss, {"accuracy": sums.correct})} | z_terms(self.z_loss, sums)
+
+
+def unmasked(batch: Batch) -> Int[Array, "B T"]:
+    """The ids of a batch with the original tokens at masked positions."""
+    length = batch.input_ids.shape[1]
+    # A filler prediction gets a position outside the row, which the scatter drops.
+    positions = jnp.where(batch.masked_weights > 0, batch.masked_positions, length)
+    rows = jnp.arange(len(positions))[:, None]
+    return jnp.asarray(batch.input_ids).at[rows, positions].set(batch.masked_ids, mode="drop")
+
+
+def token_sums(
+    model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
+) -> VocabularySums:
+    """vocabulary_sums of a token for each position."""
+    return vocabulary_sums(vocabulary_product(model, hidden), ids, weights)
+
+
+def continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
+    """1 where a position belongs to the same sequence as the one before it."""
+    same = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
+    return same.astype(jnp.float32)

@@ -1,0 +1,492 @@
+"""The mesh, the sharding of parameters, batches and activations over it, and the compiler options that go with it."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.model import layers
+from bert_jax.model.runtime import Placement
+from bert_jax.shapes import padded_vocabulary
+from bert_jax.train import rules
+
+# The mesh, and the sharding of parameters and batches over it.
+#
+# Only this file, train/sharding.py (activations) and train/gradient_sums.py (gradients) name the axes of the mesh:
+#
+# data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state, update and moving
+#          average are sharded (ZeRO stage 1, Rajbhandari et al. 2020)
+# fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
+#          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
+# tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
+
+
+DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: the axis that communicates least
+
+ROWS = (DATA, FSDP)  # the axes over which the rows of a batch are sharded
+
+FLAG = "--config.mesh"  # the flag that sets MeshConfig in commands that take a recipe
+
+
+Axes = tuple[
+    str | tuple[str, ...] | EllipsisType | None, ...
+]  # a mesh axis for each array axis; ... stands for any number of None
+
+
+# Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
+# replicated.
+# The first match counts; an extension inserts its own before them.
+PARAMETER_RULES: list[tuple[str, Axes]] = [
+    (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
+    (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
+    (r"(^|/)layers/attention/output/kernel$", (None, TENSOR, None, FSDP)),  # [L, N, H, D]
+    (r"(^|/)layers/feed_forward/input/kernel$", (None, FSDP, ..., TENSOR)),  # [L, D, F], gated [L, D, 2, F]
+    (r"(^|/)layers/feed_forward/input/bias$", (None, ..., TENSOR)),
+    (r"(^|/)layers/feed_forward/output/kernel$", (None, TENSOR, FSDP)),  # [L, F, D]
+    (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: the embeddings, and an output that is not tied to them
+    (r"(^|/)position/table$", (None, FSDP)),
+    (r"(^|/)relative_bias/table$", (None, TENSOR)),  # [32, N]
+    (r"(^|/)(mlm_head|span_boundary_head)/bias$", (TENSOR,)),  # [V]
+    (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
+    (r".*", ()),
+]
+
+
+REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
+    """The mesh of the devices (None: all of this process; those of jax.experimental.topologies will do).
+
+    The network between TPU slices, or between GPU machines, is slower than within one: `data` is the outermost axis
+    and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, where the number
+    of slices does not divide mesh.data, or for an unknown mesh.reduce_dtype.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = axis_sizes(config, len(devices), flag)
+    check_reduce_dtype(config.reduce_dtype)
+    return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
+    """The devices as an array of those sizes. Neighbors on a later axis are closer to each other, and the first axis
+    spans the slices. Raises UserError where that is impossible."""
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    check_slices(sizes[0], slices, len(devices), flag)
+    if slices > 1:
+        within = (sizes[0] // slices, *sizes[1:])
+        return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def check_reduce_dtype(dtype: str) -> None:
+    """Raises UserError for an unknown mesh.reduce_dtype."""
+    if dtype not in REDUCE_DTYPES:
+        raise UserError(f"unknown mesh.reduce_dtype {dtype!r}; choose from {', '.join(REDUCE_DTYPES)}")
+
+
+def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
+    """Raises UserError, which names `flag`, where the slices that hold the devices do not divide mesh.data."""
+    if data % slices:
+        raise UserError(
+            f"mesh.data={data} does not divide over {slices} slices (groups of devices with a slower network "
+            f"between them), which only mesh.data may span; use {flag}.data=-1, and fsdp and tensor whose "
+            f"product divides the {devices // slices} devices of a slice"
+        )
+
+
+def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
+    """The number of devices on each axis. Raises UserError where their product is not the number of devices."""
+    sizes = [config.data, config.fsdp, config.tensor]
+    for name, size in zip(AXES, sizes, strict=True):
+        if size < 1 and size != -1:
+            raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for the devices that the other axes leave")
+    if sizes.count(-1) > 1:
+        raise UserError(f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1")
+    given = math.prod(size for size in sizes if size != -1)
+    given_sizes = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    if devices % given or (-1 not in sizes and given != devices):
+        inner = math.prod(size for size in sizes[1:] if size != -1)
+        advice = f"{flag}.data=-1"
+        if devices % inner:
+            advice = f"{flag}.data=-1, and fsdp and tensor whose product divides {devices}"
+        raise UserError(f"{given_sizes} does not use exactly the {devices} devices of this run; use {advice}")
+    return tuple(devices // given if size == -1 else size for size in sizes)
+
+
+def row_shards(mesh: Mesh) -> int:
+    """The number of shards of the rows of a batch."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batch_size") -> None:
+    """Raises UserError unless every device gets the same number of rows of every microbatch.
+
+    key is the configuration key that sets the batch size.
+    """
+    if microbatches < 1:
+        raise UserError(f"microbatches is {microbatches}; use 1 or more")
+    wanted = row_shards(mesh) * microbatches
+    if batch_size < 1 or batch_size % wanted:
+        better = max(wanted, -(-batch_size // wanted) * wanted)
+        axes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in ROWS)
+        raise UserError(
+            f"{key} {batch_size} does not divide over {row_shards(mesh)} shards of rows ({axes}) x {microbatches} "
+            f"microbatches. Use a multiple of {wanted}: "
+            + (f"--config.batch_size={better}" if key == "batch_size" else f"{better} in --config.{key}")
+        )
+
+
+def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optimizer: bool = False) -> None:
+    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it shards of the layers.
+
+    With shard_optimizer, data and fsdp together have to divide what fsdp shards.
+    """
+    cut = (
+        ("attention heads", model.heads, TENSOR),
+        ("inner units of the feed-forward", model.feed_forward, TENSOR),
+        ("entries of the token table", padded_vocabulary(model.vocab_size), TENSOR),
+        ("units of width", model.width, FSDP),
+        ("units of the embeddings' width", model.table_width, FSDP),
+    )
+    for what, count, axis in cut:
+        if count % mesh.shape[axis]:
+            better = math.gcd(*(other for _, other, of in cut if of == axis), mesh.shape[axis])
+            raise UserError(
+                f"the model's {count} {what} do not divide over mesh.{axis}={mesh.shape[axis]}; "
+                f"use {flag}.{axis}={better}"
+            )
+        parts = mesh.shape[DATA] * mesh.shape[FSDP]
+        if shard_optimizer and axis == FSDP and count % parts:
+            raise UserError(
+                f"mesh.shard_optimizer shards over mesh.data={mesh.shape[DATA]} x mesh.fsdp={mesh.shape[FSDP]}, but "
+                f"the model's {count} {what} do not divide over {parts}; use {flag}.shard_optimizer=False"
+            )
+
+
+def whole_rows(batch_size: int, mesh: Mesh) -> int:
+    """The smallest evaluation batch of at least batch_size rows with the same number on every device.
+
+    Raises UserError for a batch_size below 1.
+    """
+    if batch_size < 1:
+        raise UserError(f"the evaluation batch size is {batch_size}; use 1 or more")
+    return -(-batch_size // row_shards(mesh)) * row_shards(mesh)
+
+
+def shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
+    """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
+
+    The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding; with
+    shard_optimizer, the moment and the moving average are sharded over data as well. An axis that does not divide a
+    small parameter does not shard it; check_model has refused the others.
+    """
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        of_update = _name(path).split(layers.SEPARATOR)[0] in ("optimizer_state", "average")
+        found = update_spec if shard_optimizer and of_update else parameter_spec
+        return NamedSharding(mesh, found(path, leaf, mesh))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def undivided(mesh: Mesh, tree: Any) -> list[str]:
+    """The paths of the parameters that a rule would shard but the mesh does not divide: they are replicated."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axes = rules.first_match(PARAMETER_RULES, _name(path))
+        if parameter_spec(path, leaf, mesh) != spec(axes, (0,) * leaf.ndim, mesh):  # every size divides 0
+            found.append(_name(path))
+    return found
+
+
+def parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
+    """How the rule for the path of a leaf, as jax.tree_util gives it, shards that leaf."""
+    return spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
+
+
+def update_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
+    """How mesh.shard_optimizer shards the update of a parameter: what fsdp shards is sharded over data as well.
+
+    Each shard over fsdp is split over data, so a reduce-scatter over one follows one over the other.
+    """
+    axes = rules.first_match(PARAMETER_RULES, _name(path))
+    found = spec(tuple((FSDP, DATA) if axis == FSDP else axis for axis in axes), leaf.shape, mesh)
+    over_data = any(names is not None and DATA in names for names in found)
+    return found if over_data else parameter_spec(path, leaf, mesh)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=layers.SEPARATOR)
+
+
+def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+    """The rule for an array of that shape, without the axes of one device and those that do not divide it."""
+    if ... in axes:
+        middle = axes.index(...)
+        axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
+    if len(axes) != len(shape):
+        return PartitionSpec()
+    found = []
+    for axis, size in zip(axes, shape, strict=True):
+        names = axis if isinstance(axis, tuple) else (axis,)
+        used = tuple(name for name in names if isinstance(name, str) and mesh.shape[name] > 1)
+        divides = size % math.prod(mesh.shape[name] for name in used) == 0
+        found.append(used if used and divides else None)
+    return PartitionSpec(*found)
+
+
+def restricted(whole: PartitionSpec, axes: Collection[str]) -> PartitionSpec:
+    """A spec without the axes of the mesh that are not among `axes`."""
+    several = ((names,) if isinstance(names, str) else names or () for names in whole)
+    return PartitionSpec(*(tuple(name for name in names if name in axes) or None for names in several))
+
+
+def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
+    """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding (shardings)."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings(mesh, tree, shard_optimizer=shard_optimizer),
+    )
+
+
+def put(tree: Any, mesh: Mesh) -> Any:
+    """A tree of numpy arrays, the same in every process, as arrays sharded by the rules for their paths."""
+    return jax.tree.map(put_as, tree, shardings(mesh, tree))
+
+
+def put_like(tree: Any, other: Any) -> Any:
+    """Arrays with the shardings of another tree of arrays; the tree itself where it has them."""
+    found, wanted = (jax.tree.map(lambda leaf: leaf.sharding, each) for each in (tree, other))
+    return tree if found == wanted else jax.jit(_unchanged, out_shardings=wanted)(tree)
+
+
+def _unchanged(arrays: Any) -> Any:
+    """The arrays themselves. As one function, it is compiled once for equal shardings, not at each call."""
+    return arrays
+
+
+def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """A value that every process has, as an array of that sharding; each device gets only its shard."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of a value that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of a batch: its first axis over the axes of rows."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
+    """The rows of a global batch that this process's devices own, ascending: the rows that it has to load.
+
+    An array of row numbers where they are not contiguous: on a TPU pod a process's chips form a square of the torus,
+    and the mesh runs along the torus.
+    """
+    indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    owned = np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
+    first, last = int(owned[0]), int(owned[-1])
+    return slice(first, last + 1) if last - first + 1 == len(owned) else owned
+
+
+def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
+    """Global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
+    sharding = rows_sharding(mesh)
+
+    def put(local: np.ndarray) -> jax.Array:
+        return jax.make_array_from_process_local_data(sharding, local, (batch_size, *local.shape[1:]))
+
+    return jax.tree.map(put, batch)
+
+
+# Shards the arrays of a traced program over the mesh: activations, gathered parameters, kernels and gradients.
+
+
+# By the names of model/runtime.py.
+ACTIVATION_RULES: dict[str, Axes] = {
+    "hidden": (ROWS, None, None),
+    "heads": (ROWS, ..., TENSOR, None),
+    "inner": (ROWS, ..., TENSOR),
+    "logits": (ROWS, None, TENSOR),
+    "sequence_ids": (ROWS, None),
+    "lengths": (ROWS,),
+}
+
+
+@dataclass(frozen=True)
+class OnMesh(Placement):
+    """Shards activations by the rules above, on the mesh that is set (jax.set_mesh) while a model is traced."""
+
+    def constrain(self, name: str, array: jax.Array) -> jax.Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
+            return array
+        return jax.lax.with_sharding_constraint(array, spec(ACTIVATION_RULES[name], array.shape, mesh))
+
+    def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not self.gathers:
+            return params
+
+        def whole(path: str, leaf: jax.Array) -> jax.Array:
+            full = f"{prefix}/{path}" if prefix else path
+            axes = rules.first_match(PARAMETER_RULES, full)
+            if FSDP not in axes or (not prefix and rules.stack_of(full)):
+                return leaf
+            axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
+            gathered = leaf if dtype is None else leaf.astype(dtype)  # bfloat16 halves the bytes that are gathered
+            return jax.lax.with_sharding_constraint(gathered, spec(axes, leaf.shape, mesh))
+
+        return layers.unflatten({path: whole(path, leaf) for path, leaf in layers.flatten(params).items()})
+
+    @property
+    def gathers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[FSDP] > 1
+
+    def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            return kernel
+
+        def sharded(*arrays: jax.Array) -> jax.Array:
+            laid = zip(names, arrays, strict=True)
+            specs = tuple(spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
+            return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+
+        return sharded
+
+    @property
+    def shards_kernels(self) -> bool:
+        return not jax.sharding.get_abstract_mesh().empty
+
+    @property
+    def shards_layers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[TENSOR] > 1
+
+
+def constrain_update(tree: Any) -> Any:
+    """A traced tree with the shapes and paths of parameters, sharded as mesh.shard_optimizer shards their update."""
+    return _constrained(tree, update_spec)
+
+
+def gather_update(params: Any) -> Any:
+    """Traced parameters with the sharding of constrain_update, gathered to that of parameters."""
+    return _constrained(params, parameter_spec)
+
+
+def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax.Array:
+    """function(stack) for a function of each item of a traced stack [K, ...] alone, the items divided over all devices.
+
+    Where K does not divide, zeros fill it up. Every device has the whole stack before and the whole result after it,
+    each gathered at once. On one device, and without a mesh, this is function(stack).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function(stack)
+    missing = -len(stack) % mesh.size
+    whole, over_all = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    # Without `whole`, the compiler would also divide what the stack is made from, such as the optimizer's state.
+    filled = jnp.pad(jax.lax.with_sharding_constraint(stack, whole), [(0, missing)] + [(0, 0)] * (stack.ndim - 1))
+    found = jax.lax.with_sharding_constraint(function(jax.lax.with_sharding_constraint(filled, over_all)), over_all)
+    return jax.lax.with_sharding_constraint(found, whole)[: len(stack)]
+
+
+def constrain_params(tree: Any) -> Any:
+    """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
+    mesh that is set. Under shard_map, the compiler shards only over the axes that are left to it, if any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _shards_parameters(mesh) or mesh.are_all_axes_manual:
+        return tree
+    return _constrained(tree, lambda *of_leaf: restricted(parameter_spec(*of_leaf), mesh.auto_axes))
+
+
+def _constrained(tree: Any, spec_of: Callable[..., PartitionSpec]) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+
+    def constrain(path: Any, leaf: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, spec_of(path, leaf, mesh))
+
+    return jax.tree_util.tree_map_with_path(constrain, tree)
+
+
+def _shards_parameters(mesh: Any) -> bool:
+    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1
+
+
+# The compiler options of training and evaluation, where they differ from the defaults.
+#
+# Plans compile with those of the train step, too.
+
+
+# By default the compiler combines the gradient all-reduces into a few large ones for which everything waits. With these
+# options (AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py, CF_FOR_ALL_REDUCE) it keeps them separate and runs
+# the all-reduce of one layer's gradients concurrently with the backward pass of the layers before it.
+_OVERLAPPED_ALL_REDUCE = {
+    "xla_jf_crs_combiner_threshold_in_bytes": str(2 * 2**20),  # below a matrix's gradient in BERT-Base, 4.7 MB
+    "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_async_collective_fusion": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
+    "xla_tpu_overlap_compute_collective_tc": "true",
+}
+
+
+# The device kinds (jax's device_kind) that plans have shown to gain (docs/decisions/planning_and_accelerators.md).
+# On v4, libtpu 0.0.42.1 fails on BERT-Base with T=512: a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of
+# vector memory. NVIDIA GPUs run with XLA's defaults (docs/plan.md).
+_ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
+
+
+# libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore ("async-update instruction
+# should have 1 operands"), and on TPU7x when all-reduces do.
+_GATHERS = (
+    "xla_tpu_enable_offloading_gather_to_sparsecore",
+    "xla_tpu_enable_offloading_scatter_to_sparsecore",
+    "xla_tpu_offload_gather_to_sparsecore",
+)
+
+_REDUCTIONS = (
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
+    "xla_tpu_enable_sparse_core_collective_aggregator",
+)
+
+# The options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
+DISABLED = {
+    "TPU v5": _GATHERS,
+    "TPU v5p": _GATHERS,
+    "TPU v6 lite": _GATHERS,
+    "TPU v6e": _GATHERS,
+    "TPU7x": _GATHERS + _REDUCTIONS,
+}
+
+
+def options(mesh: Mesh, *, overlap: bool = False) -> dict[str, str] | None:
+    """Returns the XLA options of a program on the mesh; None (the defaults) where no option differs.
+
+    overlap   adds those with which the all-reduces of a train step overlap with computation
+    What libtpu cannot build is off in every program.
+    """
+    kind = mesh.devices.flat[0].device_kind
+    found = dict.fromkeys(DISABLED.get(kind, ()), "false")
+    if overlap and mesh.size > 1:
+        found |= _ON_SEVERAL.get(kind, {})
+    return found or None

@@ -1,0 +1,334 @@
+"""Builds pretraining examples from text: `build` plans the job, runs its units, and writes the manifest."""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, read_manifest
+from bert_jax.errors import UserError
+from bert_jax.progress import Reporter
+from bert_jax.storage.files import SUFFIXES as COMPRESSED
+from bert_jax.storage.files import lock, refuse_existing, write_atomic
+from bert_jax.storage.remote import is_remote
+from bert_jax.tokenization import tokenizer as tokenizers
+from bert_jax.tokenization.tokenizer import Tokenizer
+from data_prep import build_options, copy, engines, flags, processes, summary, worker
+from data_prep.build_options import BuildOptions, Share
+from data_prep.engines.remote import KILLED
+from data_prep.job import NOT_COMPARED, Arguments, Job, open_job
+from data_prep.merge import merge
+from data_prep.readers import Corpus, Source, datasets
+from data_prep.readers.corpus import find_sources, patterns
+from data_prep.resumable import (
+    UnitRecord,
+    check_arguments,
+    finished_units,
+    own_folders,
+    parts_folder,
+    read_record,
+    unit_folder,
+)
+from data_prep.sequences import fewest_documents
+from data_prep.units import Unit, UnitSplitter, UnusableCorpus
+from data_prep.worker import TokenCache, refuse_newlines
+
+# Builds one part of a job (`build_share`), or all of them at the same time (`build_parts`).
+#
+# `build_parts` builds each part in a process that reads its own files, and merges their outputs. The processes are on
+# this machine, or those of an engine (engines/), which gets parts in place of units: a unit without text, whose number
+# is that of the part. Its worker reads the files of the part and returns the finished output, which arrives in
+# OUTPUT.parts/arriving and then gets its name in OUTPUT.parts.
+
+
+SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
+
+MB = 1_000_000
+
+GB = 1_000_000_000
+
+ARRIVING = "arriving"
+
+
+def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Builds the examples of one part of a job, or of a job without parts, and returns the manifest.
+
+    own   further folders of this job, which are no text where --input matches them
+    """
+    output = Path(os.path.abspath(options.output))
+    refuse_existing(output)
+    (share,) = build_options.parse_share(options.part)
+    _refuse_taken(share, options.tokenizer)
+    engines.begin(options.engine, options.workers)
+    sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
+    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    if options.newlines == "keep":
+        refuse_newlines(tokenizer)
+    arguments = _part_arguments(options, sources, tokenizer)
+    # Workers of another engine are elsewhere, and this process reads for all of them.
+    readers = (options.workers if options.engine == "local" else 0) or processes.cores()
+    corpus = Corpus(arguments.sources, flags.reading(options, readers))
+    cleaning = summary.reports_of(arguments.sources)
+    cache = None
+    if options.token_cache is not None:
+        folder = Path(os.path.abspath(options.token_cache))
+        cache = TokenCache(folder, round(options.token_cache_gb * GB), options.newlines)
+        cache.prepare()
+    with open_job(output, arguments, tokenizer) as job:
+        return _run_part(job, corpus, cleaning, cache, quiet)
+
+
+def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
+    """Raises UserError for an added share if the output that has the tokenizer already has one of its number."""
+    folder = Path(os.path.abspath(tokenizer)).parent
+    if share.of or not all((folder / name).exists() for name in (MANIFEST, copy.SUMS)):
+        return
+    taken = {each["number"] for each in build_options.of_manifest(read_manifest(folder))}
+    if share.number in taken:
+        raise UserError(
+            f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
+            f"+{max(taken) + 1}, or name the tokenizer of the output that the text is added to"
+        )
+
+
+def _part_arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
+    """The options, and defaults that depend on other options or on the text."""
+    short_seq_prob = options.short_seq_prob
+    if short_seq_prob is None:
+        # Packing makes short sequences itself (split_for_packing.py); more of them would not fill rows that hold only
+        # a few sequences.
+        short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
+    unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)
+    (share,) = build_options.parse_share(options.part)
+    chosen, digest = build_options.sources_of(share, sources), build_options.digest(sources)
+    return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
+
+
+def _run_part(
+    job: Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
+) -> dict[str, Any]:
+    """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
+    arguments, options = job.arguments, job.arguments.options
+    fewest = fewest_documents(options.objective)
+    first = arguments.share.first_unit
+    divided = arguments.share.is_divided
+    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first, divided)
+    records: list[UnitRecord] = []
+    tokens = done = before = 0
+
+    def report() -> None:
+        """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
+        found = max(splitter.documents, 1)
+        reporter.skip(corpus.bytes_read * before / found)
+        reporter.update(corpus.bytes_read * done / found, megabytes(), tokens / 1e6)
+
+    def megabytes() -> float:
+        """Text of the units that this run has finished."""
+        return splitter.bytes / MB * (done - before) / max(splitter.documents, 1)
+
+    # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
+    def unfinished() -> Iterator[Unit]:
+        nonlocal done, before
+        try:
+            for unit in splitter.split(documents()):
+                if options.part and unit.number >= first + build_options.UNITS:
+                    raise UserError(
+                        f"a part has at most {build_options.UNITS} units. Use more parts, or a larger --unit_mb"
+                    )
+                record = read_record(job.directory, unit)
+                if record is None:
+                    yield unit
+                else:
+                    records.append(record)
+                    done += record.counts["documents"]
+                    before += record.counts["documents"]
+        except UnusableCorpus as error:
+            said = str(error)
+            if divided:
+                said = f"the files of --part {options.part} have too few documents. Use fewer parts"
+            skipped = summary.listed(corpus.refused + splitter.skipped)
+            raise UnusableCorpus(f"{said}; skipped: {skipped}" if skipped else said) from None
+
+    def documents() -> Iterator[bytes | None]:
+        for document in corpus.texts():
+            report()
+            yield document
+
+    resumed = finished_units(job.directory)
+    if resumed and not quiet:
+        print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
+    work = functools.partial(worker.build_unit, arguments, cache)
+    engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
+    with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
+        for record in engine(options.engine, work, unfinished(), options.workers):
+            records.append(record)
+            tokens += record.counts["source_tokens"]
+            done += record.counts["documents"]
+            report()
+        if not any(record.counts["rows"] for record in records if record.part == "train"):
+            raise UnusableCorpus(summary.why_no_rows(records))
+        manifest = job.finish(records, corpus.refused + splitter.skipped, cleaning)
+    if not quiet:
+        summary.print_summary(job, manifest, splitter, megabytes(), tokens, reporter.seconds())
+        if cache is not None:
+            summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
+    return manifest
+
+
+def _default_unit_bytes(sources: Sequence[Source]) -> int:
+    """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each large enough to outweigh its overhead."""
+    text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
+    return min(max(text_bytes // 16, MB), 8 * MB)
+
+
+def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quiet: bool) -> dict[str, Any]:
+    """Builds --part all/N as N parts in OUTPUT.parts, which a later run resumes, and returns the merged manifest.
+
+    Raises UserError for what is wrong with the options or the input, and if the system kills a process.
+    """
+    if options.engine != "local":
+        _check_absolute(str(options.input))
+    folder = parts_folder(output)
+    arguments = _shared_arguments(options, output, every)
+    if folder.exists() and not (folder / "job").exists():
+        raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
+    unit_folder(folder).mkdir(parents=True, exist_ok=True)
+    with lock(folder / "job" / "lock"):
+        folders = {share: folder / _name(share) for share in every}
+        missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
+        try:
+            check_arguments(folder, arguments, begun=len(missing) < len(every))
+            with Reporter("building parts", len(missing), ("parts", "M tokens"), quiet) as reporter:
+                for tokens in (_run_here if options.engine == "local" else _run_elsewhere)(options, missing, folder):
+                    reporter.advance(1, 1, tokens / 1e6)
+        finally:
+            if not any(folder.glob("*-of-*")):  # finished or begun
+                shutil.rmtree(folder, ignore_errors=True)
+        manifest = merge(list(folders.values()), output, quiet=quiet)
+        shutil.rmtree(folder)
+    return manifest
+
+
+def _shared_arguments(options: BuildOptions, output: Path, every: list[Share]) -> dict[str, Any]:
+    """What decides the bytes of all parts, as JSON values. Raises UserError for mistakes that every part would find."""
+    sources = find_sources(str(options.input), options.weights, own_folders(output))
+    for share in every:
+        build_options.sources_of(share, sources)
+    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
+    values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
+    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return found
+
+
+def _name(share: Share) -> str:
+    return f"{share.number}-of-{share.of}"
+
+
+def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
+    """Builds parts on this machine, and yields the tokens of each that is finished."""
+    parts = [
+        dataclasses.replace(options, part=f"{share.number}/{share.of}", output=folder / _name(share), workers=1)
+        for share in missing
+    ]
+    workers = min(options.workers or processes.cores(), len(parts))
+    if workers <= 1:
+        yield from map(build_part, parts)
+        return
+    with processes.open_pool(workers) as pool:
+        try:
+            for future in as_completed([pool.submit(build_part, part) for part in parts]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise UserError(f"{KILLED}, with fewer --workers") from None
+        except BaseException:
+            # Finished units are kept, so no process is waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def build_part(part: BuildOptions, own: tuple[Path, ...] = ()) -> int:
+    build_share(part, own=own)
+    return int(read_manifest(Path(part.output))["counts"]["source_tokens"])
+
+
+def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
+    """Builds parts by the workers of an engine, and yields the tokens of each that is finished."""
+    if not missing:
+        return
+    by_number = {share.number: share for share in missing}
+    if options.token_cache is not None:  # workers have other current folders
+        options = dataclasses.replace(options, token_cache=Path(os.path.abspath(options.token_cache)))
+    work = functools.partial(build_elsewhere, options, by_number, folder)
+    units = (Unit("train", number, (), "") for number in by_number)
+    shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # what an earlier run did not receive whole
+    for share in missing:
+        for name in (*PARTS, "tokenizer"):
+            (folder / ARRIVING / _name(share) / name).mkdir(parents=True)
+    tokenizers.load(options.tokenizer, options.lowercase).save(folder / "tokenizer")
+    given = options.engine_options
+    for record in engines.run(options.engine, work, units, options.workers, directory=folder, options=given):
+        name = _name(by_number[record.number])
+        (folder / ARRIVING / name).rename(folder / name)
+        yield record.counts["source_tokens"]
+
+
+def build_elsewhere(
+    options: BuildOptions, by_number: dict[int, Share], parts: Path, directory: Path, unit: Unit
+) -> UnitRecord:
+    """On a worker of an engine: builds the part with the number of a unit, in the folder of a job there.
+
+    parts   the folder of all parts, which --input may also match
+    """
+    share = by_number[unit.number]
+    part = dataclasses.replace(
+        options,
+        part=f"{share.number}/{share.of}",
+        output=directory / ARRIVING / _name(share),
+        tokenizer=directory / "tokenizer",
+        lowercase=None,
+        workers=1,
+        engine="local",
+        engine_options="",
+    )
+    record = UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
+    write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+    return record
+
+
+def _check_absolute(given: str) -> None:
+    """Raises UserError for a relative path, which workers would look for in folders of their own."""
+    for pattern in patterns(given):
+        elsewhere = is_remote(pattern) or pattern.startswith(datasets.TFDS_PREFIX) or datasets.is_name(pattern)
+        if not elsewhere and not os.path.isabs(pattern):
+            raise UserError(
+                f"--input {pattern}: the workers of an engine read the files of their parts themselves. Give an "
+                "absolute path, or an address, that all of them and this machine can reach"
+            )
+
+
+# Builds pretraining examples from text: `build` for notebooks, `bert-jax build-examples` for a terminal.
+
+
+def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
+    """Builds the examples as the command does, and returns the manifest.
+
+    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
+    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
+    """
+    parts = build_options.parse_share(options.part)
+    if len(parts) == 1:
+        return build_share(options, quiet=quiet)
+    output = Path(os.path.abspath(options.output))
+    refuse_existing(output)
+    return build_parts(options, output, parts, quiet=quiet)

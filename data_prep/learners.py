@@ -1,0 +1,461 @@
+"""Learns vocabularies from word counts: WordPiece and byte-level BPE by merges, SentencePiece by its library."""
+
+import heapq
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import normalizers, pre_tokenizers
+
+from bert_jax.errors import UserError
+from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec, library_tokenizer, split_chunks
+from data_prep import counting
+
+# Byte-pair merges (Sennrich et al. 2016) over word counts, in an order that depends only on the counts.
+#
+# The most frequent pair of adjacent pieces becomes a piece, repeatedly. Among pairs of equal count, the one with the
+# lowest ids (left, then right) is merged, as in the `tokenizers` library's BpeTrainer.
+
+
+Pair = tuple[int, int]
+
+
+class Merges:
+    """Words as sequences of pieces, and the counts of adjacent pairs, kept up to date while pairs are merged."""
+
+    def __init__(self, words: list[list[int]], counts: list[int], min_frequency: int) -> None:
+        """`words` holds ids of pieces, and is modified; `counts` holds how often each word occurs.
+
+        Pairs that occur less than `min_frequency` times are not merged.
+        """
+        self._words = words
+        self._word_counts = counts
+        self._min_frequency = max(min_frequency, 1)
+        self._counts: Counter[Pair] = Counter()
+        # Indices of the words that contain, or once contained, the pair.
+        self._places: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
+        for index, word in enumerate(words):
+            for pair in itertools.pairwise(word):
+                self._counts[pair] += counts[index]
+                self._places[pair].append(index)
+        # Most frequent first, then lowest ids. Entries may be out of date.
+        self._heap: list[tuple[int, Pair]] = [
+            (-count, pair) for pair, count in self._counts.items() if count >= self._min_frequency
+        ]
+        heapq.heapify(self._heap)
+
+    def most_frequent(self) -> Pair | None:
+        """The most frequent pair, with the lowest ids among equals; None if none is frequent enough."""
+        while self._heap:
+            negative_count, pair = heapq.heappop(self._heap)
+            count = self._counts[pair]
+            if count == -negative_count:
+                return pair
+            # Out of date: a pair that grew has a newer entry already, and one that shrank gets one here.
+            if self._min_frequency <= count < -negative_count:
+                heapq.heappush(self._heap, (-count, pair))
+        return None
+
+    def merge(self, pair: Pair, merged: int) -> None:
+        """Replaces the pair by one piece, from left to right, wherever it occurs."""
+        changes: defaultdict[Pair, int] = defaultdict(int)
+        words, counts, places = self._words, self._word_counts, self._places
+        left, right = pair
+        joined = [merged]
+        for index in places.pop(pair):
+            word = words[index]
+            at = 0
+            # A word may be listed twice, or have lost the pair to another merge.
+            while left in word[at:-1]:
+                at = word.index(left, at) + 1
+                if word[at] != right:
+                    continue
+                word[at - 1 : at + 1] = joined
+                # The neighbours of the pair become neighbours of the new piece.
+                if at > 1:
+                    before = word[at - 2]
+                    changes[before, left] -= counts[index]
+                    changes[before, merged] += counts[index]
+                    places[before, merged].append(index)
+                if at < len(word):
+                    after = word[at]
+                    changes[right, after] -= counts[index]
+                    changes[merged, after] += counts[index]
+                    places[merged, after].append(index)
+        for changed, difference in changes.items():
+            self._counts[changed] += difference
+            if self._counts[changed] <= 0:
+                del self._counts[changed]
+                places.pop(changed, None)
+            elif difference > 0 and self._counts[changed] >= self._min_frequency:
+                heapq.heappush(self._heap, (-self._counts[changed], changed))
+        self._counts.pop(pair, None)
+
+
+# Learns a WordPiece vocabulary from word counts: byte-pair merges in a fixed order, so the result is reproducible.
+#
+# It learns what the `tokenizers` library's WordPieceTrainer learns: byte-pair encoding (Sennrich et al. 2016) over
+# characters, in which a character inside a word has the prefix "##". The most frequent pair of adjacent pieces becomes
+# a piece, repeatedly, until the vocabulary is full. It is not the original WordPiece of Schuster and Nakajima (2012),
+# which chooses the pair that most increases the likelihood of a language model; Google never published that trainer,
+# and vocabularies made by merges work as well (bert_jax encodes both by the same longest-match rule).
+#
+# The library's own trainer is not used because it counts into hash maps of random order, and that order decides between
+# pairs of equal count: the same text then gives other ids and sometimes other pieces. Here
+#   - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
+#     at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
+#   - among pairs of equal count, the first by (left id, right id) is merged;
+#   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges in order.
+# Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it has
+# different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
+
+
+INSIDE = "##"
+
+# Both as in the `tokenizers` library's BertWordPieceTokenizer.train.
+ALPHABET_MINIMUM = 1000
+
+WORDPIECE_MIN_FREQUENCY = 2
+
+# White space for str.split; the library drops these characters before it splits.
+_SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+
+# Most characters that end a word: ASCII punctuation, 。 and 、, and ideographs.
+_BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
+
+
+class WordPieceSplitter:
+    """The tokenizer's words: normalized, and split at punctuation and ideographs, by the library."""
+
+    def __init__(self, lowercase: bool) -> None:
+        self._library = library_tokenizer(
+            WordPieceSpec(wordpiece.SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase)
+        )
+        self._normalize = self._library.normalizer.normalize_str
+        self._split = self._library.pre_tokenizer.pre_tokenize_str
+
+    def chunks(self, text: str) -> list[str]:
+        # str.split is five times as fast, and equal unless the text has one of these characters.
+        return split_chunks(text) if _SEPARATORS.search(text) else text.split()
+
+    def words(self, chunk: str) -> Iterator[str]:
+        """The words, with "##" before all windows of a long one but the first (any other "#" is a word of its own)."""
+        for word, _ in self._split(self._normalize(chunk)):
+            first, *others = counting.windows(word)
+            yield first
+            yield from (INSIDE + window for window in others)
+
+    def unknown(self, chunk: str) -> int:
+        if len(chunk) <= MAX_WORD_LENGTH or max(map(len, _BORDERS.split(chunk))) <= MAX_WORD_LENGTH:
+            return 0  # without the library, which takes longer
+        lengths = (len(word) for word, _ in self._split(self._normalize(chunk)))
+        return sum(length for length in lengths if length > MAX_WORD_LENGTH)
+
+
+def learn_wordpiece(
+    word_counts: Mapping[str, int],
+    vocab_size: int,
+    *,
+    min_frequency: int = WORDPIECE_MIN_FREQUENCY,
+    alphabet_minimum: int = ALPHABET_MINIMUM,
+    character_coverage: float = counting.CHARACTER_COVERAGE,
+    on_token: Callable[[int], None] = lambda size: None,
+) -> list[str]:
+    """The tokens of a WordPiece vocabulary, by id: special tokens, characters, merges.
+
+    The keys of `word_counts` are words, or insides of words ("##" and two or more characters). The result has fewer
+    tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets the size of the
+    vocabulary as it grows. The result depends only on the counts and options, and not on the order of `word_counts`.
+    Raises UserError if the special tokens and characters alone do not fit.
+    """
+    alphabet = _alphabet(word_counts, alphabet_minimum, character_coverage)
+    allowed = set(alphabet)
+    words = {word: _split(word) for word in sorted(word_counts) if word}
+    words = {word: parts for word, parts in words.items() if allowed.issuperset("".join(parts))}
+    inside = sorted(set().union(*(rest for _, rest in words.values())))
+    tokens = [*wordpiece.SPECIAL_TOKENS, *alphabet, *(INSIDE + character for character in inside)]
+    if len(tokens) > vocab_size:
+        raise UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and the {len(alphabet)} characters of the text"
+            f" already take {len(tokens)}. Use more, for example --vocab_size {max(8192, 4 * len(tokens))}"
+        )
+    ids = {token: index for index, token in enumerate(tokens)}
+    beginning = {character: ids[character] for character in alphabet}
+    within = {character: ids[INSIDE + character] for character in inside}
+    merges = Merges(
+        [[*map(beginning.__getitem__, first), *map(within.__getitem__, rest)] for first, rest in words.values()],
+        [word_counts[word] for word in words],
+        min_frequency,
+    )
+    del words
+    while len(tokens) < vocab_size and (pair := merges.most_frequent()):
+        token = tokens[pair[0]] + tokens[pair[1]].removeprefix(INSIDE)
+        # Two different pairs may give the same piece ("a" "##bc", "ab" "##c"), which is one token.
+        if token not in ids:
+            ids[token] = len(tokens)
+            tokens.append(token)
+            on_token(len(tokens))
+        merges.merge(pair, ids[token])
+    return tokens
+
+
+def _split(word: str) -> tuple[str, str]:
+    """The first character of a word ("" for the inside of a word) and the others."""
+    if len(word) > len(INSIDE) and word.startswith(INSIDE):
+        return "", word[len(INSIDE) :]
+    return word[0], word[1:]
+
+
+def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> list[str]:
+    """The most frequent characters, in code point order."""
+    counts: Counter[str] = Counter()
+    for word, count in word_counts.items():
+        for character in "".join(_split(word)) if word else "":
+            counts[character] += count
+    wanted = coverage * counts.total()
+    chosen: list[str] = []
+    covered = 0
+    for character in sorted(counts, key=lambda character: (-counts[character], character)):
+        if len(chosen) >= minimum and covered >= wanted:
+            break
+        chosen.append(character)
+        covered += counts[character]
+    return sorted(chosen)
+
+
+# Learns a byte-level BPE vocabulary from word counts, like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.).
+#
+# GPT-2's rule splits the text (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space
+# before it. Each byte of its UTF-8 is written as a printable character ("Ġ" is the space), and the most frequent
+# pairs of pieces are merged (data_prep/learners.py), which gives the merges of the library's BpeTrainer. Every text can
+# be encoded, because all 256 bytes are in the vocabulary.
+#
+# The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
+
+
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+
+MASK = "<mask>"
+
+# Steps of the `tokenizers` library that normalize text like BERT's uncased models.
+LOWERCASE = ("NFD", "Lowercase", "StripAccents")
+
+# As the `tokenizers` library's ByteLevelBPETokenizer.train.
+BPE_MIN_FREQUENCY = 2
+
+# All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
+_CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+_WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
+
+
+class ByteSplitter:
+    """Words by GPT-2's rule, written byte by byte. White space between words is not counted by itself."""
+
+    def __init__(self, lowercase: bool = False) -> None:
+        steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
+        self._normalize = normalizers.Sequence(steps).normalize_str
+        self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+
+    def chunks(self, text: str) -> list[str]:
+        return _CHUNK.findall(text)
+
+    def words(self, chunk: str) -> Iterator[str]:
+        chunk = self._normalize(chunk)
+        for written, (start, end) in self._split(chunk):
+            if end - start <= counting.LONGEST_WORD:
+                yield written
+            else:
+                yield from map(written_bytes, counting.windows(chunk[start:end]))
+
+    def unknown(self, chunk: str) -> int:
+        return 0
+
+
+def written_bytes(text: str) -> str:
+    """The bytes of a text, each as a printable character."""
+    return "".join(written for written, _ in _WHOLE.pre_tokenize_str(text))
+
+
+def learn_byte_bpe(
+    word_counts: Mapping[str, int],
+    vocab_size: int,
+    *,
+    min_frequency: int = BPE_MIN_FREQUENCY,
+    on_token: Callable[[int], None] = lambda size: None,
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tokens by id, and the merges in order, from the counts of written words.
+
+    The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets
+    the size of the vocabulary as it grows. The result depends only on the counts and options, and not on the order of
+    `word_counts`. Raises UserError if the special tokens and bytes do not fit.
+    """
+    tokens = [*SPECIAL_TOKENS, *BYTES]
+    if vocab_size <= len(tokens):
+        raise UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and the 256 bytes already take "
+            f"{len(tokens) + 1}. Use more, for example --vocab_size 8192"
+        )
+    ids = {token: index for index, token in enumerate(tokens)}
+    words = sorted(word_counts)
+    pairs = Merges(
+        [[ids[byte] for byte in word] for word in words], [word_counts[word] for word in words], min_frequency
+    )
+    merges: list[tuple[str, str]] = []
+    while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent()):
+        left, right = tokens[pair[0]], tokens[pair[1]]
+        # Two different pairs may give the same piece ("a" "bc", "ab" "c"), which is one token with two merges.
+        if left + right not in ids:
+            ids[left + right] = len(tokens)
+            tokens.append(left + right)
+            on_token(len(tokens))
+        merges.append((left, right))
+        pairs.merge(pair, ids[left + right])
+    return [*tokens, MASK], merges
+
+
+# Learns a SentencePiece vocabulary (Kudo and Richardson 2018) with the sentencepiece library, from word counts.
+#
+# Kinds: unigram (Kudo 2018; XLM-R and ALBERT use it) and sentencepiece_bpe. The library's trainer is a function of its
+# input and options if its number of threads is fixed, its input is sorted, and its own random sampling is not used.
+# It reads words with counts (its TSV format), so its memory and time depend only on the number of distinct words.
+# It runs in a separate process, whose log shows its progress.
+#
+# The model numbers its pieces like the library (<unk> <s> </s>, then its own); the tokenizer numbers them like XLM-R:
+# <s> <pad> </s> <unk>, the model's own, and <mask> last.
+
+
+BEGINNING = "\u2581"  # marks the beginning of a word
+
+MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
+
+# <pad> and <mask>, which are not pieces of the model.
+ADDED_TOKENS = 2
+
+# Fixed, because sums of floats depend on the number of threads.
+_THREADS = 8
+
+_TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
+
+# Characters that TSV cannot hold and that the library's clean-up drops.
+_CONTROL = dict.fromkeys([*range(0x20), 0x7F])
+
+
+class SentencePieceSplitter:
+    """Words are chunks between white space, with SentencePiece's mark of the beginning; the library does the rest.
+
+    A chunk keeps its punctuation: the library's Unigram makes a candidate of every string that two chunks share.
+    """
+
+    def chunks(self, text: str) -> list[str]:
+        return text.split()
+
+    def words(self, chunk: str) -> Iterator[str]:
+        first, *others = counting.windows(chunk)
+        yield BEGINNING + first
+        yield from others
+
+    def unknown(self, chunk: str) -> int:
+        return 0
+
+
+def learn_sentence_pieces(
+    word_counts: Mapping[str, int],
+    vocab_size: int,
+    *,
+    kind: str,
+    lowercase: bool = False,
+    character_coverage: float = counting.CHARACTER_COVERAGE,
+    on_share: Callable[[float], None] = lambda share: None,
+) -> bytes:
+    """Learns from the counts of SentencePieceSplitter's words; returns the model as the library's protocol buffer.
+
+    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate share of the work
+    that is done. Raises UserError if the characters alone do not fit, and if the library fails.
+    """
+    if vocab_size <= 3 + ADDED_TOKENS:
+        raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Use more, for example 8192")
+    with tempfile.TemporaryDirectory() as folder:
+        table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
+        with table.open("w", encoding="utf-8", newline="\n") as file:
+            for word in sorted(word_counts):
+                if cleaned := word.translate(_CONTROL):
+                    file.write(f"{cleaned}\t{word_counts[word]}\n")
+        options = {
+            "input": str(table),
+            "input_format": "tsv",
+            "model_prefix": str(prefix),
+            "model_type": MODEL_TYPES[kind],
+            "vocab_size": vocab_size - ADDED_TOKENS,
+            "hard_vocab_limit": False,
+            "character_coverage": character_coverage,
+            "normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            "add_dummy_prefix": False,  # the words have it already, and
+            "remove_extra_whitespaces": False,  # this would remove it
+            "num_threads": _THREADS,
+        }
+        _run(options, vocab_size, on_share)
+        return _finished(prefix.with_suffix(".model").read_bytes())
+
+
+def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float], None]) -> None:
+    """Runs the library's trainer in a separate process, because it may terminate the process on errors.
+
+    Its log tells the progress and, in the last line, the error.
+    """
+    most_pieces, last = vocab_size, "no message"
+    with subprocess.Popen([sys.executable, "-c", _TRAIN], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            process.stdin.write(json.dumps(options).encode())
+            process.stdin.close()
+            for line in process.stderr:
+                last = line.decode("utf-8", "replace").strip() or last
+                if merged := re.search(r"Merged: .*merges=(\d+)", last):
+                    on_share(min(1.0, int(merged[1]) / vocab_size))
+                elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", last):
+                    # Each round keeps the same share of the pieces and takes about the same time.
+                    pieces = max(int(pruned[1]), vocab_size)
+                    most_pieces = max(most_pieces, pieces)
+                    if pieces < most_pieces:
+                        on_share(1 - math.log(pieces / vocab_size) / math.log(most_pieces / vocab_size))
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise _error(last, vocab_size)
+
+
+def _error(last: str, vocab_size: int) -> UserError:
+    """Turns the last line of the log into an error that says what to change."""
+    if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", last):
+        needed = int(sizes[2]) + ADDED_TOKENS
+        return UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and the characters of the text "
+            f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
+        )
+    return UserError(f"the sentencepiece library failed: {last}. Use more text, or another --vocab_size")
+
+
+def _finished(model: bytes) -> bytes:
+    """Restores the model's own handling of word beginnings, and removes the paths of the training files."""
+    messages: Any = sentencepiece_model_pb2  # its classes are created at import
+    proto = messages.ModelProto.FromString(model)
+    proto.trainer_spec.ClearField("input")
+    proto.trainer_spec.ClearField("model_prefix")
+    proto.normalizer_spec.add_dummy_prefix = True
+    proto.normalizer_spec.remove_extra_whitespaces = True
+    return bytes(proto.SerializeToString(deterministic=True))

@@ -1,0 +1,255 @@
+"""Noise in addition to masking: deleted and inserted tokens, permuted sentences, rotated documents."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.array_types import Bool, Int64, UInt64
+from bert_jax.data import order as hashing
+from data_prep.sequences import Borders, Spans
+
+# Token deletions and insertions: noise in addition to masking, applied when sequences are built.
+#
+# The training text of a masked language model may also be corrupted by deletions and extraneous insertions (Jurafsky
+# and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models"; token deletion is one of the
+# noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those positions: it predicts the masked
+# tokens of a text in which others are missing or do not belong. Masking is independent of this noise: an inserted token
+# may be masked, and is then predicted.
+#
+# Counter-based hashing decides what is deleted and inserted, as it decides masks (law 2): the result is a function of
+# (seed, sequence key) and the position of a token in its sequence.
+
+
+_STREAM = 101  # of hashes, distinct from the streams of masking
+
+_TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
+
+
+def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int) -> int:
+    """The length to build sequences for, so that after corruption they fit seq_len on average."""
+    special = segments + 1
+    return special + max(segments, int((seq_len - special) / max(1.0, 1.0 + insert_rate - delete_rate)))
+
+
+def corrupt(
+    spans: Spans,
+    keys: UInt64[np.ndarray, "Q"],
+    seed: int,
+    delete_rate: float,
+    insert_rate: float,
+    seq_len: int,
+    ordinary: Bool[np.ndarray, "V"],
+) -> Spans:
+    """Deletes each token with probability delete_rate, or inserts a random one after it with probability insert_rate.
+
+    ordinary   whether an id is an ordinary token rather than a special one
+
+    Special tokens stay, and so does the first token of a segment that would lose all of them. Inserted tokens are
+    uniform over the ordinary ones. Where insertions would make a sequence longer than seq_len, those with the highest
+    hashes are left out. The sum of the rates is at most 1.
+    """
+
+    def noise(some: Spans, keys: UInt64[np.ndarray, "Q"]) -> Spans:
+        return _corrupt(some, keys, seed, delete_rate, insert_rate, seq_len, ordinary)
+
+    return in_parts(noise, spans, keys)
+
+
+def in_parts(
+    noise: Callable[[Spans, UInt64[np.ndarray, "Q"]], Spans], spans: Spans, keys: UInt64[np.ndarray, "Q"]
+) -> Spans:
+    """Applies noise that returns new ids to some sequences at a time, and joins the results."""
+    parts = []
+    for start in range(0, len(keys), _TOGETHER):
+        some = slice(start, start + _TOGETHER)
+        parts.append(noise(spans._replace(sequences=spans.sequences[some], late=spans.late[some]), keys[some]))
+    shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
+    sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
+    return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))
+
+
+def _corrupt(
+    spans: Spans,
+    keys: UInt64[np.ndarray, "Q"],
+    seed: int,
+    delete_rate: float,
+    insert_rate: float,
+    seq_len: int,
+    ordinary: Bool[np.ndarray, "V"],
+) -> Spans:
+    segments = spans.segments
+    bounds = spans.sequences[:, : 2 * segments].reshape(-1, 2)
+    lengths = bounds[:, 1] - bounds[:, 0]
+    ends = np.cumsum(lengths)
+    begins = ends - lengths  # of each segment, among the tokens of all
+    running = np.arange(lengths.sum())
+    ids = spans.ids[running + np.repeat(bounds[:, 0] - begins, lengths)]
+    first_of_sequence = np.repeat(begins.reshape(-1, segments)[:, 0], segments)
+    sequence = np.repeat(np.arange(len(keys)), lengths.reshape(-1, segments).sum(axis=1))
+
+    states = hashing.combine(_STREAM, seed, keys)
+    places = (running - np.repeat(first_of_sequence, lengths)).astype(np.uint64)
+    words = hashing.mix(states[sequence] + places * hashing.GAMMA)
+    case = words >> np.uint64(32)
+    delete_below, insert_below = round(delete_rate * 2**32), round((delete_rate + insert_rate) * 2**32)
+    deleted = (case < delete_below) & ordinary[ids]
+    kept = np.add.reduceat(~deleted, begins)
+    deleted[begins[kept == 0]] = False
+    inserted = _fitting((case >= delete_below) & (case < insert_below), case, sequence, deleted, seq_len - segments - 1)
+
+    copies = 1 - deleted.astype(np.int64) + inserted
+    noisy = np.repeat(ids, copies)
+    last = np.cumsum(copies)
+    ordinary_ids = np.flatnonzero(ordinary)
+    chosen = hashing.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
+    noisy[last[inserted] - 1] = ordinary_ids[chosen]
+    new_ends = last[ends - 1]
+    new_bounds = np.stack([np.concatenate([[0], new_ends[:-1]]), new_ends], axis=1).reshape(len(keys), -1)
+    if segments == 1:
+        new_bounds = np.concatenate([new_bounds, new_bounds[:, 1:], new_bounds[:, 1:]], axis=1)
+    return spans._replace(ids=noisy, sequences=np.concatenate([new_bounds, spans.sequences[:, 4:]], axis=1))
+
+
+def _fitting(
+    inserted: np.ndarray,
+    case: UInt64[np.ndarray, "n"],
+    sequence: Int64[np.ndarray, "n"],
+    deleted: np.ndarray,
+    room: int,
+) -> np.ndarray:
+    """The insertions for which a sequence has room, lowest hashes first."""
+    count = int(sequence[-1]) + 1
+    left = room - np.bincount(sequence[~deleted], minlength=count)
+    places = np.flatnonzero(inserted)
+    places = places[np.lexsort((case[places], sequence[places]))]
+    of = sequence[places]
+    rank = np.arange(len(of)) - np.searchsorted(of, of)
+    fitting = np.zeros(len(inserted), bool)
+    fitting[places[rank < left[of]]] = True
+    return fitting
+
+
+# Sentence permutation and document rotation (BART, Lewis et al. 2020, section 2.2), applied when sequences are built.
+#
+# Permutation shuffles the sentences of a document; rotation begins the document with one of its tokens, chosen
+# uniformly, and moves the tokens before it to the end. As in facebookresearch/fairseq,
+# fairseq/data/denoising_dataset.py, a document is here what a sequence contains of one: its passage of at most T
+# tokens. Shuffling a whole article instead would put sentences from all over it into one row.
+#
+# BART's decoder generates the original order. An encoder has no output for it: it predicts the masked tokens of a text
+# in another order. This noise therefore takes away information, as deletion does, and adds no prediction.
+#
+# Counter-based hashing decides what moves (law 2): the result is a function of (seed, sequence key) and the positions
+# of the sentences in their sequence.
+
+
+# Tags of independent hash streams, distinct from those of masking and of data_prep/noise.py.
+_PERMUTATION, _ROTATION = 102, 103
+
+
+class _Sentences(NamedTuple):
+    """The sentences of all sequences in order, also those that a sequence cuts. A separator counts as one."""
+
+    begins: Int64[np.ndarray, "N"]  # among the ids of the unit
+    lengths: Int64[np.ndarray, "N"]  # in tokens
+    sequences: Int64[np.ndarray, "N"]
+    documents: Int64[np.ndarray, "N"]  # numbers the documents of all sequences from 0; a separator is one of its own
+
+
+def rearrange(
+    spans: Spans,
+    borders: Borders,
+    keys: UInt64[np.ndarray, "Q"],
+    seed: int,
+    permute_sentences: float,
+    rotate_documents: float,
+) -> Spans:
+    """Permutes the sentences of each document of a sequence, and then rotates the document.
+
+    permute_sentences   the share of a document's sentences, rounded up, that is shuffled among their places
+    rotate_documents    the probability that a document is rotated
+
+    Sequences have one segment. Separators between documents stay where they are, and so do all lengths.
+    """
+
+    def noise(some: Spans, keys: UInt64[np.ndarray, "Q"]) -> Spans:
+        return _rearrange(some, borders, keys, seed, permute_sentences, rotate_documents)
+
+    return in_parts(noise, spans, keys)
+
+
+def _rearrange(
+    spans: Spans,
+    borders: Borders,
+    keys: UInt64[np.ndarray, "Q"],
+    seed: int,
+    permute_sentences: float,
+    rotate_documents: float,
+) -> Spans:
+    sentences = _sentences(spans, borders)
+    order = _permuted(sentences, spans, keys, seed, permute_sentences)
+    lengths = sentences.lengths[order]
+    ends = np.cumsum(lengths)
+    tokens = np.arange(ends[-1]) + np.repeat(sentences.begins[order] - (ends - lengths), lengths)
+    tokens = _rotated(tokens, sentences, keys, seed, rotate_documents)
+    last = np.cumsum(spans.sequences[:, 1] - spans.sequences[:, 0])
+    first = np.concatenate([[0], last[:-1]])
+    return spans._replace(
+        ids=spans.ids[tokens], sequences=np.stack([first, last, last, last, spans.sequences[:, 4]], axis=1)
+    )
+
+
+def _sentences(spans: Spans, borders: Borders) -> _Sentences:
+    begin, end = spans.sequences[:, 0], spans.sequences[:, 1]
+    low = np.searchsorted(borders.positions, begin, side="right")
+    counts = np.searchsorted(borders.positions, end, side="left") - low + 1
+    sequences = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(sequences)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the sequence
+    first, last = number == 0, number == counts[sequences] - 1
+    border = low[sequences] + number - 1  # meaningless for the first sentence of a sequence
+    begins = np.where(first, begin[sequences], borders.positions[border])
+    separator = borders.separators[border] & ~first
+    ends = np.where(last, end[sequences], np.roll(begins, -1))
+    documents = np.cumsum(first | separator | np.roll(separator, 1)) - 1
+    return _Sentences(begins, ends - begins, sequences, documents)
+
+
+def _permuted(
+    sentences: _Sentences, spans: Spans, keys: UInt64[np.ndarray, "Q"], seed: int, share: float
+) -> Int64[np.ndarray, "N"]:
+    """The sentence that each place gets."""
+    order = np.arange(len(sentences.begins))
+    if not share:
+        return order
+    documents = sentences.documents
+    position = (sentences.begins - spans.sequences[sentences.sequences, 0]).astype(np.uint64)
+    words = hashing.mix(hashing.combine(_PERMUTATION, seed, keys)[sentences.sequences] + position * hashing.GAMMA)
+    choice, rank = words >> np.uint64(32), words & np.uint64(2**32 - 1)
+    counts = np.bincount(documents)
+    shuffled = np.ceil(share * counts - 1e-9).astype(np.int64)  # 0.07 * 100 is above 7 in floating point
+    before = np.cumsum(counts) - counts
+    chosen = np.zeros(len(order), bool)
+    chosen[np.lexsort((choice, documents))] = order - before[documents] < shuffled[documents]
+    places = np.flatnonzero(chosen)
+    order[places] = places[np.lexsort((rank[places], documents[places]))]
+    return order
+
+
+def _rotated(
+    tokens: Int64[np.ndarray, "n"], sentences: _Sentences, keys: UInt64[np.ndarray, "Q"], seed: int, probability: float
+) -> Int64[np.ndarray, "n"]:
+    """The tokens in which some documents begin at a random one of their tokens."""
+    if not probability:
+        return tokens
+    firsts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))
+    counts = np.add.reduceat(sentences.lengths, firsts)
+    before = np.cumsum(counts) - counts
+    sequences = sentences.sequences[firsts]
+    starts = before[np.searchsorted(sequences, sequences)]  # where the sequence of each document starts
+    states = hashing.combine(_ROTATION, seed, keys)[sequences]
+    words = hashing.mix(states + (before - starts).astype(np.uint64) * hashing.GAMMA)
+    offsets = hashing.bounded(words.astype(np.uint32), counts)
+    offsets[words >> np.uint64(32) >= round(probability * 2**32)] = 0
+    place = np.arange(len(tokens)) - np.repeat(before, counts)
+    return tokens[np.repeat(before, counts) + (place + np.repeat(offsets, counts)) % np.repeat(counts, counts)]

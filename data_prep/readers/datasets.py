@@ -1,0 +1,155 @@
+"""Data sets as text: saved by `datasets`, on the Hugging Face Hub, prepared by TensorFlow Datasets."""
+
+import json
+import re
+from typing import Any
+
+from bert_jax.data.shards import open_tfds
+from bert_jax.errors import UserError
+from bert_jax.storage.files import OnRead, ignore_progress, read_blocks
+from bert_jax.storage.remote import find_files
+from data_prep.readers import text as plain_text
+from data_prep.readers.refusal import Items, Refusal, check
+from data_prep.readers.text import damaged
+
+# Data sets of Hugging Face's `datasets` library that `save_to_disk` wrote: which Arrow files hold their rows.
+#
+# FOLDER/state.json          the names of the Arrow files in order, next to dataset_info.json
+# FOLDER/dataset_dict.json   the splits, each a folder with a state.json
+
+
+_SPLIT = "train"
+
+
+def arrow_files(folder: str) -> list[str] | None:
+    """The paths of the Arrow files of a saved data set, of a saved DatasetDict those of its split "train".
+
+    None if the folder is no saved data set. Raises UserError for a DatasetDict without that split, and for damaged or
+    unsupported files.
+    """
+    folder = folder.rstrip("/")
+    if (state := _read_json(f"{folder}/state.json")) is not None:
+        if state.get("_indices_data_files") or state.get("_indices_files"):
+            raise UserError(
+                f"{folder} is saved with a list of row numbers, by an old version of datasets. "
+                "Load it with datasets and save it again"
+            )
+        try:
+            files = [f"{folder}/{file['filename']}" for file in state["_data_files"]]
+        except (KeyError, TypeError):
+            raise UserError(f"{folder}/state.json names no files. Save the data set again") from None
+        if not files:
+            raise UserError(f"{folder} is a saved data set without rows. Remove it from --input")
+        return files
+    if (splits := _read_json(f"{folder}/dataset_dict.json")) is not None:
+        names = splits.get("splits") or []
+        if _SPLIT not in names:
+            known = ", ".join(f"{folder}/{name}" for name in names)
+            raise UserError(f"{folder} is a saved DatasetDict without the split {_SPLIT}. Name a split: {known}")
+        return arrow_files(f"{folder}/{_SPLIT}")
+    return None
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    """The object in a JSON file; None if the file does not exist."""
+    try:
+        content = json.loads(b"".join(read_blocks(path)).decode())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Save the data set again") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error}). Correct that") from None
+    return content if isinstance(content, dict) else {}
+
+
+# Data sets of the Hugging Face Hub by their names: hf:ORG/NAME[:CONFIG[:SPLIT]].
+#
+# The Hub keeps every data set that it can read as Parquet too, in the branch refs/convert/parquet, as
+# CONFIG/SPLIT/0000.parquet and so on; of a large one perhaps only the first part, in CONFIG/partial-SPLIT.
+
+
+HUB_PREFIX = "hf:"
+
+_ADDRESS = re.compile(r"hf:(?P<name>[^:/@]+/[^:/@]+)(?::(?P<config>[^:/]+))?(?::(?P<split>[^:/]+))?")
+
+
+def is_name(address: str) -> bool:
+    """Whether an address is a data set's name, and not a path (hf://)."""
+    return address.startswith(HUB_PREFIX) and not address.startswith(f"{HUB_PREFIX}//")
+
+
+def may_be_name(pattern: str) -> bool:
+    """Whether a pattern that matches no file may be meant as ORG/NAME of the Hub."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", pattern) is not None
+
+
+def parquet_pattern(address: str) -> str:
+    """The pattern of the Parquet files of a split, "train" by default.
+
+    Raises UserError for an invalid address, a data set that the Hub does not have as Parquet, and an unknown
+    configuration or split.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise UserError(f"{address} is not of the form hf:ORG/NAME[:CONFIG[:SPLIT]], such as hf:wikimedia/wikipedia")
+    name, config, split = match["name"], match["config"], match["split"] or "train"
+    root = f"hf://datasets/{name}@refs/convert/parquet"
+    files = f"name its files, for example 'hf://datasets/{name}/**/*.parquet'"
+    if not (configs := _folders(root)):
+        raise UserError(
+            f"{address}: the Hub has no data set {name}, has it not as Parquet, or gives no access. "
+            f"Check the name, log in (hf auth login), or {files}"
+        )
+    if config is None:
+        config = configs[0] if len(configs) == 1 else "default"
+    if config not in configs:
+        raise UserError(f"{address} needs a configuration; choose from hf:{name}:CONFIG with {', '.join(configs)}")
+    splits = _folders(f"{root}/{config}")
+    if f"partial-{split}" in splits:
+        raise UserError(
+            f"{address}: the Hub has only the first part of the split {split} as Parquet, "
+            f"which is hf:{name}:{config}:partial-{split}. For the whole split, {files}"
+        )
+    if split not in splits:
+        raise UserError(f"{address}: unknown split {split}; choose from {', '.join(splits)}")
+    return f"{root}/{config}/{split}/*.parquet"
+
+
+def _folders(parent: str) -> list[str]:
+    return [found.path.rpartition("/")[2] for found in find_files(f"{parent}/*") if found.is_folder]
+
+
+# Documents of prepared TFDS datasets: tfds:NAME[:SPLIT] (bert_jax/data/shards.py).
+
+
+TFDS_PREFIX = "tfds:"
+
+
+def size(address: str) -> int:
+    """The stored bytes of a split. Raises UserError if it is not prepared, or only for TensorFlow."""
+    builder, split = open_tfds(address)
+    return int(builder.info.splits[split].num_bytes)
+
+
+def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> Items:
+    """The documents of a split: the text of each example's `field`."""
+    builder, split = open_tfds(address)
+    features = builder.info.features
+    if field not in features:
+        what = f"no feature {field!r}; the features are {', '.join(features)}"
+        raise Refusal("no_text_column", address, what, "Use another --text_field")
+    try:
+        for number, example in enumerate(builder.as_data_source(split), start=1):
+            text = example[field]
+            if isinstance(text, str):
+                text = text.encode()
+            where = f"{address}, example {number}"
+            if not isinstance(text, bytes):
+                yield Refusal("no_text_field", where, f"no text in {field!r}", "Use another --text_field")
+                continue
+            long = len(text) > plain_text.MAX_DOCUMENT_BYTES
+            yield plain_text.too_long(where) if long else check(text, where)
+            on_read(len(text))
+    except Exception as error:  # TFDS has no exception for a file that is missing or damaged
+        raise damaged(address, error) from None

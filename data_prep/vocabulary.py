@@ -1,0 +1,185 @@
+"""Trains a tokenizer on text: the same text and options give the same bytes."""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.errors import UserError
+from bert_jax.progress import Reporter
+from bert_jax.storage.files import atomic_folder
+from bert_jax.tokenization.byte_bpe import ByteBPESpec
+from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
+from bert_jax.tokenization.specification import TokenizerSpec
+from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.tokenization.vocabulary import KINDS
+from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
+from data_prep import counting, flags, learners, processes, readers
+from data_prep.flags import REQUIRED, Valid, option
+from data_prep.readers.corpus import patterns
+
+_MUCH_UNKNOWN = 0.01  # of the characters
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """What to train, and on what. Raises UserError, with the name of the flag, for a value out of range."""
+
+    input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
+    output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
+    vocab_size: int = option(
+        REQUIRED,
+        "number of tokens, including special ones (BERT: 30522)",
+        metavar="N",
+        valid=Valid(lambda size: size > 0, "positive, for example 8192 or 30522"),
+    )
+    kind: str = option("wordpiece", "the kind of vocabulary", metavar="NAME", choices=tuple(KINDS))
+    lowercase: bool | None = option(
+        None,
+        "lower-case before anything else, and strip accents (SentencePiece: lower-case only); "
+        "default --nolowercase: keep both",
+    )
+    alpha: float | None = option(
+        None,
+        "for several languages: exponent of their shares, 0 to 1; default: the shares of the text",
+        metavar="A",
+        valid=Valid(lambda alpha: 0 <= alpha <= 1, "from 0 (all languages equal) to 1 (the shares of the text)"),
+    )
+    character_coverage: float = option(
+        counting.CHARACTER_COVERAGE,
+        "share of the text whose characters get a token (bpe: all do)",
+        metavar="SHARE",
+        valid=Valid(lambda share: 0 < share <= 1, "above 0 and at most 1, for example 0.9995"),
+    )
+    max_words: int = option(
+        counting.MAX_CHUNKS,
+        "distinct words counted at once",
+        metavar="N",
+        valid=Valid(lambda count: count >= 1000, "1000 or more"),
+    )
+    input_format: str = flags.input_format()
+    text_field: str = flags.text_field()
+    document: str = flags.document()
+    document_separator: str = flags.document_separator()
+    on_error: str = flags.on_error()
+    workers: int = option(
+        0,
+        "number of processes that read dumps of wikis; 0: one for each core",
+        metavar="N",
+        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+
+
+def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
+    """Trains a tokenizer as the command does, writes its folder, and returns it.
+
+    With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
+    multiprocessing requires. With `alpha`, the shares of the languages are printed. The output must not exist; it
+    appears complete or not at all. If the text gives fewer pieces than requested, the smaller vocabulary is written and
+    a warning is printed; another one where many words are too long for WordPiece. Raises UserError for an empty corpus,
+    a vocab_size below the number of characters, an output that exists, and whatever `readers` raises.
+    """
+    reading = flags.reading(options, options.workers or processes.cores())
+    groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
+    corpora = {name: readers.Corpus(readers.find_sources(pattern), reading) for name, pattern in groups.items()}
+    with atomic_folder(Path(options.output)) as folder:
+        words = _count(corpora, options, quiet)
+        with Reporter("learning pieces", 1.0, ("tokens",), quiet) as reporter:
+            content = _learn(words, options, reporter)
+        trained = Tokenizer(content)
+        trained.save(folder)
+    if trained.vocab_size < options.vocab_size:
+        print(
+            f"warning: the text gives {trained.vocab_size} tokens, fewer than --vocab_size {options.vocab_size}: "
+            "nothing else occurs twice. Use more text, or this size",
+            file=sys.stderr,
+        )
+    return trained
+
+
+def _languages(pattern: str) -> dict[str, str]:
+    """The pattern of each language: the patterns of --input, or its files if there is one pattern."""
+    parts = patterns(pattern)
+    names = parts if len(parts) > 1 else [source.path for source in readers.find_sources(pattern)]
+    return {name: name for name in names}
+
+
+def _count(corpora: dict[str, readers.Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
+    """Counts words. Prints the shares of the languages, and warnings about refused input and too long words."""
+    splitter = _splitter(options.kind, bool(options.lowercase))
+    limit = options.max_words // 2 if options.kind == "unigram" else options.max_words
+    total = sum(corpus.total_bytes for corpus in corpora.values())
+    with Reporter("counting words", total, ("MB",), quiet) as reporter:
+
+        def documents(corpus: readers.Corpus) -> Iterator[str]:
+            for document in corpus.documents():
+                yield document
+                read = sum(each.bytes_read for each in corpora.values())
+                reporter.update(read, read / 1e6)
+
+        if options.alpha is None:
+            counter = counting.ChunkCounter(splitter, limit)
+            for corpus in corpora.values():
+                counter.add(documents(corpus))
+            chunks = counter.counts
+            too_long = {"the text": counter.unknown / max(counter.characters, 1)}
+        else:
+            texts = ((name, documents(corpus)) for name, corpus in corpora.items())
+            chunks, shares = counting.count_chunks(texts, splitter, options.alpha, limit)
+            for share in shares:
+                print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
+            too_long = {share.language: share.unknown for share in shares}
+        words = counting.count_words(chunks, splitter)
+    for name, corpus in corpora.items():
+        for reason, count in corpus.refused.items():
+            print(f"warning: {name}: {count} documents or rests of files skipped: {reason}", file=sys.stderr)
+    for name, unknown in too_long.items():
+        if unknown > _MUCH_UNKNOWN:
+            print(
+                f"warning: {unknown:.0%} of {name} is in words of more than {MAX_WORD_LENGTH} characters, each of "
+                "which WordPiece makes one [UNK], as in Thai and Khmer, which put no space between words. Use --kind "
+                "unigram",
+                file=sys.stderr,
+            )
+    if not words:
+        first = next(source.path for corpus in corpora.values() for source in corpus.sources)
+        raise UserError(f"no words in the files of --input ({first} ...). Use files with text")
+    return words
+
+
+def _splitter(kind: str, lowercase: bool) -> counting.WordSplitter:
+    if kind == "wordpiece":
+        return learners.WordPieceSplitter(lowercase)
+    return learners.ByteSplitter(lowercase) if kind == "bpe" else learners.SentencePieceSplitter()
+
+
+def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter) -> TokenizerSpec:
+    """Learns a vocabulary of the given kind."""
+    vocab_size, lowercase, coverage = options.vocab_size, bool(options.lowercase), options.character_coverage
+    first: list[int] = []
+
+    def report(size: int) -> None:
+        # The k-th most frequent pair occurs about 1/k times as often as the first, so the time grows like a logarithm.
+        if not first:
+            first.append(size)
+        reporter.update(math.log1p(size - first[0]) / math.log1p(max(vocab_size - first[0], 1)), size)
+
+    if options.kind == "wordpiece":
+        tokens = learners.learn_wordpiece(words, vocab_size, character_coverage=coverage, on_token=report)
+        return WordPieceSpec(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
+    if options.kind == "bpe":
+        tokens, merges = learners.learn_byte_bpe(words, vocab_size, on_token=report)
+        return ByteBPESpec(tuple(tokens), tuple(merges), normalizers=learners.LOWERCASE if lowercase else ())
+    model = learners.learn_sentence_pieces(
+        words,
+        vocab_size,
+        kind=options.kind,
+        lowercase=lowercase,
+        character_coverage=coverage,
+        on_share=lambda share: reporter.update(share, share * vocab_size),
+    )
+    return SentencePieceSpec(model)
