@@ -29,7 +29,7 @@ __all__ = ["Model", "UserError", "build_examples", "finetune", "load", "pretrain
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(f"bert_jax.{'command' if name == 'UserError' else 'api'}"), name)
+        return getattr(importlib.import_module(f"bert_jax.{'errors' if name == 'UserError' else 'api'}"), name)
     raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
 
 
