@@ -251,6 +251,9 @@ def test_a_full_disk_is_reported_as_such_and_damages_no_checkpoint(s3, monkeypat
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
         assert checkpoints.steps() == [1]
+        checkpoints.save(2, *saved, {})  # once there is room again
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]
 
 
 def test_a_save_returns_while_its_upload_runs_and_the_end_waits_for_it(s3):

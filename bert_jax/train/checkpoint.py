@@ -106,7 +106,7 @@ class Checkpoints:
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._replaced: list[int] = []
-        self._remove_unfinished()
+        _remove_unfinished(self.directory)
         # The complete steps, equal in all processes: what a run that replaces this one saves is never among them.
         self._known = set(self.steps())
         if self.best:
@@ -135,8 +135,8 @@ class Checkpoints:
             self._remove(self._replaced.pop())  # the newest first: the steps that remain are always of one run
         if step in self._known:
             return
-        if not is_stored(self.directory):
-            self._remove_unfinished()  # of a save that failed
+        if not is_stored(self._written):
+            _remove_unfinished(self._written)  # of a save that failed
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
@@ -322,17 +322,6 @@ class Checkpoints:
             (folder / MARK).unlink(missing_ok=True)
             remove_folder(folder)
 
-    def _remove_unfinished(self) -> None:
-        """Removes what interrupted saves and removals have left."""
-        if not distributed.is_primary():
-            return
-        complete = set(map(str, self.steps()))
-        with store_errors(self.directory, f"read {self.directory}"):
-            for path in list(self.directory.iterdir()) if self.directory.is_dir() else ():
-                unfinished = path.name.isdecimal() and path.name not in complete
-                if unfinished or path.name == REMOVED or TEMPORARY in path.name:
-                    remove_folder(path)
-
     def _set_aside(self, step: int) -> Location:
         """Moves a damaged step to damaged/STEP (or STEP-2, ...), and returns where it is now."""
         folder = self.directory / DAMAGED
@@ -359,6 +348,18 @@ class Checkpoints:
         """Explains why a step cannot be written into a folder in a store; errors of a disk pass."""
         then = "Run the same command again to resume from the checkpoint before it"
         return store_errors(folder, f"write checkpoint {step} in {self.directory}", then)
+
+
+def _remove_unfinished(directory: Location) -> None:
+    """Removes from a folder of checkpoints what interrupted saves and removals have left."""
+    if not distributed.is_primary():
+        return
+    complete = set(map(str, saved_steps(directory)))
+    with store_errors(directory, f"read {directory}"):
+        for path in list(directory.iterdir()) if directory.is_dir() else ():
+            unfinished = path.name.isdecimal() and path.name not in complete
+            if unfinished or path.name == REMOVED or TEMPORARY in path.name:
+                remove_folder(path)
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:

@@ -112,7 +112,7 @@ class Writer:
         items[META] = ocp.args.JsonSave(document | {"sha256": signature(document)})
         self._folder = folder
         with _os_errors(folder):
-            self._checkpointer.save(folder, args=ocp.args.Composite(**items))
+            self._checkpointer.save(folder, args=ocp.args.Composite(**items), force=True)  # over what a failure left
 
     def wait(self) -> None:
         """Waits until the step is complete. Raises what prevented that: an OSError for a full disk."""
