@@ -307,22 +307,6 @@ def test_every_kth_and_the_best_are_kept_with_the_newest(tmp_path, metric, best)
     assert json.loads((tmp_path / "best.json").read_text()) == note
 
 
-def test_recomputed_checkpoints_replace_later_ones_once_the_first_is_saved(tmp_path):
-    state = make_state()
-    with Checkpoints(tmp_path, keep=3, best="eval_loss") as checkpoints:
-        for step in (10, 20, 30):
-            checkpoints.save(step, *state, {"evaluation": {"loss": 30.0 - step}})
-    with Checkpoints(tmp_path, keep=3, best="eval_loss") as checkpoints:
-        assert checkpoints.replace_after(30) == []
-        assert checkpoints.replace_after(10) == [20, 30] and checkpoints.steps() == [10, 20, 30]
-        assert checkpoints.best.beaten_by({"loss": 19.0})
-        checkpoints.save(30, *state, {"evaluation": {"loss": 19.0}})
-        checkpoints.wait()
-        assert checkpoints.steps() == [10, 30]
-        assert checkpoints.meta(30) == {"evaluation": {"loss": 19.0}}
-    assert json.loads((tmp_path / "best.json").read_text())["value"] == 19.0
-
-
 def test_a_restart_knows_the_best_step_that_was_evaluated_after_it_was_saved(tmp_path):
     """SIGTERM interrupts an evaluation in the same way, and the resumed run repeats it."""
     state = make_state()

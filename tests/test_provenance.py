@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.config import (
     CheckpointConfig,
+    DistillConfig,
     EvalConfig,
     FinetuneConfig,
     MeshConfig,
@@ -26,6 +27,8 @@ from bert_jax.train.clock import TokenLength
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import TOKENS_BEFORE, Run
 from bert_jax.train.workdir import check_provenance, provenance, runtime_choices
+
+TEACHER = {"teacher/embeddings/norm/bias": np.ones(32, np.float32)}
 
 
 @pytest.fixture
@@ -213,6 +216,10 @@ def test_a_name_that_is_no_key_is_refused(make):
 def test_data_are_identified_by_content_and_not_by_path(make, shards_dir):
     moved = PretrainConfig(data=dataclasses.replace(PretrainConfig().data, train="elsewhere"))
     assert told(provenance(make()), make(moved)) == []
+    taught = [make(PretrainConfig(distill=DistillConfig(teacher=path)), constants=TEACHER) for path in ("a", "b")]
+    assert told(provenance(taught[0]), taught[1]) == []
+    other = make(taught[1].config, constants={path: value + 1 for path, value in TEACHER.items()})
+    assert "distill.teacher: fingerprint " in refusal(provenance(taught[0]), other)
     phases = [Phase(0, Mixture.single(open_dataset(shards_dir, "eval")))]
     held_out = PhasedLoader(phases, make().tokenizer, batches=StepSchedule.constant(8), seed=0)
     said = refusal(provenance(make()), make(source=held_out))

@@ -11,7 +11,45 @@ from typing import Any, Literal
 from bert_jax.config.model import ModelOptions
 from bert_jax.errors import UserError
 
-# The configuration of distillation: a student learns from the outputs and hidden states of a teacher.
+# The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/).
+
+
+ON_NONFINITE = ("stop", "skip")
+
+SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
+
+
+# What a change of a key means for a run that resumes (train/workdir.py). A key without a mark must have the value of
+# the checkpoint, unless allow_changes names it. A mark of a group is one of all its keys.
+#   free      no number of the run depends on it: it may change
+#   end       it decides when the run ends: it may change, which is reported, since the learning rate depends on it
+#   file      it names files: the fingerprint of what was read is compared instead
+#   measured  it changes held-out metrics only: it may change unless checkpoint.best compares them
+#   held_out  it names held-out data
+#   batches   it decides the batch of a step (law 1): when it changes, the log says from which step on
+Mark = Literal["free", "end", "file", "measured", "held_out", "batches"]
+
+
+def marks(*given: Mark) -> dict[str, Any]:
+    """Returns the metadata of a dataclass field that has these marks."""
+    return {"marks": given}
+
+
+def key(default: Any, *given: Mark) -> Any:
+    """Returns a dataclass field with this default and these marks."""
+    return field(default=default, metadata=marks(*given))
+
+
+def marked(config: Any, mark: Mark) -> tuple[str, ...]:
+    """Returns the keys and groups of a configuration that have a mark, such as mesh.data."""
+    found: list[str] = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if mark in item.metadata.get("marks", ()):
+            found.append(item.name)
+        elif dataclasses.is_dataclass(value):
+            found += [f"{item.name}.{name}" for name in marked(value, mark)]
+    return tuple(found)
 
 
 HIDDEN_LOSSES = ("cosine", "mse")
@@ -36,7 +74,7 @@ class DistillConfig:
     range.
     """
 
-    teacher: str = ""  # any checkpoint; empty: no distillation
+    teacher: str = key("", "file")  # any checkpoint; empty: no distillation
     temperature: float = 2.0  # of both softmaxes of the soft term
     soft_weight: float = 1.0  # of the term that compares outputs with the teacher's
     hard_weight: float = 1.0  # of the loss without a teacher
@@ -117,47 +155,6 @@ class DistillConfig:
                         "0 for the embeddings"
                     )
         return tuple(found)
-
-
-# The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/).
-
-
-ON_NONFINITE = ("stop", "skip")
-
-SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
-
-
-# What a change of a key means for a run that resumes (train/workdir.py). A key without a mark must have the value of
-# the checkpoint, unless allow_changes names it. A mark of a group is one of all its keys.
-#   free      no number of the run depends on it: it may change
-#   end       it decides when the run ends: it may change, which is reported, since the learning rate depends on it
-#   file      it names files: the fingerprint of what was read is compared instead
-#   measured  it changes held-out metrics only: it may change unless checkpoint.best compares them
-#   held_out  it names held-out data
-#   batches   it decides the batch of a step (law 1): when it changes, the log says from which step on
-Mark = Literal["free", "end", "file", "measured", "held_out", "batches"]
-
-
-def marks(*given: Mark) -> dict[str, Any]:
-    """Returns the metadata of a dataclass field that has these marks."""
-    return {"marks": given}
-
-
-def key(default: Any, *given: Mark) -> Any:
-    """Returns a dataclass field with this default and these marks."""
-    return field(default=default, metadata=marks(*given))
-
-
-def marked(config: Any, mark: Mark) -> tuple[str, ...]:
-    """Returns the keys and groups of a configuration that have a mark, such as mesh.data."""
-    found: list[str] = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if mark in item.metadata.get("marks", ()):
-            found.append(item.name)
-        elif dataclasses.is_dataclass(value):
-            found += [f"{item.name}.{name}" for name in marked(value, mark)]
-    return tuple(found)
 
 
 @dataclass(frozen=True)

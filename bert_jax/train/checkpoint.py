@@ -16,7 +16,7 @@ import itertools
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, NoReturn
 
@@ -105,7 +105,6 @@ class Checkpoints:
         self._saving: int | None = None
         self._finishing: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._replaced: list[int] = []
         _remove_unfinished(self.directory)
         # The complete steps, equal in all processes: what a run that replaces this one saves is never among them.
         self._known = set(self.steps())
@@ -131,8 +130,6 @@ class Checkpoints:
         checkpoints are then whole.
         """
         self.wait()
-        while self._replaced:
-            self._remove(self._replaced.pop())  # the newest first: the steps that remain are always of one run
         if step in self._known:
             return
         if not is_stored(self._written):
@@ -155,14 +152,6 @@ class Checkpoints:
         if self.best:
             self.best.note(step, evaluation)
             self.write_best()
-
-    def replace_after(self, step: int) -> list[int]:
-        """Makes the next save delete the checkpoints of later steps, and returns those; none of them is best now."""
-        self._replaced = [each for each in self.steps() if each > step]
-        if self.best:
-            for each in self._replaced:
-                self.best.values.pop(each, None)
-        return list(self._replaced)
 
     def steps(self) -> list[int]:
         """Returns the complete steps in ascending order, without one that is still being written."""
@@ -194,22 +183,19 @@ class Checkpoints:
     def restore_newest(
         self,
         params: PyTree,
-        optimizer_state: PyTree | Callable[[int], PyTree],
+        optimizer_state: PyTree,
         average: PyTree | None = None,
-        among: Collection[int] | None = None,
     ) -> tuple[int, Restored] | None:
-        """Restores the newest undamaged step (of those in `among`, if given) and returns it with its number, or None.
+        """Restores the newest undamaged step and returns it with its number, or None.
 
-        The arguments are those of `restore`; optimizer_state may be a function of the step. Newer damaged steps are
-        moved to damaged/ and a line on stderr reports it. Raises UserError, and moves nothing, when all steps are
-        damaged. With several processes it moves the newest damaged step, unless that is the only one, and raises
-        RunAgain.
+        The arguments are those of `restore`. Newer damaged steps are moved to damaged/ and a line on stderr reports it.
+        Raises UserError, and moves nothing, when all steps are damaged. With several processes it moves the newest
+        damaged step, unless that is the only one, and raises RunAgain.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps() if among is None else sorted(among)):
+        for step in reversed(self.steps()):
             try:
-                wanted = optimizer_state(step) if callable(optimizer_state) else optimizer_state
-                restored = self.restore(step, params, wanted, average)
+                restored = self.restore(step, params, optimizer_state, average)
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
                 if jax.process_count() > 1 and step != min(self.steps()):
