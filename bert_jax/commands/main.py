@@ -50,7 +50,6 @@ JOBS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("bert_jax.interop.export", "write a checkpoint for Hugging Face, ONNX, StableHLO or Orbax"),
     },
 }
-
 MODULES = {name: module for listed in JOBS.values() for name, (module, _) in listed.items()}
 
 

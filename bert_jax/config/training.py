@@ -15,14 +15,10 @@ from bert_jax.errors import UserError
 
 
 HIDDEN_LOSSES = ("cosine", "mse")
-
 POSITIONS = ("masked", "all")
-
 LAST, UNIFORM = "last", "uniform"
-
 # The keys of each term, which have no effect where its weight is 0.
 _OF_TERMS = {"soft_weight": ("temperature", "positions"), "hidden_weight": ("hidden_loss", "layers")}
-
 
 Pairs = tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher); 0: the embeddings
 
@@ -123,9 +119,7 @@ class DistillConfig:
 
 
 ON_NONFINITE = ("stop", "skip")
-
 SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
-
 
 # What a change of a key means for a run that resumes (train/workdir.py). A key without a mark must have the value of
 # the checkpoint, unless allow_changes names it. A mark of a group is one of all its keys.

@@ -14,7 +14,6 @@ from bert_jax.errors import UserError
 
 
 Value = TypeVar("Value")
-
 _NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 
@@ -118,7 +117,6 @@ def check_batch_size(rows: int, where: str = "") -> None:
 
 
 STEPS, LINEAR = "steps", "linear"  # the values of data.mask_shape
-
 EXAMPLE = "0:0.30,50000:0.15"
 
 

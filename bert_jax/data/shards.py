@@ -33,7 +33,6 @@ from bert_jax.tokenization.vocabulary import load as load_vocabulary
 # The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
 
-
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
 
@@ -346,7 +345,6 @@ def _numpy(name: str, array: pa.Array) -> np.ndarray:
 
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
-
 _DIGITS = 12  # of the hash in a folder's name
 
 

@@ -84,7 +84,6 @@ def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
 
 
 BUCKETS = 32  # Raffel et al. 2020, section 2.1
-
 _SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
 
 

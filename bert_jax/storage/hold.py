@@ -110,7 +110,6 @@ def _pid_namespace() -> str:
 
 HOLDER_FILE = "holder.json"
 
-
 Report = Callable[[str], None]
 
 
@@ -402,11 +401,8 @@ def _held(folder: Location, holder: Record | None) -> Held:
 
 
 _ABSENT = b"\x02"  # what tensorstore calls the generation of an object that does not exist
-
 _ANSWER_SECONDS = 15.0  # for a request with its repetitions; a renewal and the wait for it are shorter than a lease
-
 _NOT_GRANTED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")  # S3's codes for another version
-
 _NONCE_BITS = 64
 
 

@@ -88,7 +88,6 @@ def scheme_of(labels: Sequence[str]) -> Scheme | None:
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
-
 # The score of what cannot be chosen: a step of a path, or an item of a padding row, in which none can. It is finite, so
 # that where nothing can be chosen there is no NaN.
 IMPOSSIBLE = -1e30

@@ -38,9 +38,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 OVERLAPS = ("any", "nested", "flat")
 
-
 SentenceRelation = tuple[int, str, Span, Span]  # the number of the sentence, the label, the head and the tail
-
 Scored = dict[Span, float]  # the spans of a sentence and their probabilities
 
 
@@ -142,9 +140,7 @@ def predicted_relations(
 
 # Longer spans require task.max_span, because each additional length costs as much as the first one.
 LONGEST_BY_DEFAULT = 12
-
 UNCALIBRATED = 0.5
-
 
 Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true items, by the prefix of their metrics
 
