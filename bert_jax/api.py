@@ -60,12 +60,9 @@ from data_prep.build_options import BuildKeywords, TokenizerKeywords
 
 # A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
 Table = str | Path | Iterable[Mapping[str, Any]] | Any
-
 SETS = "multilabel"  # the kind of task whose label may be a set
-
 # The kinds whose columns are all named (empty: classification or choice), and what others read where none are named.
 OF_NAMED_COLUMNS = ("", "classification", "regression", "embedding", SETS)
-
 DEFAULT_COLUMNS = ("tokens", "labels", "spans", "relations", *QUESTION_COLUMNS, "is_impossible", CHOICES)
 
 

@@ -18,11 +18,8 @@ from typing import NoReturn
 from bert_jax.errors import RunAgain, Stopped, UserError, one_line
 
 EXIT_USER_ERROR = 2
-
 EXIT_STOPPED = 128 + 15  # what a shell reports for a process that SIGTERM ended
-
 EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may succeed
-
 EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
 
 

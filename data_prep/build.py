@@ -50,11 +50,8 @@ from data_prep.worker import TokenCache, refuse_newlines
 
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
-
 MB = 1_000_000
-
 GB = 1_000_000_000
-
 ARRIVING = "arriving"
 
 

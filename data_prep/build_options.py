@@ -28,7 +28,6 @@ from data_prep.readers import Source
 
 
 MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
-
 UNITS = 1 << 20  # of a share
 
 

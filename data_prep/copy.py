@@ -17,7 +17,6 @@ from data_prep import formats
 
 
 SUMS = "SHA256SUMS"
-
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 

@@ -16,9 +16,10 @@ from bert_jax.data import order
 #
 # Chunks between white space are counted first, which is fast, and each distinct chunk is then split into words once, by
 # the tokenizer's own rules. Two measures bound the memory:
-#   - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
-#     any longer than LONGEST_WORD, is split into words immediately, and a longer word is split into windows (`windows`),
-#     all but the first of which are marked as the inside of a word. Only pairs of pieces across such a split are missed.
+#   - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a
+#     chunk, and any longer than LONGEST_WORD, is split into words immediately, and a longer word into windows
+#     (`windows`), all but the first of which are marked as the inside of a word. Only pairs of pieces across such a
+#     split are missed.
 #   - Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
 #     "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
 #     c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and
@@ -28,26 +29,20 @@ from bert_jax.data import order
 
 # Distinct chunks in memory; bert-jax train-tokenizer --help has the memory that they take.
 MAX_CHUNKS = 1_000_000
-
 # In characters: German compounds rarely reach it, and a Thai phrase has about as many.
 LONGEST_WORD = 32
-
 # Share of the text whose characters get a token (unless tokens are bytes), as in SentencePiece.
 CHARACTER_COVERAGE = 0.9995
-
 # Size of the text that is counted in one step.
 BLOCK_CHARACTERS = 1 << 20
-
 # Chunks of these scripts are split immediately: Thai, Lao, Tibetan, Burmese, Khmer, kana, and CJK ideographs.
 _UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-
 # Marks that belong to the character before them and are not separated from it: variation selectors, joiners, and the
 # combining marks of the scripts above and of Latin.
 _COMBINING = re.compile(
     "[\u0300-\u036f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ecd\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3"
     "\u200c\u200d\u3099\u309a\ufe00-\ufe0f]"
 )
-
 _WORD = "\n"  # prefix of keys that are words already; no chunk contains a line end
 
 

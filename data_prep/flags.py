@@ -23,7 +23,6 @@ from data_prep.readers.text import FORMATS
 
 
 T = typing.TypeVar("T")
-
 REQUIRED: Any = dataclasses.MISSING
 
 

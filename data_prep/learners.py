@@ -116,21 +116,17 @@ class Merges:
 #   - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
 #     at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
 #   - among pairs of equal count, the first by (left id, right id) is merged;
-#   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges in order.
-# Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it has
-# different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
+#   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges.
+# Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it
+# has different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
 
 
 INSIDE = "##"
-
 # Both as in the `tokenizers` library's BertWordPieceTokenizer.train.
 ALPHABET_MINIMUM = 1000
-
 WORDPIECE_MIN_FREQUENCY = 2
-
 # White space for str.split; the library drops these characters before it splits.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
-
 # Most characters that end a word: ASCII punctuation, 。 and 、, and ideographs.
 _BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
 
@@ -245,20 +241,14 @@ def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> 
 
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-
 MASK = "<mask>"
-
 # Steps of the `tokenizers` library that normalize text like BERT's uncased models.
 LOWERCASE = ("NFD", "Lowercase", "StripAccents")
-
 # As the `tokenizers` library's ByteLevelBPETokenizer.train.
 BPE_MIN_FREQUENCY = 2
-
 # All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
 _CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
-
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-
 _WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
 
 
@@ -339,17 +329,12 @@ def learn_byte_bpe(
 
 
 BEGINNING = "\u2581"  # marks the beginning of a word
-
 MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
-
 # <pad> and <mask>, which are not pieces of the model.
 ADDED_TOKENS = 2
-
 # Fixed, because sums of floats depend on the number of threads.
 _THREADS = 8
-
 _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
-
 # Characters that TSV cannot hold and that the library's clean-up drops.
 _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 

@@ -22,7 +22,6 @@ from data_prep.sequences import Borders, Spans
 
 
 _STREAM = 101  # of hashes, distinct from the streams of masking
-
 _TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
 
 

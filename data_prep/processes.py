@@ -1,4 +1,4 @@
-"""The processes of a job on this machine: how they start and end, an ordered map over them, and their memory settings."""
+"""The processes of a job on this machine: how they start and end, an ordered map, and memory settings."""
 
 import itertools
 import multiprocessing
@@ -20,7 +20,6 @@ from bert_jax.train import host
 
 # Free memory above _KEPT_BYTES returns to the system, and each block of _LARGE_BYTES or more comes directly from it.
 _KEPT_BYTES = 1 << 28
-
 _LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
 
 
@@ -41,9 +40,7 @@ def keep_freed() -> None:
 
 
 Item = TypeVar("Item")
-
 Result = TypeVar("Result")
-
 
 # Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
 # has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.

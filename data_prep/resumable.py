@@ -23,7 +23,7 @@ from data_prep.units import Unit
 
 # The folder of a job that a later run resumes: `DIR.incomplete` while it runs, and `DIR` once it is complete.
 #
-# DIR.incomplete/job/arguments.json   everything that decides the output; only a run with equal arguments resumes the job
+# DIR.incomplete/job/arguments.json   all that decides the output; only a run with equal arguments resumes the job
 # DIR.incomplete/job/lock             held by the one process that may write here
 # DIR.incomplete/job/units            a .json record for each finished unit, written after its other files
 

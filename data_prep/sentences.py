@@ -38,7 +38,6 @@ def _language(ordinals: bool = False, **words: str) -> Language:
 
 
 _TABLES = tomllib.loads((Path(__file__).parent / "languages.toml").read_text(encoding="utf-8"))
-
 LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 
 
@@ -57,13 +56,9 @@ LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
 RULE_VERSION = 4
 
-
 _CLOSERS = "\"'”’“‘»«›)\\]}"
-
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
-
 _UNSPACED = "。．！？｡।॥།༎۔։።။។"  # marks that end a sentence without a space
-
 # A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
 # a lower-case ASCII letter after the space; Python code checks the remaining ones.
 # A set of marks comes first, which the engine finds at the speed of a memory scan. A run of marks is examined only from
@@ -84,47 +79,29 @@ def _candidate(marks: str) -> re.Pattern[str]:
 
 
 _CANDIDATE = _candidate(".!?…؟")
-
 _GREEK = _candidate(".!?…;\u037e")
-
 _LONGEST_LOOK_BACK = 64  # characters, for the space before an abbreviation
-
 _LONGEST_ABBREVIATION = 8
-
 _BEFORE_WORD = _OPENERS + "’\n\t\u3000"
-
 _ALPHANUMERIC = re.compile(r"[^\W_]")
-
 _BEFORE_FIRST = re.compile(rf"[{re.escape(_OPENERS)}\s]*+")
-
 _NEXT_WORD = re.compile(r"[^\s.,;:!?'’]*")
-
 _NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
-
 # Devanagari writes an initial as a syllable, or spells the name of a Latin letter.
 _SYLLABLE = (
     "[\u0904-\u0939\u0958-\u0961\u0972-\u097f]"
     "(?:\u094d\u200d?[\u0915-\u0939\u0958-\u095f]"
     "|[\u0900-\u0903\u093a-\u093c\u093e-\u094f\u0955-\u0957\u0962\u0963])*+"
 )
-
 _LETTER_NAME = "एफ|एच|आई|आय|एल|एम|एन|आर|एस|डब्ल्यू|डब्लू|एक्स|वाई|वाय|जेड|ज़ेड|ज़ेड|झेड"
-
 _INITIAL = rf"(?:{_LETTER_NAME}|{_SYLLABLE}|[^\W\d_])"
-
 _INITIALS = re.compile(rf"(?:{_INITIAL}\.)*{_INITIAL}")  # J, U.S, e.g; letters of any script
-
 _ORDINAL = re.compile(r"\d{1,2}|[IVXLCDM]+")
-
 _BEFORE_INITIAL = re.compile(r"(?:(?<!\w)[^\W\d_]{1,3}\.\s?){1,3}\Z")  # the "z. " of "z. B."
 
-
 _THAI = re.compile("[\u0e00-\u0eff]")
-
 _SHORTEST_THAI = 40  # characters; a shorter piece joins the one before it
-
 _THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces separate clauses; short ones stay together
-
 
 # The languages in which each frequent word is common.
 _LANGUAGES_OF = {
@@ -132,7 +109,6 @@ _LANGUAGES_OF = {
     for language in LANGUAGES.values()
     for word in language.common
 }
-
 _DETECTED_FROM = 500  # characters of a text
 
 
@@ -279,13 +255,10 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
 
 # Marks around a character that do not decide whether a space separates it from the next one.
 _AFTER = "\"'”’“‘»«›)]}.!?…,;:—–-"
-
 _BEFORE = "\"'“‘«‹„‚»([{¿¡—–-"
-
 # Full stops that need no space after them, though their scripts separate words by spaces (Hindi, Urdu, Armenian,
 # Ethiopic): a space is put after them.
 _SPACED_STOPS = "।॥۔։።"
-
 # White_Space of Unicode, at which byte-level BPE splits text. (str.isspace includes U+001C to U+001F.)
 _WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
 

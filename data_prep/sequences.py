@@ -247,15 +247,12 @@ def _heads(coins: int, generator: random.Random) -> int:
 
 # Length of the shortest piece: one or two tokens between the special ones, and one more.
 SHORTEST = 6
-
 # How much more text is selected than the gaps hold, because the remainder of a split sequence fills no gap.
 _MARGIN = 1.05
-
 
 # (begin, tokens, end of the span) -> a sequence of that many tokens from `begin`, and how many tokens it consumed, at
 # least one.
 Piece = Callable[[int, int, int], tuple[Pair, int]]
-
 # The spans of a sequence that may be split: its own text, without a random segment of another document.
 Own = Callable[[Pair], list[tuple[int, int]]]
 
@@ -342,7 +339,6 @@ def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> 
 
 
 RANDOM_SEGMENT = 1  # the label of nsp for a B from another document
-
 # What config.objective of pretraining names (bert_jax.train.objectives, which imports jax).
 OF_TRAINING = ("mlm", "causal", "bidirectional_lm", "replaced_tokens", "diffusion")
 

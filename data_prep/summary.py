@@ -28,13 +28,9 @@ from data_prep.worker import TokenCache
 
 
 REPORT = "report.json"
-
 PART = "part-{:05d}.jsonl.zst"
-
 _IS_PART = re.compile(r"part-\d{5,}\.jsonl\.zst")
-
 _COUNTS = ("documents", "bytes", "dropped", "refused")  # objects of counts
-
 _LINES = "removed_lines"
 
 
@@ -89,11 +85,8 @@ def _is_report(content: Any) -> bool:
 
 # Few articles, stories or chapters have one sentence, and many paragraphs.
 _MANY_OF_ONE_SENTENCE = 0.2
-
 _WORTH_A_LINE = 0.005  # below this share, 0% would be printed
-
 _MANY_LONG_WORDS = 0.01
-
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
 

@@ -16,9 +16,7 @@ from bert_jax.errors import UserError
 
 
 _FIRST_SLOTS = 1 << 12
-
 _SPARE_SLOTS = 1 << 10  # after the last one, for entries that do not fit before it
-
 _MOST_FULL = 2 / 3
 
 
@@ -125,9 +123,7 @@ def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
 
 # The highest bit of a unit's number in a sequence key is the part (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
-
 _DIGEST_BYTES = 16
-
 
 Document = str | bytes | None  # bytes are UTF-8; None marks the end of a pass over the corpus
 

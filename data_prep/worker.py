@@ -41,15 +41,10 @@ from data_prep.units import Unit
 
 
 _SUFFIX = ".ids"
-
 _UNFINISHED = ".unfinished"
-
 _DIGEST_BYTES = 16
-
 _NAMED_BY = 16  # characters of the tokenizer's hash; the files hold all of it
-
 _LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer any more
-
 _REFUSED = 256  # units that a full cache refuses before it is listed again
 
 

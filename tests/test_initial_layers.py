@@ -56,9 +56,9 @@ def test_layers_keep_their_kind_of_attention(tmp_path):
     model = dataclasses.replace(FAMILIES["modernbert"], layers=6, global_every=3, window=4)
     loaded = loaded_of(tmp_path, model)
     assert with_layers(loaded, (0, 4, 5)).model.layers == 3
-    for layers in ((0, 3), (1, 2), (3, 4, 5)):
+    for chosen in ((0, 3), (1, 2), (3, 4, 5)):
         with pytest.raises(UserError, match="Take whole groups of 3 layers, with layer 0 first"):
-            with_layers(loaded, layers)
+            with_layers(loaded, chosen)
 
 
 def test_layers_without_a_checkpoint_are_refused():

@@ -110,7 +110,9 @@ def test_unrelated_file_with_the_name_of_an_unfinished_folder_is_left_alone(tmp_
 def test_one_of_many_simultaneous_writers_creates_the_folder(tmp_path: Path) -> None:
     """All start at the same moment, a hundred times: no folder mixes files of two writers, and none is lost."""
     code = (
-        "import os, sys, time, pathlib; from bert_jax import command_line as command; from bert_jax.storage import files as local\n"
+        "import os, sys, time, pathlib\n"
+        "from bert_jax import command_line as command\n"
+        "from bert_jax.storage import files as local\n"
         "while not os.path.exists(sys.argv[1] + '/go'): time.sleep(0.0001)\n"
         "for number in range(100):\n"
         "    try:\n"

@@ -145,7 +145,7 @@ def help_text(name: str) -> str:
 
 
 def exit_codes() -> dict[int, str]:
-    """The meaning of each exit code, which the docstring of bert_jax.command_line states as a list `CODE meaning; ...`."""
+    """The meaning of each exit code, from the list `CODE meaning; ...` in the docstring of bert_jax.command_line."""
     text = " ".join((command_line.__doc__ or "").split())
     listed = text.partition("Exit codes are a contract: ")[2].partition(". ")[0]
     pairs = (entry.partition(" ") for entry in listed.split("; "))

@@ -46,7 +46,6 @@ earlier outputs, too. OUTPUT gets part-*.jsonl.zst, report.json with the number 
 index.html with samples of them, and signatures.npy for --against. A job that is stopped or killed is continued by the
 same command. The same text and options give the same documents, with any number of workers.
 """
-
 UNIT_MB = 8
 
 

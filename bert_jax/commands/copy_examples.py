@@ -16,7 +16,6 @@ from data_prep import copy as checksums
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 
-
 DESCRIPTION = """\
 Copies an output of bert-jax build-examples to or from an object store, or between two folders.
 

@@ -26,7 +26,6 @@ from bert_jax.train.compilation import enable_compilation_cache
 
 FORMATS = ("npz", *vectors.FORMATS)
 
-
 DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
   bert-jax embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean

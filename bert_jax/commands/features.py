@@ -37,7 +37,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 
 DTYPES = ("float16", "float32")
-
 # Dev F1 on CoNLL-2003 with features of BERT-Base cased (Devlin et al. 2019, table 7).
 PUBLISHED = {
     "embeddings": 91.0,
@@ -47,7 +46,6 @@ PUBLISHED = {
     "concat_last_4": 96.1,
     "sum_all": 95.5,
 }
-
 
 DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
 

@@ -17,7 +17,6 @@ from bert_jax.train.parameter_summary import VERBOSE
 
 WIDTH = 160  # columns of the tables where no terminal limits them
 
-
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
   bert-jax finetune --config glue:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT

@@ -24,17 +24,11 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train.compilation import enable_compilation_cache
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
-
 SQUAD = "squad"
-
 FORMATS = ("lines", *BENCHMARKS, SQUAD)
-
 CHECKPOINT_HELP = "a fine-tuning workdir, a step in it, an export, or a Hugging Face folder (hf:NAME) with a task head"
-
 COMPUTE_DTYPE_HELP = "float32, bfloat16 or auto (default: auto, which is float32 on CPU and bfloat16 elsewhere)"
-
 DIGITS = 7  # significant digits of a float32
-
 
 DESCRIPTION = """Runs a fine-tuned checkpoint on texts and writes one JSON object per line, in the order of the inputs.
 

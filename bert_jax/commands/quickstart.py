@@ -32,7 +32,6 @@ from bert_jax.train.workdir import latest_step
 
 
 RECORD = "quickstart.json"
-
 LOG_WIDTH = 110  # of tables if the output is not a terminal
 
 
@@ -151,7 +150,6 @@ resumes once), evaluates it, fine-tunes it to tag parts of speech, exports it, f
 command is printed before it runs, so that you can run it by hand. If the quickstart is stopped, the same command
 resumes the stage that was running.
 """
-
 
 SENTENCES = (
     "He took up his hat and went [MASK] of the room.",

@@ -19,7 +19,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 TEXTS_AT_ONCE = 10_000
 
-
 DESCRIPTION = """Adds words to the vocabulary of a trained model, or drops the tokens that a text does not use.
 
   bert-jax resize-vocabulary --checkpoint CHECKPOINT --output grown --add_tokens words.txt

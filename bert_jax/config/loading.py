@@ -42,7 +42,6 @@ KEYS = {
     "label": "task.label",
     "label_map": "task.label_map",
 }
-
 _BY_FLAG = {**KEYS, **{f"config.{key}": key for key in KEYS.values()}}
 
 
@@ -100,9 +99,7 @@ def _defines(config: type, key: str) -> bool:
 
 
 Config = TypeVar("Config")
-
 Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
-
 # Of keys whose text is a mapping with other signs than a:1,b:2.
 MAPPING_SIGNS = {
     "task.class_weights": ("=", ","),

@@ -19,7 +19,6 @@ MATRICES = (
     *(f"encoder/layers/feed_forward/{name}" for name in ("input", "output")),
 )
 
-
 # Those that cannot have one. Heads are trained in full; embeddings, also a table that is the output too, and the pooler
 # stay as they are.
 WITHOUT = (
@@ -92,7 +91,6 @@ class LoraConfig:
 
 Options = TypeVar("Options")
 
-
 # The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
     "encoder": ("transformer",),  # and those of extensions (add_encoder)
@@ -103,7 +101,6 @@ MODEL_CHOICES = {
     "pooler": ("tanh", "relu", "gelu", "transform"),
     "shared_layers": ("none", "all", "attention", "feed_forward"),
 }
-
 # The least allowed values of numeric fields.
 MODEL_LEAST = {
     "vocab_size": 1,
@@ -125,7 +122,6 @@ MODEL_LEAST = {
     "rotary_base": 1,
     "rotary_base_local": 1,
 }
-
 
 # The values that the fields of recurrent encoders must have in the others.
 WITHOUT_RECURRENCE: dict[str, Any] = {"bptt": 0, "cell_width": 0, "recurrent_residual": False}

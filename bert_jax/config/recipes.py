@@ -8,7 +8,6 @@ from types import ModuleType
 from bert_jax.errors import UserError
 
 _PACKAGE = Path(__file__).parent.parent
-
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 
 

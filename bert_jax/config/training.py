@@ -53,14 +53,10 @@ def marked(config: Any, mark: Mark) -> tuple[str, ...]:
 
 
 HIDDEN_LOSSES = ("cosine", "mse")
-
 POSITIONS = ("masked", "all")
-
 LAST, UNIFORM = "last", "uniform"
-
 # The keys of each term, which have no effect where its weight is 0.
 _OF_TERMS = {"soft_weight": ("temperature", "positions"), "hidden_weight": ("hidden_loss", "layers")}
-
 
 Pairs = tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher); 0: the embeddings
 

@@ -1,4 +1,4 @@
-"""Mixtures: several data sets whose rows fill batches in given shares, without state and without random draws (law 1)."""
+"""Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1)."""
 
 import functools
 import math
@@ -21,9 +21,7 @@ from bert_jax.storage.remote import address_of
 
 
 _NAMED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)=(.*)")
-
 _ALPHA = re.compile(r"(.*):\s*alpha=([^:,=]*)")
-
 _WEIGHT = re.compile(r":\s*[0-9.]+\s*$")
 
 
@@ -90,9 +88,7 @@ def _named_folder(entry: str, weighted: bool) -> NamedFolder:
 
 
 DIGITS = 7  # of a share, so that 0.3 is exact
-
 WHOLE = 10**DIGITS
-
 
 Number = TypeVar("Number", int, np.ndarray)
 

@@ -19,11 +19,8 @@ from bert_jax.errors import UserError
 
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
-
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
-
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
-
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -135,17 +132,12 @@ def _network(
 # More lanes let more processes read separate rows; fewer leave each a longer window. Rows of a batch are divided among
 # devices in equal parts, so a divisor of the batch size that is at least the number of devices is enough.
 MOST_LANES = 256
-
 WINDOWS_HELD = 2  # of a lane: the one that is read, and the next one, which is filled meanwhile
-
 LEAST_BLOCKS = 16  # of a window and of a lane, so that neither is a few contiguous pieces of the text
-
 LEAST_BLOCK_ROWS = 32  # of a window's blocks: a request for less takes as long
-
 # A store sends this much in about the time in which it begins to answer. More memory then holds more blocks instead of
 # larger ones, which shuffles better.
 MOST_BLOCK_BYTES = 1 << 18
-
 
 _BLOCKS, _SHIFT, _ROWS = 1, 2, 3  # what a key is for
 

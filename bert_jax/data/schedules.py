@@ -14,7 +14,6 @@ from bert_jax.errors import UserError
 
 
 Value = TypeVar("Value")
-
 _NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 
@@ -118,7 +117,6 @@ def check_batch_size(rows: int, where: str = "") -> None:
 
 
 STEPS, LINEAR = "steps", "linear"  # the values of data.mask_shape
-
 EXAMPLE = "0:0.30,50000:0.15"
 
 
@@ -158,10 +156,8 @@ def rate_schedule(text: str, rate: float | None = None, shape: str = STEPS) -> S
     """
     if shape not in (STEPS, LINEAR):
         raise UserError(f"unknown data.mask_shape {shape!r}; choose from {STEPS}, {LINEAR}")
-    if rate is None:
-        schedule = parse(text, "data.mask_schedule", float, EXAMPLE)
-    else:
-        schedule = StepSchedule.constant(rate)
+    constant = None if rate is None else StepSchedule.constant(rate)
+    schedule = constant or parse(text, "data.mask_schedule", float, EXAMPLE)
     for each in schedule.values:
         check_rate(each)
     if shape == STEPS:

@@ -1,6 +1,8 @@
 """Shards on disk: Arrow IPC files of fixed-width columns with a manifest (docs/data_format.md).
 
-`Dataset` opens them. A cache keeps local copies of shards in object stores, and TFDS folders open without TensorFlow."""
+`Dataset` opens them. A cache keeps local copies of shards in object stores, and TFDS folders open without
+TensorFlow.
+"""
 
 import functools
 import hashlib
@@ -32,7 +34,6 @@ from bert_jax.tokenization.vocabulary import load as load_vocabulary
 
 # The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
-
 
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
@@ -346,7 +347,6 @@ def _numpy(name: str, array: pa.Array) -> np.ndarray:
 
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
-
 _DIGITS = 12  # of the hash in a folder's name
 
 

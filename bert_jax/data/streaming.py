@@ -40,7 +40,6 @@ from bert_jax.storage.remote import Folder, failure, is_remote, open_folder
 
 # Opening an object takes a request, so the files that are read most often stay open.
 _OPEN_FILES = 256
-
 # Between the attempts at one range, half a minute together, in which a busy store or a lost connection may recover.
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -122,9 +121,7 @@ def _read_fsspec(files: Any, path: str, offset: int, length: int) -> bytes:
 
 
 _ALIGNMENT = 8  # of the columns in a file, in bytes
-
 _END_BYTES = 4096  # of a file that hold its metadata, at its beginning and at its end: 1.1 and 0.7 KB
-
 _AGAIN = "Copy the folder again, or build the examples again"
 
 

@@ -37,9 +37,7 @@ def write(loaded: LoadedModel, directory: Path) -> None:
 
 
 FORMATS = ("hf", "orbax", "stablehlo", "onnx", "peft", "sentence_transformers")
-
 FLOATS = ("float32", "bfloat16")
-
 # Those of --dtype by format. The others have no choice.
 DTYPES = {"hf": FLOATS, "sentence_transformers": FLOATS, "stablehlo": FLOATS, "onnx": ("float32", "int8")}
 

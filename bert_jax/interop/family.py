@@ -69,23 +69,17 @@ def _split_kernels(fused: np.ndarray, config: ModelConfig) -> list[np.ndarray]:
 
 
 SAME = Layout(lambda tensors, _: tensors[0], lambda param, _: [param])
-
 # A dense kernel is [out, in] in torch and [in, out] here.
 DENSE = Layout(lambda tensors, _: tensors[0].T, lambda param, _: [param.T])
-
 VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda param, c: [param[: c.vocab_size]])
-
 # Two tensors that hold the same values: the first is read, both are written.
 VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda param, c: [param[: c.vocab_size]] * 2)
-
 # Query, key and value as separate tensors.
 QKV_KERNEL = Layout(_fuse_kernels, _split_kernels)
-
 QKV_BIAS = Layout(
     lambda tensors, c: np.stack([bias.reshape(head_shape(c)) for bias in tensors]),
     lambda param, c: list(param.reshape(3, c.width)),
 )
-
 ATTENTION_OUTPUT = Layout(
     lambda tensors, c: tensors[0].T.reshape(*head_shape(c), c.width),
     lambda param, c: [param.reshape(c.width, c.width).T],
@@ -176,7 +170,6 @@ def _used(table: Sequence[Entry], params: Mapping[str, object], config: ModelCon
 # three still fits a 64-bit size.
 LARGEST = 1 << 24
 
-
 # Activations by their names in transformers. Names with the same value compute the same function, and the
 # first of them is the one that export writes.
 ACTIVATIONS = {
@@ -188,7 +181,6 @@ ACTIVATIONS = {
     "quick_gelu": "gelu_sigmoid",
     "relu": "relu",
 }
-
 WRITTEN_ACTIVATIONS = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
 
 
@@ -206,7 +198,7 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
     Raises UserError, naming the field, for a value that is not a number or is out of range.
     """
     found: dict[str, Any] = {}
-    for field, name, default in fields:
+    for ours, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -214,7 +206,7 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
         least = 1 if default is None else 0
         if not least <= value < LARGEST:
             raise UserError(f"{where}: {name} is {value!r}; expected at least {least} and less than {LARGEST:,}")
-        found[field] = value if kind is int else float(value)
+        found[ours] = value if kind is int else float(value)
     return found
 
 
@@ -260,19 +252,15 @@ def make_model_config(where: Path, names: tuple[Field, ...], **fields: Any) -> M
 
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
-
 # Fields that affect training only; parameters mean the same whatever their values.
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
-
 # Adapters come on top of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
 ARCHITECTURE_FIELDS = tuple(
     one.name for one in dataclasses.fields(ModelConfig) if one.name not in (*TRAINING_FIELDS, "lora")
 )
 
-
 # Whether the output matrix is the token table; None means that it is.
 TIED: tuple[str, tuple[Any, ...]] = ("tie_word_embeddings", (True, False, None))
-
 
 Parts = dict[str, tuple[Entry, ...]]  # name tables by the name of the head that they belong to
 

@@ -28,9 +28,7 @@ from bert_jax.storage.files import read_json, refuse_pickle
 
 
 BERT_CONFIG_FILE = "bert_config.json"  # of Google's original BERT checkpoints
-
 PROGRAMS_FILE = "programs.json"  # of StableHLO programs
-
 ONNX_FILE = "model.onnx"
 
 
@@ -44,11 +42,8 @@ def is_original_bert(path: Path) -> bool:
 
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
-
 _INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
-
 _READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
 
 
@@ -178,24 +173,18 @@ def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 CONFIG_FILE = "config.json"
-
 SEGMENT_TABLE = "embeddings/segment/table"
-
 # Tokenizers of transformers that give no token types, unless model_input_names has them.
 WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
-
 LABELLED = ("classification", "multilabel", "tagging")
-
 # The problem_type in config.json of each kind of task with a classifier.
 PROBLEM_TYPES = {
     "regression": "regression",
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
 }
-
 # The maximum length of a task that a folder does not describe; of questions as in run_squad.py of google-research/bert.
 MAX_LENGTHS = {"question": 384}
-
 TASK_FIELD = "bert_jax_task"  # added by bert_jax and preserved by transformers: columns, metrics and lengths of a task
 
 

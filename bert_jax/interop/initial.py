@@ -100,12 +100,9 @@ def _shared(loaded: LoadedModel, path: str) -> bool:
 # layer starts from the one that the masked language model was pretrained with.
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 
-
 # Heads whose outputs have a meaning only through the labels of their task.
 _RELATION_HEADS = ("span_relations",)
-
 _LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
-
 _LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 

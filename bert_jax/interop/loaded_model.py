@@ -70,7 +70,6 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
 
 
 PARTS = ("discriminator", "generator")
-
 _EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", "generator/"
 
 

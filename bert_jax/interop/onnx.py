@@ -92,16 +92,12 @@ def _apply(primitive: Any, operands: Sequence[Any], options: Mapping[str, Any]) 
 
 
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
-
 # ONNX 1.12, of 2022: new enough for everything that a model needs, and read by every runtime of today.
 OPSET, IR_VERSION = 17, 8
-
 # Bytes of tensors in one file, which may have 2 GiB (protobuf's limit); the rest is for the nodes.
 TENSORS_LIMIT = 2**31 - 2**26
 
-
 TOKEN_TYPES = {"segment_ids": "token_type_ids"}
-
 # Names in bert_jax and in transformers; the logits of one head alone are `logits`.
 _OUTPUTS = {"last": "last_hidden_state", "pooled": "pooler_output", "vector": "sentence_embedding"}
 

@@ -37,7 +37,6 @@ from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config
 
 
 FLAG = "--average"
-
 HELP = (
     "ema (the moving average that the run kept) or last:K (the mean of the workdir's last K checkpoints); "
     "default: the parameters themselves"
@@ -155,10 +154,8 @@ def _result(workdir: Location) -> dict[str, object]:
 
 
 _INDEX = ".index"
-
 # Optimizer state and counters that training saves along with the parameters.
 _TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
-
 # Names that do not follow the rule: Hugging Face -> TensorFlow.
 _HEADS = {
     "cls.predictions.bias": "cls/predictions/output_bias",

@@ -30,11 +30,8 @@ from bert_jax.storage.hub import named_folder
 
 
 CONFIG_FILE, WEIGHTS_FILE, TASK_FILE = "adapter_config.json", "adapter_model.safetensors", "task.json"
-
 PREFIX = "base_model.model."
-
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-
 # peft's task types, by the end of the name of the class that they stand for.
 TASK_TYPES = {
     "SEQ_CLS": "ForSequenceClassification",
@@ -43,7 +40,6 @@ TASK_TYPES = {
     "CAUSAL_LM": "LMHeadModel",
     "FEATURE_EXTRACTION": "Model",  # last, because other classes may end so, too
 }
-
 # Fields of adapter_config.json that this reader supports with these values only.
 _FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("peft_type", ("LORA",)),

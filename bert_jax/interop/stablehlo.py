@@ -50,13 +50,10 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 Outputs = dict[str, Shaped[Array, "..."]]
-
 Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # (parameters by path, inputs by name) -> outputs
-
 
 # Of the runtime of programs: the only kernel that supports every platform and every length.
 ATTENTION = "einsum"
-
 
 INPUTS = {
     "input_ids": "token ids; any in padding",
@@ -192,11 +189,8 @@ def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array,
 
 
 PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
-
 SUFFIX = ".stablehlo"
-
 README_TEMPLATE = Path(__file__).with_name("stablehlo_readme.md")
-
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 

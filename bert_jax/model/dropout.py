@@ -16,7 +16,6 @@ from bert_jax.model.runtime import ALONE, Placement
 
 
 SEED_WORDS = 2
-
 # In the numbering of elements, axes of positions have at least this length. With 256 heads a row then has 2^32.
 LEAST_POSITIONS = 4096
 

@@ -1,4 +1,4 @@
-"""Embeddings of tokens, segments and positions; where the sequences of a packed row are, and which keys a query sees."""
+"""Embeddings of tokens, segments and positions; where packed sequences are, and which keys a query sees."""
 
 import dataclasses
 import math
@@ -84,7 +84,6 @@ def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
 
 
 BUCKETS = 32  # Raffel et al. 2020, section 2.1
-
 _SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
 
 

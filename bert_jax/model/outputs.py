@@ -18,7 +18,6 @@ from bert_jax.model.transformer import Encoded, gather_positions
 
 
 MIX = "mix"  # the states of all layers, which heads mix by learned weights (model/heads/basic.py)
-
 LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 
 

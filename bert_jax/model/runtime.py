@@ -92,23 +92,17 @@ ALONE = Placement()
 
 Result = TypeVar("Result")
 
-
 COMPUTE_DTYPES = ("float32", "bfloat16")
-
 LAYER_LOOPS = ("scan", "unrolled", "auto")
-
 REMATS = ("none", "attention", "matmuls", "layer")
-
 
 # The platforms of Runtime.device_platform that are NVIDIA GPUs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
-
 
 # An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers. On
 # accelerators a scan also copies what the backward pass reads into stacks: by its plans, a step of BERT-Large takes
 # 178 ms scanned and 132 unrolled on an H100, and 121 and 105 on v5e (docs/plan.md).
 UNROLLED_AT_MOST, UNROLLED_AT_MOST_ON_ACCELERATORS = 12, 24  # TPUs and NVIDIA GPUs
-
 
 RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed
 

@@ -23,14 +23,10 @@ from bert_jax.model.runtime import Runtime
 
 
 ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
-
 SITES = 3
 
-
 ATTENTION_PARTS = ("attention", "attention_norm")
-
 FEED_FORWARD_PARTS = ("feed_forward", "feed_forward_norm")
-
 # By model.shared_layers, the parts of a layer whose parameters all layers share.
 SHARED_PARTS = {
     "none": (),

@@ -13,7 +13,6 @@ from bert_jax.array_types import Float, Int64
 
 Format = Callable[[float], str]
 
-
 _PAGE_BINS = 32
 
 

@@ -50,7 +50,6 @@ from bert_jax.train.workdir import WorkdirConfig
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-
 AnyRows = TypeVar("AnyRows", bound=TaskRows)
 
 
@@ -109,7 +108,6 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
 
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
-
 CONTEXT = 160  # characters shown on each side of an answer
 
 
@@ -178,13 +176,9 @@ def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list
 
 
 WORST = 12  # examples shown
-
 MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
-
 NARROW = 6  # classes of a matrix next to which a table fits
-
 MOST_CONFUSED = 15
-
 BARS = 3  # classes shown on a card
 
 

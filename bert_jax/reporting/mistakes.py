@@ -23,9 +23,7 @@ from bert_jax.tasks.rows import Sentence, Span, Split
 
 
 CORRECT, TYPE, BORDER, BOTH = "correct", "wrong type", "wrong border", "wrong type and border"
-
 MISSED, SPURIOUS = "missed", "spurious"
-
 SPAN_RESULTS = (CORRECT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
 
 
@@ -112,11 +110,8 @@ def most_confused(
 
 
 SIDE = 360  # pixels
-
 LEFT, RIGHT, TOP, BASE = 48, 348, 12, 320
-
 STRIP = 54  # pixels below a reliability diagram that show the number of predictions in each bin
-
 MOST_POINTS = 1500
 
 

@@ -40,19 +40,14 @@ from bert_jax.reporting.document import (
 
 
 TICKS = 5  # the approximate number on an axis
-
 SPARSE = 15  # curves of at most this many points show them
-
 _BAR_SHARE = 0.86  # the width of a bar as a share of the distance to the next
 
 
 # The size of a chart and the borders of its curves, in pixels.
 WIDTH, HEIGHT = 520, 250
-
 LABEL_WIDTH, LABEL_HEIGHT = 200, 20  # of the words of a reference
-
 LEFT, RIGHT, TOP, BASE = 66, 506, 12, 210
-
 
 Values = TypeVar("Values", float, np.ndarray)
 

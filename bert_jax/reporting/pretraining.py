@@ -81,14 +81,10 @@ def unigram_baseline(
 
 
 MASK = "[MASK]"
-
 MOST_LIKELY = 5  # predictions shown
-
 CONTEXT = 24  # tokens shown on each side of the masked one
 
-
 _NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
-
 _NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 

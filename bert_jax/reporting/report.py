@@ -31,11 +31,8 @@ from bert_jax.train.evaluation import is_threshold
 from bert_jax.train.metrics import duration
 
 REPORT = "report.html"
-
 MASKED_TOKENS = 16  # in the table of predictions
-
 EXAMPLES = 5000  # of a dev file: they take about a minute on two cores
-
 _WHERE = " Its path is relative: make the report in the folder where training began."
 
 

@@ -33,23 +33,15 @@ from bert_jax.train.workdir import WorkdirConfig, read_config
 
 Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
 
-
 TRAINING, HELD_OUT = "training", "held out"
-
 NATS = "nats"
-
 NOTE = "Noisy curves have a bold running mean. Point at a chart to read values."
-
 EXACT = ("learning_rate", "peak_memory_gb")  # without noise, so that a running mean would only blur them
-
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
 MOST_POINTS = 300
-
 # Noisy curves of more points than this get a running mean over a SMOOTHING-th of the run.
 SMOOTHED_ABOVE = 40
-
 SMOOTHING = 25
-
 
 # The terms in the order in which their charts are shown.
 TITLES = {
@@ -349,7 +341,6 @@ def source_section(lines: Lines) -> Section:
 
 
 MOST_RUNS = 8  # the colours of reporting/page.css
-
 NONE = "-"
 
 

@@ -33,10 +33,8 @@ from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stre
 
 
 INCOMPLETE = ".incomplete"  # suffix of the name of an unfinished folder or long file
-
 # It is in an unfinished folder of atomic_folder, which replaces none without it. A kill can leave it in a complete one.
 MARKER = ".made_by_bert_jax"
-
 _TEMPORARY = ".tmp"
 
 
@@ -256,16 +254,11 @@ def _remove(folder: Path) -> None:
 
 
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
-
 # Large enough that the cost of a call vanishes, small enough that memory does not matter.
 BLOCK_BYTES = 1 << 16
-
 _INPUT_BYTES = 1 << 16
-
 _BUFFER_BYTES = 1 << 17
-
 _READ_AHEAD = 2 * _INPUT_BYTES  # a decompressor holds at most one input that it has not decompressed yet
-
 
 OnRead = Callable[[int], None]
 
@@ -437,9 +430,7 @@ class _BytewiseTail(io.RawIOBase):
 
 
 IN_MEMORY = "bert_jax-in_memory-"  # begins the names of temporary folders of models and data that were in memory
-
 _PREFIX = "bert_jax-staging"
-
 _LOCK = "lock"
 
 

@@ -95,10 +95,10 @@ def _pid_namespace() -> str:
 #
 # FOLDER/holder.json names the holder. Two signs show whether it is alive:
 #
-# lock    of the file (storage/files.py), which ends with the holder's process. Another process of the same machine always
+# lock    of the file (storage/files.py); it ends with the holder's process. Another process of the same machine always
 #         sees it, unless the file system has no locks.
-# lease   A thread of the holder renews the file's modification time every few seconds (`Times`). NFS, Lustre and mounted
-#         buckets may have no locks, or may not show them to other machines. There, a run takes the folder over once it
+# lease   A thread of the holder renews the file's modification time every few seconds (`Times`). NFS, Lustre and
+#         mounted buckets may have no locks, or may not show them to other machines. There, a run takes the folder over once it
 #         has watched the file for a minute without a renewal. It compares no clocks of different machines.
 #
 # A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it
@@ -109,7 +109,6 @@ def _pid_namespace() -> str:
 
 
 HOLDER_FILE = "holder.json"
-
 
 Report = Callable[[str], None]
 
@@ -402,11 +401,8 @@ def _held(folder: Location, holder: Record | None) -> Held:
 
 
 _ABSENT = b"\x02"  # what tensorstore calls the generation of an object that does not exist
-
 _ANSWER_SECONDS = 15.0  # for a request with its repetitions; a renewal and the wait for it are shorter than a lease
-
 _NOT_GRANTED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey")  # S3's codes for another version
-
 _NONCE_BITS = 64
 
 

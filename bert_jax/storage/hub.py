@@ -10,14 +10,11 @@ from bert_jax.storage.files import is_pickle, pickle_error
 from bert_jax.storage.remote import first_line
 
 PREFIX = "hf:"  # before the name of a model, where commands take a checkpoint or a tokenizer
-
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-
 _TOKENIZER = (
     "config.json",  # which may name the tokenizer's class
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model"),
 )
-
 # What each is opened from; a repository may also hold a model in other formats, which are large.
 _FILES = {
     "tokenizer": _TOKENIZER,

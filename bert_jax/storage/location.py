@@ -35,13 +35,9 @@ class Store(NamedTuple):
 
 
 GOOGLE = Store("gs://", "Google Cloud Storage", "gcsfs", "gcs", "gcs")
-
 S3 = Store("s3://", "Amazon S3", "s3fs", "s3", "s3")
-
 STORES = (GOOGLE, S3)
-
 _ANSWER_SECONDS = 30
-
 _accessible = set[str]()  # buckets, and folders of S3, that check_access has found
 
 
@@ -166,17 +162,13 @@ def _no_answer(path: PurePath, error: Exception) -> str:
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
 
-
 # Packages whose errors are those of requests.
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")
-
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 # Codes of tensorstore's errors (abseil.io/docs/cpp/guides/status-codes).
 _STATUS = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED)\b"
 )
-
 _copies: list["tempfile.TemporaryDirectory[str]"] = []  # of folders in stores, until the process ends
 
 

@@ -109,32 +109,23 @@ def _os_errors() -> Iterator[None]:
 
 
 REMOTE = ("gs://", "s3://", "hf://")
-
 _BLOCK_BYTES = 1 << 22
-
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
-
 _TEMPORARY = ".bert_jax_tmp"
-
 _DIGITS = 12  # of a hash in a message
-
 _TIMEOUT_SECONDS = 120  # for a store that does not answer
-
 # By gcsfs, by Google and tensorstore (abseil.io/docs/cpp/guides/status-codes), and by S3 (Aws::S3::S3Errors).
 _DENIED = re.compile(
     r"^Forbidden\b|\b(PERMISSION_DENIED|UNAUTHENTICATED|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH)\b"
 )
-
 # What the same command meets again: nothing at the address, an address that cannot exist, a bucket in another region
 # (301), and a variable by which the Hub must not be asked.
 _LASTING = re.compile(
     r"\b(NO_SUCH_BUCKET|NO_SUCH_KEY|RESOURCE_NOT_FOUND|INVALID_ARGUMENT|HTTP status 301|HF_HUB_OFFLINE)\b"
 )
 
-
 # HTTP statuses of a request that is wrong in itself; 401 and 403 are denied, and after 408 and 429 it may succeed.
 _LASTING_STATUS = {*range(400, 500)} - {401, 403, 408, 429}
-
 # Of a token, not of an address with this word in it.
 _EXPIRED = re.compile(r"expired.?token|\b(token|credentials?)\b[^/]{0,60}\bexpired", re.IGNORECASE)
 

@@ -21,13 +21,11 @@ from bert_jax.tasks.rows import TaskBatch, TaskRows, TokenRows
 
 SHAPES, STEP = 6, 8  # at most so many lengths, each a multiple of STEP or the maximum of the task
 
-
 # What one more program costs. Measured with jax 0.10 on two cores of an AMD EPYC with AVX2, in float32: the step of a
 # BERT of 6 layers of 384 compiles in 8.3 s, tracing included, or in 5.4 s with its layers in a scan, and trains 4,100
 # positions a second. An accelerator is assumed to reach a third of the peak of an A100.
 # On TPUs, a layer of BERT-Large takes 20 s (491 s for 24 of them).
 _SECONDS, _SECONDS_A_LAYER, _SECONDS_A_LAYER_ON_TPUS = 4.8, 0.58, 20.0
-
 _CPU_SPEED, _ACCELERATOR_SPEED = 2.6e11, 1e14  # FLOPs a second in matmuls
 
 
@@ -80,7 +78,6 @@ def price(model: ModelConfig, runtime: Runtime, platform: str) -> float:
 # Evaluation and inference pad batches to the next of these lengths. They do not depend on the file, so that each
 # length is compiled once.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
 
 Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the rows (-1: a filler of weight 0), batch
 

@@ -120,11 +120,8 @@ def is_iterable(value: Any) -> bool:
 
 
 Arrays = dict[str, np.ndarray]
-
 TEXT_POOLS = ("cls", "mean", "max", "last")  # one vector of each text
-
 POOLS = ("none", *TEXT_POOLS, "words")
-
 SHORTEST = 5  # tokens: the special tokens of a pair and a piece of each text
 
 

@@ -98,9 +98,7 @@ def word_vectors(
 
 
 HEADS = ("linear", "bilstm")
-
 POOL = 16  # batches; the sentences of a pool are sorted by length, which reduces padding
-
 SHORTEST = 8  # words; a batch is padded to this length times a power of two
 
 

@@ -31,7 +31,6 @@ from bert_jax.train import sharding
 
 
 SAMPLING_BATCH_SIZE = 8  # the logits of all positions exist at the same time
-
 SAMPLING_LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
 
@@ -123,12 +122,9 @@ def _run(
 
 
 MASK = "[MASK]"
-
 BATCH_SIZE = 32
-
 # The generators of models that hold one, so that their parameters are copied to the devices once.
 _GENERATORS: "weakref.WeakKeyDictionary[LoadedModel, LoadedModel]" = weakref.WeakKeyDictionary()
-
 LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
 

@@ -50,9 +50,7 @@ REFUSED = {
     },
 }
 
-
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters of values that names of folders do not have
-
 
 Values = dict[str, str]  # the value of each key, as it is written
 

@@ -1,4 +1,4 @@
-"""The metrics of a task on its files, during training and after it; the files that leaderboards accept; BEIR's layout."""
+"""The metrics of a task on its files; the files that leaderboards accept; folders in BEIR's layout."""
 
 import dataclasses
 import json
@@ -228,7 +228,6 @@ def _files(task: Task, data: Path) -> dict[str, Path]:
 
 STSB_RANGE = (0.0, 5.0)
 
-
 # The name of the file by task and split.
 FILES: dict[tuple[str, str], str] = {
     ("cola", "test"): "CoLA.tsv",
@@ -346,13 +345,9 @@ def _label(task: Task, prediction: Mapping[str, Any]) -> str:
 
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
-
 PREFERRED = ("test", "dev")  # the split that is measured where several are there and none is named
-
 DOCUMENTS_AT_ONCE = 16384
-
 HITS = 100
-
 
 Embed = Callable[[Sequence[str], str], Float32[np.ndarray, "N D"]]  # (texts, "query" or "document") -> vectors
 

@@ -22,9 +22,7 @@ from bert_jax.errors import UserError
 
 Metric: TypeAlias = Callable[[Any, Any], float]
 
-
 LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target
-
 # Metrics that are undefined where all labels are the same.
 UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 
@@ -179,16 +177,13 @@ MULTILABEL_METRICS: Mapping[str, Metric] = {
     "auroc": _macro_auroc,
     "micro_auroc": lambda labels, shares: _auroc(labels.ravel(), shares.ravel()),
 }
-
 SCORED_METRICS = ("auroc", "micro_auroc")
-
 # Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
 REGRESSION_METRICS: Mapping[str, Metric] = {
     "pearson": _pearson,
     "spearman": _spearman,
     "mse": _mean_squared_error,
 }
-
 # Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
 # its type and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in
 # conlleval.

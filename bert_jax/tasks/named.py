@@ -20,7 +20,6 @@ from bert_jax.tasks.task import Task
 
 
 SPLITS = ("train", "dev", "test")
-
 # The splits of most data sets in TensorFlow Datasets and on the Hugging Face hub.
 STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
@@ -101,9 +100,7 @@ class QqpTask(ClassificationTask):
 
 
 _SENTENCES = Columns("sentence1", "sentence2", "label")
-
 _TWO_WAY = ("entailment", "not_entailment")
-
 
 GLUE = (
     _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
@@ -213,9 +210,7 @@ def _superglue(
 
 
 _PREMISES = Columns("premise", "hypothesis", "label")
-
 _WORDS = Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2"))
-
 
 SUPERGLUE = (
     _superglue("boolq", "BoolQ", ("false", "true"), ("accuracy",), Columns("question", "passage", "label")),
@@ -267,7 +262,6 @@ SWAG = NamedTask(
     {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
     stored_splits=STORED_SPLITS,
 )
-
 COPA = NamedTask(
     CopaTask("copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices="choice1,choice2"),
     superglue_folders("COPA"),
@@ -317,9 +311,7 @@ UNIVERSAL_TAGS = (
 
 # The classes of STORED_LABEL by number in the Hugging Face data set `universal_dependencies`.
 STORED_LABEL = "upos"
-
 NO_WORD = "_"  # a multiword token, whose words follow it, or an empty node
-
 STORED_TAGS = (
     *("NOUN", "PUNCT", "ADP", "NUM", "SYM", "SCONJ", "ADJ", "PART", "DET"),
     *("CCONJ", "PROPN", "PRON", "X", NO_WORD, "ADV", "INTJ", "VERB", "AUX"),

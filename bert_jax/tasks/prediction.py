@@ -24,9 +24,7 @@ from bert_jax.tasks.rows import Split
 
 
 ON_ERROR = ("fail", "skip")
-
 WINDOW = 32  # batches that are read, and sorted by length, at a time
-
 
 Predictions = list[dict[str, Any]]
 

@@ -45,23 +45,15 @@ BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     SpanPairTask,
     EmbeddingTask,
 )
-
 KINDS = {one.kind: one for one in BUILT_IN}
 
-
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
-
 # The default kind of a user's own file, by its format.
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
-
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
-
 STORED_ENDINGS = (".parquet", ".jsonl")
-
 NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
-
 PROMPTS = ("prompt", "query_prompt", "document_prompt")  # for which none stands for no text
-
 # Keys that describe a user's own files.
 OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
 
@@ -262,10 +254,8 @@ def _find_prepared(named: NamedTask, name: str, needed: Sequence[str]) -> dict[s
 
 
 FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
-
 # Where kinds differ in a default, that of the first kind is written for those without the option.
 OPTIONS = {item.name: item.default for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
-
 DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
 
 
@@ -316,7 +306,6 @@ class Published:
 # The table of huggingface/transformers, examples/flax/text-classification/README.md: three epochs of batches of 32. Of
 # MNLI the matched dev file.
 _FLAX = "bert-base-cased (Hugging Face's Flax example; dev, mean of 5 seeds)"
-
 _GLUE: dict[str, dict[str, float]] = {
     "cola": {"matthews_correlation": 0.590},
     "sst2": {"accuracy": 0.922},
@@ -328,7 +317,6 @@ _GLUE: dict[str, dict[str, float]] = {
     "rte": {"accuracy": 0.648},
     "wnli": {"accuracy": 0.370},
 }
-
 
 FIGURES: dict[str, Published] = {
     **{task: Published(_FLAX, metrics) for task, metrics in _GLUE.items()},

@@ -36,7 +36,6 @@ from bert_jax.train.run import Run, root_key, runtime_of
 
 
 STACK = "encoder/layers/"
-
 POOLER = "pooler/"
 
 
@@ -210,7 +209,6 @@ def _of_the_task(loaded: LoadedModel, task: Task, base: TaskObjective, path: str
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
 
-
 UNTRAINED_CLS = (
     "the checkpoint was pretrained without next sentences, so [CLS] does not represent a text yet; "
     "--config.task.pooling=mean often scores much higher (docs/finetuning.md)"
@@ -218,7 +216,6 @@ UNTRAINED_CLS = (
 
 
 Report = Callable[[str], None]
-
 Value = TypeVar("Value")
 
 

@@ -80,7 +80,6 @@ def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> 
 
 
 Item = TypeVar("Item")
-
 Rows = TypeVar("Rows", bound=TaskRows)
 
 

@@ -1,4 +1,4 @@
-"""The trials of a fine-tuning, one for each seed and learning rate: trains and measures each, summarizes the results."""
+"""The trials of a fine-tuning, one per seed and learning rate: trains and measures each, summarizes the results."""
 
 import dataclasses
 import json
@@ -33,11 +33,8 @@ from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_p
 
 # Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
 WARMUP_SHARE = 0.1
-
 MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
-
 CRF_PATH = "^crf/"
-
 _WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json", "sweep-*")
 
 
@@ -195,7 +192,6 @@ def never_unfrozen(config: FinetuneConfig, rows: int, steps: int, layers: int) -
 
 
 BEST_FILE = "best_seed.json"
-
 
 Metrics = Mapping[str, float]
 

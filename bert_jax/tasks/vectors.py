@@ -24,14 +24,10 @@ from bert_jax.tasks.reading.inputs import Texts
 
 
 FORMATS = ("npy", "parquet")
-
 DTYPES = ("float32", "float16")
-
 # Readers of Parquet folders skip names that begin with an underscore.
 JOB, MANIFEST, LOCK = "job.json", "_manifest.json", ".lock"
-
 HASH = "_sha256"  # ends the names of what is compared by its content
-
 TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of long texts
 
 

@@ -1,1 +1,1 @@
-"""The kinds of tokenizer behind bert_jax.tokenization.tokenizer: for each, a specification as plain data and an engine."""
+"""Tokenizers: text to token ids and back. Read tokenizer.py first, then vocabulary.py and the module of a kind."""

@@ -42,12 +42,9 @@ from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
 # The library's normalizers that a byte-level tokenizer may have. They take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
-
 # Those that neither create white space nor delete characters.
 CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
-
 _SPACES = tuple(" \t\n\v\f\r")
-
 MERGES_HEADER = "#version: 0.2"
 
 
@@ -278,9 +275,7 @@ def _token_bytes(token: str) -> bytes:
 
 # The white-space half of GPT-2's expression: a space belongs to what follows it; of several, the last one does.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"
-
 _PRE_TOKENS = re.compile(f" ?[^{_SPLIT_SPACES}]+|[{_SPLIT_SPACES}]+(?![^{_SPLIT_SPACES}])|[{_SPLIT_SPACES}]+")
-
 # GPT-2's expression for text that is all ASCII.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 

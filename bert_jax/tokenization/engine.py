@@ -32,27 +32,19 @@ try:
 except ImportError:
     from pyarrow.compute import call_function
 
-
 # Entries of about 200 bytes each (key, ids, dictionary entry): 60 MB. The cache has two halves, so that filling it up
 # evicts only chunks that were not used recently.
 CACHE_CHUNKS = 300_000
-
 # Longer chunks (sentences of unspaced scripts, URLs) seldom recur, and would make the memory unbounded.
 CACHED_CHUNK_LENGTH = 40
-
 # Characters of text that are looked up together. Larger blocks have a smaller share of distinct chunks.
 BLOCK_CHARACTERS = 1 << 22
 
-
 _SPACE, _NEWLINE = b" ", b"\n"
-
 _MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
-
 # The role of a byte in a text: part of a chunk, a chunk of its own, or a separator of chunks.
 _INNER, _MARK, _GAP = range(3)
-
 _ROLES = bytes(_GAP if byte in _SPACE + _NEWLINE else _INNER for byte in range(256))
-
 _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in enumerate(_ROLES))
 
 
@@ -255,7 +247,6 @@ def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 # Chunks passed to the library in one call.
 LIBRARY_CHUNKS = 20_000
-
 # Frequent characters of English text, roughly from rare to frequent. All others are rarer.
 _FREQUENT = "zqjxkv'bpgywmfucldrhsinoate-.,# "
 

@@ -35,29 +35,19 @@ from bert_jax.tokenization.wordpiece import has_capitals
 
 
 schema: Any = sentencepiece_model_pb2  # protobuf creates its classes at import
-
 # The first pieces of a model that XLM-R's numbering requires.
 FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
-
 _PIECE = schema.ModelProto.SentencePiece
-
 # The steps that precede a model's own rules in ALBERT's files, in their order.
 _QUOTES = [{"type": "Replace", "pattern": {"String": marks}, "content": '"'} for marks in ("``", "''")]
-
 _ACCENTS = [{"type": "NFKD"}, {"type": "StripAccents"}]
-
 _LOWERCASE = [{"type": "Lowercase"}]
-
 # SentencePiece drops spaces at the ends of a text and joins runs of spaces.
 SPACES_AT_ENDS, RUNS_OF_SPACES = r"\A +| +\z", " {2,}"
-
 _DROP = {"type": "Replace", "pattern": {"Regex": SPACES_AT_ENDS}, "content": ""}
-
 _JOIN = {"type": "Replace", "pattern": {"Regex": RUNS_OF_SPACES}, "content": " "}
-
 # How transformers converts this, before Metaspace, which treats a space at the beginning alike; it once had _JOIN only.
 _CONVERTED = [{"type": "Strip", "strip_left": False, "strip_right": True}, _JOIN | {"content": "▁"}]
-
 # Unicode's white space but the space, at which WhitespaceSplit splits.
 _WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
@@ -192,14 +182,10 @@ def unigram_model(content: Mapping[str, Any], roles: Roles, prepared: Preparatio
 
 
 _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
-
 # The types of pieces that are special tokens.
 MARKED = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
-
 SPACE = "▁"  # U+2581, which represents a space in pieces
-
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
-
 XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
 
 

@@ -52,13 +52,9 @@ class Roles(NamedTuple):
 
 
 BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
 ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-
 ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-
 MPNET_ROLES = Roles("<pad>", "[UNK]", "<s>", "</s>", "<mask>")
-
 GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # GPT-2's only special token, which separates texts
 
 
@@ -119,7 +115,6 @@ class TokenizerSpec(Protocol):
 # Mark dataclass fields for content_hash: one that changes no id of a text does not enter it, and one that was added
 # later enters it only where it differs from its default, so that hashes stay as they were.
 UNHASHED = {"hashed": False}
-
 HASHED_IF_CHANGED = {"hashed": "if changed"}
 
 
@@ -299,7 +294,6 @@ UNSPACED = (
     (0x1AFF0, 0x1B16F),  # Kana supplements
     (0x20000, 0x3FFFF),  # ideographs of the supplementary planes
 )
-
 # Signs that belong to the character before them: vowels, tones and voicing (general categories Mn and Mc).
 MARKS = (
     *((0x0E31, 0x0E31), (0x0E34, 0x0E3A), (0x0E47, 0x0E4E)),  # Thai

@@ -32,9 +32,7 @@ KINDS = {
     "unigram": "SentencePiece Unigram",
     "sentencepiece_bpe": "SentencePiece BPE",
 }
-
 TOKENIZER = "tokenizer"  # the folder of a workdir that holds the files of its tokenizer
-
 _MODEL_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
@@ -42,7 +40,6 @@ _MODEL_FILES = (
     "sentencepiece.model",
     "tokenizer.model",
 )
-
 # From the most complete file on; a SentencePiece model comes before the tokenizer.json that was derived from it.
 _FILES = (*_MODEL_FILES, "tokenizer.json", "vocab.json", "vocab.txt")
 

@@ -49,18 +49,14 @@ from bert_jax.tokenization.specification import (
 
 # BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 SPECIAL_TOKENS = BERT_ROLES
-
 _BERT_ADDED = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
-
 # The first tokens of MPNet's vocabulary, which are followed by BERT's, special tokens included.
 _MPNET_HEAD = ("<s>", "<pad>", "</s>")
-
 # Classes of transformers, without Tokenizer and Fast, that split text into words as BERT's does.
 _CLASSES = (
     *("Bert", "DistilBert", "Electra", "MPNet", "PreTrained", "TokenizersBackend", "ConvBert", "MobileBert"),
     *("SqueezeBert", "Funnel", "LayoutLM", "Lxmert", "RetriBert", "DPRContextEncoder", "DPRQuestionEncoder"),
 )
-
 # Longer words are unknown. `transformers` and the tokenizer.json files of published models use 100;
 # google-research/bert (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
@@ -258,7 +254,6 @@ def _first(*values: bool | None) -> bool:
 
 # States of the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
 _NOWHERE, _BEGIN, _INSIDE = range(3)
-
 _NO_TOKEN = -1
 
 
@@ -403,14 +398,10 @@ def _trie(
 # str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
 # characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-
 _DROP = str.maketrans("", "", _DROPPED_SEPARATORS)
-
 # Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
 WHITE_SPACE = "\t\x0b\x0c\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
-
 _SPACES = dict.fromkeys(WHITE_SPACE, " ")
-
 _CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
 
 

@@ -52,7 +52,6 @@ class TokenLength:
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
 REFRESH_SHARE = 0.01
-
 ENDED_BY = ("steps", "budget_minutes", "budget_replay")  # the configuration keys that decide the fraction of a budget
 
 

@@ -35,9 +35,7 @@ from bert_jax.train.step import TrainState
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
 
-
 _LOCK = ".writer"  # in the folder of programs: held by the process that writes where process 0 does not
-
 _locks: list[IO[bytes]] = []  # open until the process ends
 
 
@@ -119,9 +117,7 @@ def _as_process_0(function: Any) -> types.FunctionType:
 
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # jax's own events, also for programs found in the cache
-
 _FOUND = "/jax/compilation_cache/cache_hits"
-
 WORTH_A_LINE = 2.0  # seconds
 
 

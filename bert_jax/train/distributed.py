@@ -33,9 +33,7 @@ from bert_jax.train import failure_detection
 
 
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
-
 HEARTBEAT_TIMEOUT = 100.0  # the same
-
 _TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in the environment of a task
 
 
@@ -187,21 +185,15 @@ def _check(cluster: Cluster) -> None:
 
 add_flags = add_cluster_flags
 
-
 # jax's own heartbeat aborts the process; it waits this much longer than failure_detection, which names the lost one.
 _PATIENCE = 3
-
 # How long a failing process waits to hear that another one was lost, which is then the reason.
 _BLAME_SECONDS = 5.0
-
 _STDERR = 2  # the file descriptor, which C++ writes to as well
-
 
 _Value = TypeVar("_Value")
 
-
 _boundaries = itertools.count()  # steps that have ended: equal in all processes at the same step
-
 _last_words = threading.Lock()  # only one reason for the end is printed
 
 

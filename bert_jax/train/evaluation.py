@@ -20,7 +20,6 @@ from bert_jax.train.step import Plan, evaluation_step
 
 
 Rows = slice | np.ndarray  # the rows of a global batch that a process loads
-
 Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # (parameters, steps done) -> metrics by name
 
 
@@ -97,7 +96,6 @@ def finite_means(terms: Terms, counts: Counts, weights: Mapping[str, float]) -> 
 
 
 PREFIX = "eval_"  # the logs write eval_loss for what the evaluation itself calls loss
-
 _LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 
 

@@ -14,11 +14,8 @@ from pathlib import Path
 
 # Constants of glibc's malloc.h. NEVER as M_TRIM_THRESHOLD: memory is not returned to the system.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
-
 NEVER = -1
-
 DEFAULT_MMAP_MAX = 65536
-
 _HUGE_PAGE = 1 << 21
 
 
@@ -57,11 +54,8 @@ def back_by_huge_pages(library: ctypes.CDLL, size: int) -> None:
 
 
 ROOT = Path("/")
-
 _WSL = "dxg"  # any GPU in the Windows Subsystem for Linux
-
 _GOOGLE = "0x1ae0"  # the PCI vendor, also of network cards and displays of virtual machines
-
 # TPU v2 and v3; one without a public name; v4; v5p; v5e; v6e; tpu7x; tpu8t; tpu8i.
 TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"})
 
@@ -107,7 +101,6 @@ def _read(path: Path) -> str:
 
 
 _SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}
-
 # With less memory nothing is kept: fragmentation of a heap that never shrinks can double what a process holds.
 _LEAST_MEMORY = 6 << 30
 

@@ -28,7 +28,6 @@ from bert_jax.model.ops import VocabularyProduct, operations
 
 Scalar_vocabulary_chunks = Float[Array, ""]
 
-
 LANES = 128  # matmuls prefer dimensions that are multiples of it
 
 

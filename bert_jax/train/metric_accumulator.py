@@ -72,7 +72,6 @@ def _format(value: float) -> str:
 
 # The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
 MOST_PENDING = 128
-
 # Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
 LATEST = ("learning_rate", "gradient_norm", "skipped")
 

@@ -37,11 +37,8 @@ from bert_jax.storage.location import Location, is_stored, store_errors, write_f
 
 
 FOLDER = "metrics"
-
 SECONDS = 60.0  # between two writes, unless the run saves
-
 SEGMENT_BYTES = 1 << 20  # the last segment is written again with its new lines until it has this many bytes
-
 _READERS = 16  # at once: each request takes a round trip
 
 
@@ -107,11 +104,8 @@ def _by_start(workdir: Location) -> dict[int, list[Location]]:
 
 
 METRICS_FILE = "metrics.jsonl"
-
 EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
-
 NO_FURTHER_HEADS = Heads()
-
 
 # Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.

@@ -27,15 +27,12 @@ from bert_jax.model import layers as paths
 
 
 Value = TypeVar("Value")
-
 Numbers = tuple[tuple[str, float], ...]  # rules whose values are numbers
-
 
 # "We use ... L2 weight decay of 0.01" leaves out LayerNorm and biases: google-research/bert optimization.py,
 # exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]. A mix of layers has only
 # scores and a scale, and a CRF only scores, which do not decay either.
 BIASES_AND_NORMS = (r"(^|/)bias$", r"norm/(scale|bias)$", r"^layer_mix/", r"^crf/")
-
 
 _STACK = re.compile(r"^(?:.*?/)?layers/")
 
@@ -216,10 +213,8 @@ def _frozen(train_layers: str, params: dict[str, Any]) -> Numbers:
 
 
 ENCODER_STACK = "encoder/layers/"
-
 # The parts of a model that the layers of its encoder build on, or that every layer reads.
 _BELOW_HEADS = ("embeddings/", "encoder/")
-
 _ABOVE_LAYERS = ("encoder/final_norm/",)
 
 

@@ -32,16 +32,12 @@ from bert_jax.train import rules
 
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: the axis that communicates least
-
 ROWS = (DATA, FSDP)  # the axes over which the rows of a batch are sharded
-
 FLAG = "--config.mesh"  # the flag that sets MeshConfig in commands that take a recipe
-
 
 Axes = tuple[
     str | tuple[str, ...] | EllipsisType | None, ...
 ]  # a mesh axis for each array axis; ... stands for any number of None
-
 
 # Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
 # replicated.
@@ -449,12 +445,10 @@ _OVERLAPPED_ALL_REDUCE = {
     "xla_tpu_overlap_compute_collective_tc": "true",
 }
 
-
 # The device kinds (jax's device_kind) that plans have shown to gain (docs/decisions/planning_and_accelerators.md).
 # On v4, libtpu 0.0.42.1 fails on BERT-Base with T=512: a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of
 # vector memory. NVIDIA GPUs run with XLA's defaults (docs/plan.md).
 _ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
-
 
 # libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore ("async-update instruction
 # should have 1 operands"), and on TPU7x when all-reduces do.
@@ -463,12 +457,10 @@ _GATHERS = (
     "xla_tpu_enable_offloading_scatter_to_sparsecore",
     "xla_tpu_offload_gather_to_sparsecore",
 )
-
 _REDUCTIONS = (
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
     "xla_tpu_enable_sparse_core_collective_aggregator",
 )
-
 # The options that are off in every program. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
 DISABLED = {
     "TPU v5": _GATHERS,

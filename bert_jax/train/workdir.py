@@ -59,13 +59,9 @@ from bert_jax.train.sharding import make_mesh
 
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
-
 FINGERPRINT_DIGITS = 16
-
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
-
 ALL = "all"
-
 
 # The dtype in which devices sum gradients; empty: one device has all rows. A change that comes from another mesh is
 # reported, and one of mesh.reduce_dtype that has this effect is refused.
@@ -336,16 +332,11 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
 
 
 RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
-
 COUNTED = "counted_from"  # the key of a provenance that records the step at which data or batches last changed
-
 BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
-
 # The beginnings of the keys of a provenance that say what the rows of a step are read from.
 PHASES = "data.phases."
-
 READ_FROM = ("data.train", "data.mixture", PHASES)
-
 # Keys that a branch may change without config.allow_changes: what a phase sets. With rotary positions the shape of no
 # parameter depends on the length and the bases, which change for longer rows (Warner et al. 2024, section 3.2).
 MAY_CHANGE = (

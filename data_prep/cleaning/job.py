@@ -133,7 +133,6 @@ def _read_texts(path: Path) -> Iterator[str]:
 
 
 PAGE = "index.html"
-
 _SAMPLES = 10  # of each reason
 
 

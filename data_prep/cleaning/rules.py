@@ -112,55 +112,33 @@ def _identifier() -> Any:
 # The text that is kept, which c4 shortens, and why the document is dropped; an empty reason: it is not.
 Rule = Callable[[str], tuple[str, str]]
 
-
 _PARAGRAPH = re.compile(r"\n{2,}")
-
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
-
 _AROUND_WORDS = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~“”‘’«»„…—–"
-
 
 # google-research/text-to-text-transfer-transformer and tensorflow_datasets, text/c4_utils.py
 _C4_ENDS = (".", "?", "!", '"', "'")
-
 _C4_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-
 _C4_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-
 _C4_SENTENCE = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
-
 _C4_LEAST_SENTENCES, _C4_LEAST_WORDS, _C4_LONGEST_WORD = 5, 3, 1000
 
-
 _COMMON_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
-
 _LEAST_COMMON_WORDS = 2
-
 _WORDS = 50, 100_000
-
 _MEAN_LETTERS = 3, 10
-
 _MOST_SYMBOLS_A_WORD = 0.1
-
 _MOST_BULLETS, _MOST_ELLIPSES = 0.9, 0.3
-
 _BULLETS = ("•", "‣", "◦", "●", "▪", "-", "*")
-
 _LEAST_WITH_LETTERS = 0.8
-
 
 # Rae et al. 2021, table A1: shares of lines or paragraphs, shares of their characters, and of those of n-grams.
 _MOST_DUPLICATES, _MOST_DUPLICATE_CHARACTERS = 0.30, 0.20
-
 _MOST_OF_TOP = {2: 0.20, 3: 0.18, 4: 0.16}
-
 _MOST_OF_DUPLICATES = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
-
 _FINEWEB_ENDS = (".", "!", "?", '"', "'", "…", "”", "’", "。", "！", "？", "।", "؟")
-
 _CODE_FACTOR, _PLACE_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
-
 
 _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 

@@ -32,11 +32,8 @@ from data_prep.units import Seen, Unit
 
 
 BANDS, ROWS, SHINGLE = 14, 8, 5
-
 _HASHES_AT_ONCE = 1 << 12  # shingles, whose hashes by all functions take 3.7 MB
-
 _UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,9 +53,7 @@ def _mixed(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 # Odd, so that each function permutes the numbers below 2**64; the order of the products is close to random.
 _FACTORS = _mixed(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
-
 _POWERS = np.cumprod(np.full(SHINGLE, 0xD1342543DE82EF95, np.uint64))
-
 _BAND_FACTORS = _mixed(np.arange(1, ROWS + 1, dtype=np.uint64)) | np.uint64(1)
 
 
@@ -126,13 +121,9 @@ def _shingle_digests(signature: UInt64[np.ndarray, " b"]) -> Iterator[bytes]:
 
 
 VERSION = 2  # of the rules and of what finds duplicates; raise it where either changes
-
 SAMPLES = 3  # documents of each reason that a unit keeps for the page
-
 EXCERPT = 400  # characters of a sample
-
 _DIGITS = re.compile(r"\d")
-
 _LETTER = re.compile(r"[^\W_]")  # or a digit
 
 

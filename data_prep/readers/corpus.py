@@ -23,7 +23,6 @@ from data_prep.readers.refusal import Items, Omission, Refusal
 
 
 DOCUMENT = ("blank_line", "file")
-
 ON_ERROR = ("fail", "skip")
 
 

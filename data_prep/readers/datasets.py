@@ -70,7 +70,6 @@ def _read_json(path: str) -> dict[str, Any] | None:
 
 
 HUB_PREFIX = "hf:"
-
 _ADDRESS = re.compile(r"hf:(?P<name>[^:/@]+/[^:/@]+)(?::(?P<config>[^:/]+))?(?::(?P<split>[^:/]+))?")
 
 

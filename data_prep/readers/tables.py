@@ -24,7 +24,6 @@ _ADVICE = {
     ",": 'Quote fields that hold commas, quotes or line ends, and double their quotes: "so ""quoted"""',
     "\t": "Separate fields by one tab, without quotes",
 }
-
 # Bytes that are not UTF-8 pass through the csv module as these characters.
 _ENCODING = "utf-8", "surrogateescape"
 
@@ -97,13 +96,9 @@ def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Ref
 
 
 _BATCH_ROWS = 64
-
 _PAGES_BYTES = 1 << 20  # read together from a column chunk
-
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
-
 _ARRAY = re.compile(rb'\s*\[\s*(?:[{"]|$)')  # the first line of a JSON array of objects or texts
-
 _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list", dict: "JSON object"}
 
 
@@ -241,7 +236,6 @@ def _no_text(where: str, field: str, fields: list[str]) -> Refusal:
 
 # Both from the Arrow columnar format, "IPC Streaming Format" and "IPC File Format".
 _FILE_MAGIC = b"ARROW1\0\0"
-
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 

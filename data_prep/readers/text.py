@@ -88,19 +88,14 @@ def damaged(path: str, error: Exception) -> Refusal:
 _PAGE = re.compile(
     rb"<title>[^<]*</title>\s*<|<(script|style)\b[^<>]*>.*?</\1>|<(?:meta|link|base)\s[^<>]*=[^<>]*>", re.DOTALL
 )
-
 # HTML by the name of the first element alone; elements of other names are XML only if they have elements inside.
 _HTML = frozenset(
     b"address article aside blockquote center dd div dl dt fieldset figure footer form frameset h1 h2 h3 h4 h5 h6 "
     b"header li main nav noscript ol p pre section span table tbody td th thead tr ul".split()
 )
-
 _VOID = frozenset(b"area base br col embed frame hr img input link meta param source track wbr".split())
-
 _START = re.compile(rb"<(?:[a-z_]|!--)")
-
 _NO_ELEMENT = re.compile(rb"<!--.*?-->|<!\[cdata\[.*?\]\]>|<[?!][^<>]*>", re.DOTALL)
-
 _TAG = re.compile(rb"<(/?)([a-z_][\w.:-]*)(?:\s[^<>]*?)?(/?)>")
 
 
@@ -160,23 +155,18 @@ def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
 
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki")
-
 CHOICES = ("auto", *FORMATS)
-
 SUPPORTED = (
     "plain text, .jsonl, .csv, .tsv, .parquet, .arrow, saved Hugging Face datasets, .warc, .wet, .xml of MediaWiki, "
     "each also .bz2 .gz .xz .zst"
 )
-
 HEAD_BYTES = 1 << 16  # enough to recognize a format
-
 # The formats whose first bytes are checked, and what those bytes should be of.
 CHECKED = {
     "text": "plain text",
     "warc": "WARC, whose first line is WARC/1.0 or 1.1",
     "mediawiki": "a MediaWiki XML dump",
 }
-
 
 _BY_SUFFIX = {
     ".jsonl": "jsonl",
@@ -190,9 +180,7 @@ _BY_SUFFIX = {
     ".wet": "warc",
     ".xml": "mediawiki",
 }
-
 _DUMP_PART = re.compile(r"\.xml-p\d+p\d+")  # enwiki-20240101-pages-articles1.xml-p1p41242.bz2
-
 # Not among them are those that are languages too, as in corpus.pt and corpus.so: there the content decides.
 _OTHER_SUFFIXES = re.compile(
     r"\.(?:"
@@ -202,7 +190,6 @@ _OTHER_SUFFIXES = re.compile(
     r"array_record|avro|bin|ckpt|duckdb|feather|h5|hdf5|msgpack|np[yz]|onnx|pickle|pkl|pth|rds|"
     r"safetensors|sqlite3?|tfrecord|wat|class|dll|dylib|exe|pyc|wasm)"
 )
-
 
 _MAGIC = [
     # What the content is, the format that reads it, and the first bytes.
@@ -222,7 +209,6 @@ _MAGIC = [
     ("a database", "", re.compile(rb"SQLite format 3\0")),
     ("a NumPy array", "", re.compile(rb"\x93NUMPY")),
 ]
-
 _MARKUP = [
     ("a MediaWiki XML dump", "mediawiki", re.compile(rb"(?:<\?xml[^>]*>\s*)?<mediawiki[\s>]")),
     ("HTML", "", re.compile(rb"(?><\?xml[^>]*>|<!--.*?-->|\s)*+<(?:!doctype\s+html|html|head|body)\b", re.DOTALL)),
@@ -231,17 +217,11 @@ _MARKUP = [
     ("JSON", "jsonl", re.compile(rb'\[?\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:\s*["\d\[{tfn-]')),
     ("JSON", "", re.compile(rb'\[\s*"(?:[^"\\\n]|\\.)*"\s*(?:,\s*"|\]\s*\Z)')),
 ]
-
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
-
 _BINARY_BYTES, _BINARY_SHARE = 512, 0.05  # of random bytes, 11% are control characters; text has almost none
-
 _COLUMN_NAME = re.compile(r'"?[^\W\d](?:[\w ./%&#-]|\([^()",;\t]*\)){0,63}"?')
-
 _MOST_RAGGED = 0.1  # of the rows of a table, or one of three or more
-
 _TABLES = [(",", "CSV", "csv"), ("\t", "TSV", "tsv"), (";", "CSV with semicolons", "")]
-
 
 # The packages that a format needs, and the extra of bert_jax that has them.
 _EXTRAS = {"warc": (("fastwarc", "resiliparse"), "warc"), "mediawiki": (("mwparserfromhell",), "wiki")}
@@ -348,14 +328,10 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
 
 # A document is kept in memory, so one that never ends (a file without blank lines) is refused.
 MAX_DOCUMENT_BYTES = 1 << 26
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 # The characters for which str.isspace() is true, in UTF-8.
 _SPACE = rb"[\t-\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
-
 _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
-
 
 Ends = Callable[[bytes], object]  # whether a line ends the document before it
 

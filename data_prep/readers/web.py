@@ -12,21 +12,14 @@ from data_prep.readers.refusal import Item, Items, Omission, Refusal, check
 from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
 
 _HTML = ("text/html", "application/xhtml+xml")
-
 _TEXT = "text/plain"
-
 _NOT_A_PAGE = Omission("not_a_page")
-
 _READ_BYTES = 1 << 20
-
 # Extracting text takes time that grows with the square of the depth (4 s at 8,000), and some pages never close what
 # they open. Browsers go to a depth of 512. Pages with few tags are not checked, because they cannot take long.
 _DEEPEST = 1000
-
 _FEW_TAGS = 4000
-
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
-
 _NO_END_TAG = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
     + ("dd", "dt", "li", "option", "p", "td", "th", "tr")

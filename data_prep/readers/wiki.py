@@ -19,53 +19,35 @@ from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks,
 
 
 _HIDDEN_NAMESPACES = frozenset(("file", "image", "media", "category"))
-
 # The types of files that Commons accepts, apart from those of data and of three dimensions. The name of the namespace
 # before such a file may be an alias, which dumps do not list. Two colons make it a link to a file of another wiki.
 _MEDIA = re.compile(
     r"[^:]+:[^:]*\.(?:apng|djvu|flac|gif|jpe?g|midi?|mp3|mpe?g|og[agv]|opus|pdf|png|svg|tiff?|wav|web[mp]|xcf)\s*\Z",
     re.IGNORECASE | re.DOTALL,
 )
-
 _HIDDEN_TAGS = frozenset(
     ("ref", "references", "table", "gallery", "math", "chem", "ce", "score", "timeline", "graph", "imagemap", "hiero")
     + ("categorytree", "inputbox", "templatedata", "section", "mapframe", "maplink", "style", "script")
     + ("source", "syntaxhighlight", "indicator")
 )
-
 _BREAKS = frozenset(("br", "hr"))
-
 _QUOTES = re.compile(r"'{5}|'{2,3}")  # bold and italic
-
 _SWITCH = re.compile(r"__[A-Z]+__")  # __NOTOC__
-
 _LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")  # [[de:Paris]] in old dumps
-
 # The languages that MediaWiki converts between scripts or regions (includes/Language/LanguageConverterFactory.php).
 _CONVERTED = "ban|crh|gan|iu|ku|mni|sh|shi|sr|tg|tly|uz|wuu|zgh|zh"
-
 _CONVERSION = re.compile(r"(-\{|\}-)")
-
 _DEEPEST_CONVERSION = 10  # as MediaWiki's; deeper ones are text
-
 _FLAGS = re.compile(r"([\w\s;+-]*)\|", re.ASCII)
-
 _HIDING_FLAGS = frozenset("HTD+-")
-
 _VARIANT = rf"(?:[^;:=]*+=>\s*+)?(?:{_CONVERTED}|ike)(?:-[a-z]+)*+\s*+:"
-
 _FIRST_VARIANT = re.compile(rf"\s*+{_VARIANT}(.*?)(?:;\s*+(?:(?={_VARIANT})|\Z)|\Z)", re.DOTALL)
-
 _LINK = re.compile(r"\[\[:?+(?:[^\[\]|\n]*+\|)?+([^\[\]|\n]*+)\]\]")
-
 # What templates leave behind: "Paris ( ; ) is", "Paris (, French) is", "born on , in".
 # Not those of main() or x[]. Possessive, and begun only where white space does, so that the work is linear.
 _EMPTY_BRACKETS = re.compile(r"(?<!\s)\s++(?:\([,;:\s]*+\)|\[\s*+\])")
-
 _EMPTY_FIRST = re.compile(r"\(\s*[,;]\s*")
-
 _SPACES = re.compile(r"[^\S\n]+")
-
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
@@ -172,12 +154,9 @@ def _first_variant(content: str) -> str:
 
 
 _NOT_AN_ARTICLE = Omission("not_an_article")
-
 # Namespaces whose links are no text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
-
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-
 # What a worker gets at once: markup for a fifth of a second, or so many pages, most of which are no articles.
 BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
 

@@ -178,7 +178,6 @@ def shorten(
 
 LENGTH = 3  # tokens that are shuffled together (the paper's K)
 
-
 _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 
 

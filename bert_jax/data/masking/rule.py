@@ -15,15 +15,11 @@ from bert_jax.errors import UserError
 
 
 UNITS = ("token", "word", "ngram", "span", "infill")
-
 RANDOM_TOKENS = ("uniform", "unigram")
-
 WORDS = ("spaces", "scripts")
-
 # Lengths of infilled spans in words: Poisson, 0 included (Lewis et al. 2020, section 2.2). Longer ones than the maximum
 # have a probability of 1e-11.
 INFILL_MEAN = 3.0
-
 INFILL_MAX = 20
 
 
@@ -112,12 +108,10 @@ def check_rate(rate: float) -> None:
 # is UNSPACED; a word of a script without spaces between words; one that continues any word.
 SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
 
-
 # A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
 # sort, the position has 12 bits. Wider rows use 64 bits with the same 20 bits of hash, so the width of a row changes no
 # mask. Two words of equal hash, one pair in a million, keep their order in the sequence.
 _HASH_BITS = 20
-
 _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 
 

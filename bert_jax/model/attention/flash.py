@@ -24,15 +24,11 @@ from bert_jax.model.runtime import Placement
 
 
 LANES = 128  # the kernels take multiples of this number of positions
-
 LARGEST_BLOCK = 512
-
 # Scores of the heads of a cell. They are 1 MiB in float32, and the backward kernel has several arrays of their size.
 SCORES_PER_CELL = LARGEST_BLOCK**2
-
 # Elements of the query gradient of a cell's heads, over the whole row. With T=8,192 and H=64 there is one such head.
 GRADIENT_PER_CELL = 8192 * 64
-
 # Rows are limited since the backward kernel has the query gradient of a whole row in on-chip memory.
 LARGEST_ROW = 2 * GRADIENT_PER_CELL
 
@@ -117,9 +113,7 @@ class Grid:
 
 
 Heads = Float[Array, "B N H T"]
-
 Statistic = Float[Array, "B N 1 T"]
-
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))

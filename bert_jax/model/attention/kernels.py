@@ -316,5 +316,4 @@ KERNELS = {
     "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=_triton_is_faster, separate=True),
     "einsum": Kernel(_einsum, lambda _: []),
 }
-
 CHOICES = ("auto", *KERNELS)

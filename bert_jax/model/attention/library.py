@@ -167,11 +167,8 @@ def banded_attention(
 # The first release whose backward pass writes no gradient of a mask (jax's changelog; jax-ml/jax pull request 39512).
 NO_MASK_GRADIENT = (0, 11, 1)
 
-
 CUDNN_HEAD_MULTIPLE = 8
-
 LEAST_GENERATION = 8  # of the compute capability: Ampere
-
 LARGEST_HEAD = 128
 
 
@@ -244,9 +241,7 @@ def _even(vectors: Float[Array, "B T N H"]) -> Float[Array, "B even N H"]:
 
 
 LANES = 128  # the kernel takes multiples of this number of positions
-
 _LARGEST_BLOCK = 512
-
 SPLASH_HEAD_MULTIPLE = 8  # head widths from 8 to 192 were compiled for TPU v4 to v6e
 
 

@@ -20,13 +20,9 @@ from bert_jax.model.runtime import Placement
 
 
 LEAST_BLOCK = 16  # the smallest tile of a matmul in Triton
-
 WHOLE_ROW = 128  # rows of up to this many positions are one block
-
 BLOCK = 64  # positions of a block of longer rows
-
 HEAD_WIDTHS = (16, 32, 64, 128)
-
 HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for which the kernels were timed
 
 
@@ -79,9 +75,7 @@ def padded_length(length: int) -> int:
 
 
 Heads = Float[Array, "B T N H"]
-
 Statistic = Float[Array, "B N T"]
-
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))

@@ -15,7 +15,6 @@ from bert_jax.model.transformer import gather_positions
 
 
 NEXT_SENTENCE_CLASSES = 2  # is next, random
-
 ANSWER_ENDS = 2  # first position, last position
 
 

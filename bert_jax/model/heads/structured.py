@@ -1,4 +1,4 @@
-"""Heads with structure: a CRF over tags and the tag schemes that it knows, and classes of spans and of their relations."""
+"""Heads with structure: a CRF over tags and its tag schemes, classes of spans, and relations between spans."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -88,7 +88,6 @@ def scheme_of(labels: Sequence[str]) -> Scheme | None:
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
-
 # The score of what cannot be chosen: a step of a path, or an item of a padding row, in which none can. It is finite, so
 # that where nothing can be chosen there is no NaN.
 IMPOSSIBLE = -1e30

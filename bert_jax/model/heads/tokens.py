@@ -23,7 +23,6 @@ from bert_jax.shapes import padded_vocabulary
 # facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens beyond that offset in a span
 # are not predicted.
 SPAN_PLACES = 20
-
 SPAN_PLACE_WIDTH = 200
 
 

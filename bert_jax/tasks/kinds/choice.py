@@ -32,7 +32,6 @@ from bert_jax.train.objectives import Term, Terms
 
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
-
 TEXTS, PLACES = "texts", "places"  # what labels are, of a file that does not give them as numbers
 
 

@@ -238,14 +238,10 @@ class EmbeddingObjective(TaskObjective):
 
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
-
 LOSSES = ("contrastive", "cosent")
-
 QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
-
 # What training leaves as it is in the checkpoint, unless the configuration sets it.
 KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
-
 SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pairs with and without a score
 
 

@@ -45,16 +45,12 @@ from bert_jax.train.objectives import Term, Terms
 
 
 THRESHOLD = "best_f1_thresh"  # the metric that is the best null_threshold
-
 SQUAD1_METRICS = ("f1", "exact_match")
-
 SQUAD2_METRICS = (
     *("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"),
     *("best_f1", THRESHOLD, "best_exact", "best_exact_thresh"),
 )
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 

@@ -33,7 +33,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 Part = TypeVar("Part")
-
 QUESTION_COLUMNS = ("question", "context", "answers")
 
 

@@ -38,9 +38,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 OVERLAPS = ("any", "nested", "flat")
 
-
 SentenceRelation = tuple[int, str, Span, Span]  # the number of the sentence, the label, the head and the tail
-
 Scored = dict[Span, float]  # the spans of a sentence and their probabilities
 
 
@@ -50,8 +48,8 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
     They are the best of each row: CANDIDATES for each of its words, or fewer if it has fewer.
     """
     found: list[Scored] = [{} for _ in rows.split.items]
-    for answer, words, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
-        kept = slice(CANDIDATES * words)
+    for answer, count, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
+        kept = slice(CANDIDATES * count)
         word_and_length, types = np.divmod(answer.places[kept].astype(np.int64), len(labels))
         firsts, lengths = np.divmod(word_and_length, rows.longest)
         order = np.lexsort((-lengths, firsts))
@@ -142,9 +140,7 @@ def predicted_relations(
 
 # Longer spans require task.max_span, because each additional length costs as much as the first one.
 LONGEST_BY_DEFAULT = 12
-
 UNCALIBRATED = 0.5
-
 
 Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true items, by the prefix of their metrics
 

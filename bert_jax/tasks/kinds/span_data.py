@@ -28,7 +28,6 @@ from bert_jax.train.objectives import Counts, Term, Terms
 
 
 SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
-
 RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
 
 
@@ -114,7 +113,6 @@ def _listed(
 
 # The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
 PAIRED = 32
-
 
 Triples = list[list[tuple[int, int, int]]]  # of each row
 
@@ -288,7 +286,6 @@ SPAN_VECTORS = {
     "boundary": ("networks", "mean"),
     "content": ("networks", "attention"),
 }
-
 # Candidate spans for each word of a row: a tree over n words has fewer than 2n nodes.
 CANDIDATES = 2
 

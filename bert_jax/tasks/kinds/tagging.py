@@ -49,10 +49,8 @@ from bert_jax.train.objectives import Counts, Term, Terms
 
 
 UNTYPED = "_"  # as in seqeval
-
 # IOBES with other letters (last, unit; middle), for typed tags.
 _OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
-
 _USUAL = {"L": "E", "U": "S", "M": "I"}
 
 

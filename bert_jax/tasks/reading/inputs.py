@@ -193,18 +193,12 @@ def _located(source: Path, line: int, words: Sequence[str], text: str) -> tuple[
 
 
 FORMS = ("auto", "text", "jsonl", "task")
-
 PYTHON = "python"  # the form of texts and objects of a caller
-
 STDIN = Path("standard input")  # in messages
-
 FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", "": "text"}
-
 CHUNK = 1 << 20  # bytes; a pipe returns at most what it holds
 
-
 Line = tuple[int, str]  # its number, from 1, and its content
-
 Item = TypeVar("Item")
 
 
@@ -289,13 +283,9 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
 
 
 STREAM_FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
-
 STREAM_FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".json": "json"}
-
 TEXT = "text"  # the name of the column of texts where none is given
-
 ROWS_AT_ONCE = 4096
-
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 

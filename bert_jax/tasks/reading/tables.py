@@ -1,4 +1,4 @@
-"""Reads the rows of tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line."""
+"""Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line."""
 
 import ast
 import csv
@@ -268,9 +268,7 @@ class _AsLiterals(ast.NodeTransformer):
 
 
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
-
 TSV_ADVICE = "Fields are separated by one tab and are never quoted"
-
 CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
 
 

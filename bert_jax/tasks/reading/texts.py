@@ -17,9 +17,7 @@ from bert_jax.tasks.rows import Example, LabelSet, Split
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
 MARK = "*"
-
 YES, NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0", "")
-
 LABEL = 2  # the index of the label among the values that read_labelled reads
 
 

@@ -18,10 +18,8 @@ from bert_jax.tasks.task import Rows, Task
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
-
 # Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
 DOCUMENT_MARK = "-DOCSTART-"
-
 
 Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a sentence
 

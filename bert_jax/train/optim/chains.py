@@ -124,7 +124,6 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
 
 
 Transformations = tuple[optax.GradientTransformation, ...]
-
 Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
 
 
@@ -178,7 +177,6 @@ def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformat
 
 # Maps optimizer.name to the transformations that follow clipping. An extension adds its own entry.
 OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
-
 _NO_MUON = frozenset(OPTIMIZERS) - {"muon"}  # an extension's optimizer may read momentum, too
 
 

@@ -31,7 +31,6 @@ _MATRICES: tuple[tuple[str, int, tuple[int | None, tuple[int, ...], tuple[int, .
     (r"feed_forward/input/kernel$", 2, (None, (0,), (1,))),  # [D, F]
     (r"feed_forward/output/kernel$", 2, (None, (0,), (1,))),  # [F, D]
 )
-
 _PARTS_OF_BIASES = ((r"attention/qkv/bias$", 3), (r"feed_forward/input/bias$", 2))  # [3, N, H]; [2, F], gated
 
 
@@ -187,11 +186,8 @@ def _norm(array: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..
 
 # Jordan 2024, section "Newton-Schulz": a quintic with coefficients that maximize its slope at 0, iterated five times.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
 STEPS = 5
-
 SMALLEST_NORM = 1e-7
-
 # Liu et al. 2025 (Moonlight), section 2.2, equation 4: matches the root mean square of AdamW's updates.
 UPDATE_SCALE = 0.2
 
