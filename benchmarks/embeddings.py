@@ -41,12 +41,12 @@ from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, pe
 from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.host import keep_freed_memory
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import finetuning, registry
 from bert_jax.tasks.embedder import Embedder, settings_of
 from bert_jax.tasks.metrics import REGRESSION_METRICS
 from bert_jax.train.compilation import enable_compilation_cache
-from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.run import runtime_of
 
 CHUNK = 512  # texts of a step of the part embed

@@ -37,6 +37,7 @@ from benchmarks import common
 from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_answers, peer_turn
 from bert_jax import command_line
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.host import keep_freed_memory
 from bert_jax.interop.initial import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
@@ -47,7 +48,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.compilation import enable_compilation_cache
-from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.run import runtime_of
 
 SCORES = {

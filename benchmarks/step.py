@@ -39,13 +39,13 @@ from benchmarks.turns import Turn, alternate, leave_gpu_memory, peer_turn
 from bert_jax import command_line
 from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
 from bert_jax.data.example import Batch, max_predictions
+from bert_jax.host import keep_freed_memory
 from bert_jax.model import sizes
 from bert_jax.model.attention import layer
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import metrics, optim
 from bert_jax.train import step as step_lib
-from bert_jax.train.host import keep_freed_memory
 from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased

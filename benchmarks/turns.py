@@ -11,7 +11,7 @@ from bert_jax import errors
 
 Turn = Callable[[int], list[float]]  # runs a number of steps, and returns the seconds of each
 
-# Gives glibc in another process the settings of bert_jax.train.host.keep_freed_memory.
+# Gives glibc in another process the settings of bert_jax.host.keep_freed_memory.
 KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**64 - 1),

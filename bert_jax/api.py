@@ -364,8 +364,8 @@ class Model:
         text, text_pair, label   the names of its columns, if they are not those of fine-tuning
 
         The options (batch_size, compute_dtype, max_rows, metrics, positive, label_map, max_length, truncate_dim,
-        null_threshold, skip_self, mesh, pseudo_perplexity) are those of `bert_jax.tasks.evaluation.evaluate`, which says what
-        is refused; so are data in memory as by `finetune`.
+        null_threshold, skip_self, mesh, pseudo_perplexity) are those of `bert_jax.tasks.evaluation.evaluate`, which
+        says what is refused; so are data in memory as by `finetune`.
         """
         columns = Columns(text, text_pair, label)
         with tempfile.TemporaryDirectory(prefix=IN_MEMORY) as temporary:
@@ -430,9 +430,9 @@ def finetune(
     overrides    configuration keys and their values, such as {"epochs": 5, "optimizer.learning_rate": 3e-5},
                  {"optimizer": {"learning_rate": 3e-5}} or {"task.labels": ["bad", "good"]}
 
-    Raises UserError as `bert_jax.tasks.finetuning.finetune` does, for data in memory that are no rows or have values of other
-    types than files in the columns of the task, and for data in memory with a workdir in a store. A workdir gets a
-    neighbour, WORKDIR-data, with the data that is in memory.
+    Raises UserError as `bert_jax.tasks.finetuning.finetune` does, for data in memory that are no rows or have values of
+    other types than files in the columns of the task, and for data in memory with a workdir in a store. A workdir gets
+    a neighbour, WORKDIR-data, with the data that is in memory.
     """
     enable_compilation_cache()
     refuse_store(workdir or "", [train, *([] if dev is None else [dev])])

@@ -12,8 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from typing import TypeVar
 
+from bert_jax import host
 from bert_jax.errors import UserError
-from bert_jax.train import host
 
 # Memory settings for the processes of a job; they need the GNU C library and do nothing without it.
 

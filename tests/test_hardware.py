@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.train import host
+from bert_jax import host
 
 
 def write(path: Path, text: str = "") -> None:

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from bert_jax.train.host import trains_on_cpu
+from bert_jax.host import trains_on_cpu
 
 # Frees and asks again for large blocks, also in threads, counting the pages that the kernel had to hand out the
 # second time.
 PROGRAM = """
 import ctypes, resource, sys, threading
-from bert_jax.train.host import keep_freed_memory
+from bert_jax.host import keep_freed_memory
 assert not {"jax", "numpy", "pyarrow"}.intersection(sys.modules)
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

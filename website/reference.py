@@ -50,7 +50,7 @@ def commands_page() -> str:
     parts = ["# Commands", f"{introduction} ([list](exit_codes.md))."]
     for job, listed in commands.JOBS.items():
         parts.append(f"## {job}")
-        for name, (_, purpose) in listed.items():
+        for name, purpose in listed.items():
             parts.append(f"### {name}\n\n`bert-jax {name}`: {purpose}.\n\n{_fenced(help_text(name))}")
     return _joined(parts)
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 import bert_jax
 from bert_jax import command_line
 from bert_jax.errors import UserError
-from bert_jax.train.host import keep_freed_memory
+from bert_jax.host import keep_freed_memory
 
 # The commands by job, and what each does. The main of bert_jax/commands/NAME.py runs it, with _ for -.
 JOBS: dict[str, dict[str, str]] = {

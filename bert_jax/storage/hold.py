@@ -98,8 +98,8 @@ def _pid_namespace() -> str:
 # lock    of the file (storage/files.py); it ends with the holder's process. Another process of the same machine always
 #         sees it, unless the file system has no locks.
 # lease   A thread of the holder renews the file's modification time every few seconds (`Times`). NFS, Lustre and
-#         mounted buckets may have no locks, or may not show them to other machines. There, a run takes the folder over once it
-#         has watched the file for a minute without a renewal. It compares no clocks of different machines.
+#         mounted buckets may have no locks, or may not show them to other machines. There, a run takes the folder over
+#         once it has watched the file for a minute without a renewal. It compares no clocks of different machines.
 #
 # A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it
 # writes.
