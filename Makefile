@@ -38,20 +38,20 @@ slow: $(VENV)/installed-dev
 # On a machine with a GPU or TPU, and jax's plugin for it: what it computes, and that runs resume bit for bit.
 accelerator: $(VENV)/installed-dev
 	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m accelerator $(UNCHECKED)
-	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m "slow or not slow" $(UNCHECKED) tests/test_trainer.py \
+	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m "slow or not slow" $(UNCHECKED) tests/train/test_trainer.py \
 		-k "killed_run_resumes_exactly or sigterm_saves_and_the_run_resumes or moments_are_restored"
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
 engines: $(ENGINES)/installed
-	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/test_engine_beam.py tests/test_engine_ray.py
+	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/data_prep/test_engine_beam.py tests/data_prep/test_engine_ray.py
 
 # The compilers of TPUs and NVIDIA GPUs, which need no device, in an environment of their own: several gigabytes.
 compilers: $(COMPILERS)/installed
-	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_planning.py tests/test_compiled_steps.py
+	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/planning/test_planning.py tests/train/test_compiled_steps.py
 
 # Object stores, on emulators: workdirs, text and shards in Google Cloud Storage and in S3.
 stores: $(STORES)/installed
-	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_stores.py tests/test_stored_hold.py tests/test_storage_remote.py
+	$(STORES)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/storage/test_stores.py tests/storage/test_stored_hold.py tests/storage/test_remote.py
 
 # The documentation site, in build/site. The reference pages are made by the program; MkDocs is in an environment of its own.
 docs: $(VENV)/installed $(DOCS)/installed
@@ -65,12 +65,12 @@ notebooks: $(VENV)/installed-dev
 
 # Exports to ONNX: the converter, onnxruntime, and transformers' tokenizers for the README of an export.
 onnx: $(ONNX)/installed
-	$(ONNX)/bin/python -m pytest -q --durations=5 tests/test_onnx.py
+	$(ONNX)/bin/python -m pytest -q --durations=5 tests/interop/test_onnx.py
 
 # Google's checkpoints, and TFDS shards as TensorFlow decodes them.
 tensorflow: $(TENSORFLOW)/installed
-	$(TENSORFLOW)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/test_original_bert.py \
-		tests/test_formats.py::test_tensorflow_decodes_a_record_of_tfds
+	$(TENSORFLOW)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/interop/test_original_bert.py \
+		tests/data_prep/test_formats.py::test_tensorflow_decodes_a_record_of_tfds
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""Prints the parameter counts of the reference implementations, which tests/test_sizes.py contains.
+"""Prints the parameter counts of the reference implementations, which tests/model/test_sizes.py contains.
 
     python tests/tools/count_parameters.py            (torch and transformers 5; models are shapes on the meta device)
 
 Two counts need other code: transformers before version 5 for `relative_key` (run with the argument `shaw` in an
-environment that has it), and mosaicml/examples for MosaicBERT (tests/test_sizes.py explains how).
+environment that has it), and mosaicml/examples for MosaicBERT (tests/model/test_sizes.py explains how).
 """
 
 import sys

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "helpers"))
 from families import FAMILIES
 from random_checkpoints import random_checkpoint
 from tokenizer_kinds import byte_pairs

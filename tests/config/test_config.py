@@ -1,0 +1,125 @@
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax import config
+from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.errors import UserError
+
+RECIPE = "configs/bert_tiny.py"
+
+
+def read(*overrides: str) -> PretrainConfig:
+    return config.load(PretrainConfig, config.read_flags(RECIPE, overrides))
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent.parent)
+
+
+def test_overrides_reach_every_depth_and_keep_their_type():
+    built = read("--config.steps=7", "--config.optimizer.learning_rate=0.5", "--config.init_from=there")
+    assert (built.steps, built.optimizer.learning_rate, built.init_from) == (7, 0.5, "there")
+
+
+def test_a_field_that_is_none_may_be_overridden():
+    assert read("--config.model.dropout=0.0").model.dropout == 0.0
+    assert read().model.dropout is None
+
+
+def test_none_unsets_a_number_that_may_be_none():
+    assert read("--config.data.mask_rate=none").data.mask_rate is None
+    assert read("--config.data.mask_rate=0.2", "--config.data.mask_rate=None").data.mask_rate is None
+    assert read("--config.data.mask_rate=none", "--config.data.mask_rate=0.2").data.mask_rate == 0.2
+    assert read("--config.data.mask_rate", "none").data.mask_rate is None
+    assert read("--config.data.mask_rate", "none", "--config.data.mask_rate", "0.2").data.mask_rate == 0.2
+    apart = read("--config.model.positions", "none", "--config.model.dropout", "none")
+    assert (apart.model.positions, apart.model.dropout) == ("none", None)
+    built = read("--config.model.positions=none", "--config.model.dropout=none", "--config.model.bias=none")
+    assert (built.model.positions, built.model.dropout, built.model.bias) == ("none", None, None)
+    with pytest.raises(UserError, match=r"config\.steps is None\. Give a value of type int"):
+        read("--config.steps=none")
+
+
+def test_a_recipe_survives_the_way_through_a_config_dict():
+    built = FinetuneConfig(seeds=(3, 4), batch_size=8)
+    assert config.load(FinetuneConfig, config.recipe(built)) == built
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--config.stepz=5"], r"unknown key config\.stepz; did you mean config\.steps\?"),
+        (
+            ["--config.model.presett", "mini"],
+            r"unknown key config\.model\.presett; did you mean config\.model\.preset\?",
+        ),
+        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; choose from data"),
+        (["--config.steps.every=1"], r"config\.steps is a single value"),
+        (["--config.steps=many"], "steps"),
+        (["stray"], "stray"),
+        (["--microbatches=3"], r"unknown flag --microbatches; write the key as --config\.microbatches=VALUE"),
+        (["--model.preset", "mini"], r"unknown flag --model\.preset; write the key as --config\.model\.preset=VALUE"),
+    ],
+)
+def test_a_mistake_in_an_override_is_named(overrides, said):
+    with pytest.raises(UserError, match=said):
+        read(*overrides)
+
+
+def test_a_missing_recipe_is_named():
+    with pytest.raises(UserError, match=r"nowhere\.py"):
+        config.read_flags("configs/nowhere.py")
+
+
+def test_an_argument_for_a_recipe_that_takes_none_is_refused():
+    with pytest.raises(UserError, match="takes no argument"):
+        config.read_flags(f"{RECIPE}:task=sst2")
+
+
+def test_unknown_keys_are_rejected_with_the_nearest_known_one():
+    with pytest.raises(UserError, match=r"config\.optimizer\.learning_rat.*learning_rate"):
+        config.load(PretrainConfig, {"optimizer": {"learning_rat": 1.0}})
+
+
+def test_a_value_of_another_type_is_rejected():
+    with pytest.raises(UserError, match=r"config\.batch_size is 'large'\. Give a value of type int"):
+        config.load(PretrainConfig, {"batch_size": "large"})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(UserError, match="vocab_size is missing"):
+        config.load(ModelConfig, {}, "model")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("heads", 0, "model.heads is 0. Use a finite number of at least 1"),
+        ("heads", 3, "model.width 32 is not a multiple of model.heads 3"),
+        ("norm", "rms", "unknown model.norm 'rms'; choose from post, pre, pre_but_first"),
+        ("dropout", 1.0, "model.dropout is 1.0"),
+        ("window", -1, "model.window is -1. Use a finite number of at least 0"),
+        ("rotary_base", -1.0, "model.rotary_base is -1.0. Use a finite number of at least 1"),
+        ("rotary_base", float("inf"), "model.rotary_base is inf. Use a finite number of at least 1"),
+        ("layer_norm_epsilon", float("nan"), "model.layer_norm_epsilon is nan. Use a finite number of at least 0"),
+    ],
+)
+def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        dataclasses.replace(tiny_config, **{field: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**80])
+def test_a_seed_that_jax_would_take_for_another_is_refused(seed):
+    with pytest.raises(UserError, match=rf"config.seed is {seed}. Use a whole number from 0 to 4294967295"):
+        PretrainConfig(seed=seed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", -1), ("budget_minutes", -0.5), ("log_every", -10)])
+def test_a_length_of_less_than_nothing_is_refused(name, value):
+    with pytest.raises(UserError, match=rf"config\.{name} is {value}\. Use a number of at least 0"):
+        PretrainConfig(**{name: value})

@@ -1,0 +1,253 @@
+"""Recurrent encoders: equal to torch's, truncated gradients, refusals, runs of the commands.
+
+tests/model/test_families.py has what every architecture must pass: packed rows equal padded ones, who sees whom, loops.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES, random_params
+from golden import (
+    SCAN,
+    UNROLLED,
+    assert_close,
+    assert_hidden_states_close,
+    assert_no_gradient_in_padding,
+    jit_once,
+    open_encoder,
+    pretraining_batch,
+)
+from tiny_batches import lay, random_sequence
+from tiny_runs import RECIPE, ROOT, TINY
+
+from bert_jax.commands import evaluate, export, pretrain
+from bert_jax.errors import UserError
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
+from bert_jax.model import layers
+from bert_jax.model.attention.layer import kernels
+from bert_jax.model.bert import bind
+from bert_jax.model.dropout import dropout, row_seeds
+from bert_jax.model.heads.config import Heads
+from bert_jax.model.outputs import vocabulary_logits
+from bert_jax.train.objectives import CausalLMObjective, means, total_loss
+
+LM = Heads(lm=True)
+OPTIONS = ("causal=true", "positions=none", "segment_types=0", "embedding_norm=false")
+
+
+def test_the_core_trains_without_these_encoders_and_opening_a_checkpoint_adds_them() -> None:
+    code = """
+import sys
+import bert_jax.train.loop
+from bert_jax.errors import UserError
+from bert_jax.config import ModelConfig
+sizes = dict(vocab_size=61, layers=1, width=8, heads=1, feed_forward=1, causal=True, positions="none")
+try:
+    ModelConfig(**sizes, encoder="lstm")
+except UserError as error:
+    assert str(error) == "unknown model.encoder 'lstm'; choose from transformer", error
+assert "bert_jax.lineage" not in sys.modules
+import bert_jax.interop.open_checkpoint
+print(ModelConfig(**sizes, encoder="lstm").encoder)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True).stdout == b"lstm\n"
+
+
+@pytest.mark.parametrize(("name", "runtime"), [("rnn", UNROLLED), ("lstm", SCAN)], ids=["rnn", "lstm"])
+def test_a_recurrent_model_equals_torch(tmp_path, name, runtime):
+    golden = open_encoder(name, LM, tmp_path)
+    config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
+    objective = CausalLMObjective()
+
+    @jit_once
+    def run(params, batch):
+        def loss(params):
+            model = bind(config, LM, params, runtime)
+            terms, counts = objective.apply(model, batch, None), objective.counts(batch)
+            encoded = model.encode(batch, all_layers=True)
+            logits = vocabulary_logits(model, encoded.last)
+            return total_loss(terms, counts), (encoded, logits, means(terms, counts)["lm_loss"])
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    params = jax.tree.map(jnp.asarray, layers.unflatten(golden.loaded.params))
+    (total, (encoded, logits, lm_loss)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
+    assert_hidden_states_close(golden, encoded)
+    vocab_size = config.vocab_size
+    assert_close(logits[..., :vocab_size][real], golden.output("logits")[real], "logits")
+    assert_close(total, golden.output("loss"), "loss")
+    assert_close(lm_loss, golden.output("loss"), "lm_loss")
+    flat = {path: np.asarray(value) for path, value in layers.flatten(gradients).items()}
+    wanted = golden.tensors("gradients")
+    assert flat.keys() == wanted.keys()
+    assert_no_gradient_in_padding(flat, vocab_size)
+    for path, gradient in wanted.items():
+        cut = flat[path][:vocab_size] if path.endswith("table") else flat[path]
+        assert_close(cut, gradient, path)
+
+
+def encoder_outputs(config, params, hidden, bptt: int):
+    """The outputs of the stack on one sequence of one row each, in pieces of `bptt` positions with detached states."""
+    length, stack = hidden.shape[1], params["encoder"]["layers"]
+    cut = [position % bptt == 0 for position in range(length)]
+    if config.directions == 1:
+        return stack_outputs(config, stack, hidden, cut)
+    forward, backward = jnp.split(hidden, 2, axis=-1)
+    forward = stack_outputs(config, stack["forward"], forward, cut)
+    # Read from the end, the state enters position p from p + 1.
+    cut = [(position + 1) % bptt == 0 for position in reversed(range(length))]
+    backward = stack_outputs(config, stack["backward"], backward[:, ::-1], cut)[:, ::-1]
+    return jnp.concatenate([forward, backward], axis=-1)
+
+
+def stack_outputs(config, stack, hidden, cut: list[bool]):
+    """The outputs of the layers of one direction, with states detached before the positions where `cut` is true."""
+    cell, (rows, length, width) = CELLS[config.encoder], hidden.shape
+    for layer in range(config.layers):
+        own = {path: value[layer] for path, value in layers.flatten(stack).items()}
+        state = (jnp.zeros((rows, width)),) * cell.states
+        outputs = []
+        for position in range(length):
+            if cut[position]:
+                state = jax.lax.stop_gradient(state)
+            products = jnp.einsum("bd,dgh->bgh", hidden[:, position], own["input/kernel"]) + own["input/bias"][None]
+            products += jnp.einsum("bd,dgh->bgh", state[0], own["recurrent/kernel"])
+            state = cell.step(products, state)
+            outputs.append(state[0])
+        hidden = jnp.stack(outputs, axis=1)
+    return hidden
+
+
+@pytest.mark.parametrize("encoder", [pytest.param(name, marks=[pytest.mark.slow] * ("lstm" in name)) for name in CELLS])
+def test_truncated_gradients_equal_those_of_pieces_with_detached_states(encoder):
+    length, bptt = 11, 4
+    config = dataclasses.replace(FAMILIES[encoder], bptt=bptt, cell_width=0, recurrent_residual=False)
+    params = random_params(config, LM)
+    hidden = jax.random.normal(jax.random.key(1), (2, length, config.width))
+    weights = jax.random.normal(jax.random.key(2), hidden.shape)
+    ids = jnp.ones((2, length), jnp.int32)
+
+    def truncated(config):
+        def loss(params, hidden):
+            model = bind(config, LM, params, SCAN)
+            return (model.encoder(hidden, ids, ids, None).last * weights).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(params, hidden)
+
+    def by_hand(params, hidden):
+        return (encoder_outputs(config, params, hidden, bptt) * weights).sum()
+
+    got, got_hidden = truncated(config)
+    wanted, wanted_hidden = jax.jit(jax.grad(by_hand, argnums=(0, 1)))(params, hidden)
+    np.testing.assert_allclose(got_hidden, wanted_hidden, atol=1e-5)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), got, wanted)
+    whole, whole_hidden = truncated(dataclasses.replace(config, bptt=0))
+    assert np.abs(whole_hidden - got_hidden).max() > 1e-3
+    for path, cut in layers.flatten(got).items():
+        if path.endswith("recurrent/kernel"):
+            assert np.abs(layers.flatten(whole)[path] - cut).max() > 1e-3
+
+
+@pytest.mark.parametrize("runtime", [SCAN, UNROLLED], ids=["scan", "unrolled"])
+def test_dropout_is_between_layers_as_in_torch(runtime):
+    """torch.nn.LSTM drops the outputs of each layer but the last: neither the stack's input nor its output."""
+    config = dataclasses.replace(FAMILIES["lstm"], dropout=0.4, layers=2)
+    params, key = random_params(config, LM), jax.random.key(3)
+    hidden = jax.random.normal(jax.random.key(1), (3, 7, config.width))
+    ids = jnp.ones((3, 7), jnp.int32)
+    encoder = bind(config, LM, params, runtime).encoder
+    got = encoder(hidden, ids, ids, key, all_layers=True)
+    single = dataclasses.replace(config, layers=1, dropout=0.0)
+
+    def layer(number: int, below):
+        own = {"layers": jax.tree.map(lambda leaf: leaf[number : number + 1], params["encoder"]["layers"])}
+        return bind(single, LM, params | {"encoder": own}, runtime).encoder(below, ids, ids, None).last
+
+    first = layer(0, hidden)
+    np.testing.assert_allclose(got.layers[0], first, atol=1e-5)
+    dropped = dropout(first, 0.4, row_seeds(key, (2,), 3)[1])
+    assert 0.2 < (np.asarray(dropped) == 0).mean() < 0.6
+    np.testing.assert_allclose(got.last, layer(1, dropped), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"causal": False},
+            r"model\.encoder=lstm does not support model\.causal=False. Use --config\.model\.causal=true",
+        ),
+        ({"positions": "learned"}, r"does not support model\.positions=learned. Use --config\.model\.positions=none"),
+        ({"window": 3}, r"does not support model\.window=3. Use --config\.model\.window=0"),
+        ({"norm": "pre"}, r"does not support model\.norm=pre"),
+        ({"shared_layers": "all"}, r"does not support model\.shared_layers=all"),
+        ({"cell_width": 3, "encoder": "rnn"}, r"encoder=rnn does not support model\.cell_width=3. Use .*cell_width=0"),
+        ({"bptt": 33}, r"model\.bptt is 33, longer than any row. Use at most model\.max_positions, 32"),
+        ({"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm, bilstm, feed_forward"),
+    ],
+)
+def test_a_combination_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(FAMILIES["lstm"], **changes)
+
+
+def test_a_transformer_has_no_truncation():
+    with pytest.raises(UserError, match=r"model\.encoder=transformer does not support model\.bptt=4"):
+        dataclasses.replace(FAMILIES["gpt"], bptt=4)
+
+
+def test_attention_maps_are_refused():
+    config = FAMILIES["rnn"]
+    batch = jax.tree.map(jnp.asarray, lay([[random_sequence(9, config.vocab_size, 1)]], 9, 2))
+    model = bind(config, LM, random_params(config, LM), SCAN)
+    assert isinstance(model.encoder, RecurrentEncoder)
+    with pytest.raises(UserError, match=r"model\.encoder=rnn has no attention maps"):
+        model.encode(batch, attention_maps=True)
+
+
+def test_an_attention_kernel_is_refused():
+    assert kernels(FAMILIES["lstm"], SCAN, 100) == ["none"]
+    with pytest.raises(UserError, match=r"encoder=lstm has no attention, but model\.attention is einsum"):
+        kernels(FAMILIES["lstm"], dataclasses.replace(SCAN, attention="einsum"), 100)
+
+
+def arguments(shards_dir, workdir, *options: str) -> list[str]:
+    place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
+    model = tuple(f"--config.model.{option}" for option in ("encoder=lstm", *OPTIONS))
+    return [*place, *TINY, *model, "--config.model.layers=2", "--config.batch_size=16", *options]
+
+
+@pytest.mark.slow
+def test_a_run_resumes_bit_for_bit_evaluates_and_is_exported(shards_dir, tmp_path, capsys):
+    def run(workdir, steps: int) -> None:
+        options = ("--config.optimizer.schedule=constant", "--config.model.bptt=20", f"--config.steps={steps}")
+        pretrain.main(arguments(shards_dir, workdir, *options))
+
+    run(tmp_path / "straight", 4)
+    run(tmp_path / "resumed", 2)
+    run(tmp_path / "resumed", 4)
+    straight, resumed = (open_checkpoint(tmp_path / name) for name in ("straight", "resumed"))
+    assert straight.params.keys() == resumed.params.keys()
+    for path in straight.params:
+        np.testing.assert_array_equal(straight.params[path], resumed.params[path], err_msg=path)
+    result = json.loads((tmp_path / "straight" / "result.json").read_text())
+    capsys.readouterr()
+    evaluate.main([f"--checkpoint={tmp_path / 'straight'}", f"--data={shards_dir}"])
+    assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
+    export.export(tmp_path / "straight", tmp_path / "orbax", "orbax")
+    again = open_checkpoint(tmp_path / "orbax")
+    assert (again.model, again.model.encoder, again.model.bptt) == (straight.model, "lstm", 20)
+    with pytest.raises(UserError, match=r"no Hugging Face format holds this architecture.*encoder='lstm'"):
+        export.export(tmp_path / "straight", tmp_path / "hf", "hf")
+
+
+def test_truncation_longer_than_the_rows_of_the_shards_is_refused(shards_dir, tmp_path):
+    with pytest.raises(UserError, match=r"model\.bptt is 500, longer than the rows of .*, \d+; use at most"):
+        pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.bptt=500"))
