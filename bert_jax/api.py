@@ -7,7 +7,8 @@
     model.predict(["A good book."])
 
 `bert_jax/__init__.py` imports this module when one of its names is used, so `import bert_jax` does not wait for jax.
-Read `Model` first. The functions above it turn data and models in memory into the files that a run reads."""
+Read `Model` first. The functions above it turn data and models in memory into the files that a run reads.
+"""
 
 import dataclasses
 import datetime

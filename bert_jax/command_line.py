@@ -3,7 +3,8 @@
 Exit codes are a contract: 0 success; 2 a mistake of the user, reported in one line that says what is wrong, where, and
 what to change; 75 the same command, run again, resumes (another process of the run died, its newest checkpoint was
 damaged and has been moved away, or an object store did not answer); 130 interrupted from the keyboard; 143 saved and
-stopped by SIGTERM. Importing this module touches no device and does not import jax."""
+stopped by SIGTERM. Importing this module touches no device and does not import jax.
+"""
 
 import argparse
 import atexit

@@ -1,7 +1,8 @@
 """The errors that users see.
 
 A UserError is the user's mistake, told in one line. Stopped and RunAgain end a command whose work is saved or can
-be repeated. bert_jax/command_line.py turns each of them into an exit code."""
+be repeated. bert_jax/command_line.py turns each of them into an exit code.
+"""
 
 import contextlib
 import re

@@ -1,7 +1,8 @@
 """Converts a recipe and its overrides to a configuration dataclass and back.
 
 `read_flags` serves the command line and `read_values` serves Python. Both run the recipe, apply the overrides and
-return a ConfigDict, from which `load` builds the dataclass. Unknown keys are errors that suggest the nearest key."""
+return a ConfigDict, from which `load` builds the dataclass. Unknown keys are errors that suggest the nearest key.
+"""
 
 import dataclasses
 import difflib

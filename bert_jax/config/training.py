@@ -1,7 +1,8 @@
 """The configuration keys of every run: `--config.a.b=value` sets them.
 
 TrainConfig holds what pretraining and fine-tuning share, in groups (data, optimizer, mesh, checkpoint, eval,
-distill). PretrainConfig adds the keys of pretraining; config/finetuning.py has those of fine-tuning."""
+distill). PretrainConfig adds the keys of pretraining; config/finetuning.py has those of fine-tuning.
+"""
 
 import dataclasses
 import math

@@ -1,7 +1,8 @@
 """Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
 Read `PretrainingLoader` first. Batches are made several steps at a time when they are requested in order. Evaluation
-has two helpers: word counts for likelihoods per word, and rows in which each token is masked in turn."""
+has two helpers: word counts for likelihoods per word, and rows in which each token is masked in turn.
+"""
 
 import hashlib
 import json

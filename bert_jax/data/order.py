@@ -1,6 +1,7 @@
 """The order of rows: counter-based hashes, keyed permutations without a table, and windows of blocks (laws 1 and 2).
 
-The last part orders rows that do not fit into memory: blocks of rows are shuffled in windows."""
+The last part orders rows that do not fit into memory: blocks of rows are shuffled in windows.
+"""
 
 import hashlib
 import math

@@ -1,6 +1,7 @@
 """Pretraining in phases: other shards from a given step, possibly of another length.
 
-`open_phases` and `open_held_out` open what a configuration names; `PhasedLoader` returns the batch of any step."""
+`open_phases` and `open_held_out` open what a configuration names; `PhasedLoader` returns the batch of any step.
+"""
 
 import bisect
 from collections import Counter

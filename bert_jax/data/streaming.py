@@ -1,7 +1,8 @@
 """Trains on shards that fit neither memory nor a local disk: reads rows in windows from where they are.
 
 data/order.py decides the order of rows. The parts here read ranges of rows, keep windows in memory and load
-the next ones in threads."""
+the next ones in threads.
+"""
 
 import functools
 import math

@@ -1,7 +1,8 @@
 """Opens any CHECKPOINT that a command accepts.
 
 `open_checkpoint` is the entry point. Above it are the formats that have no module of their own: workdirs (a step, a
-moving average, a mean of several checkpoints) and Google's TensorFlow checkpoints."""
+moving average, a mean of several checkpoints) and Google's TensorFlow checkpoints.
+"""
 
 import argparse
 import dataclasses

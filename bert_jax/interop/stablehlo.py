@@ -1,6 +1,7 @@
 """Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
 
-The first part gives the outputs of exported programs as functions of parameters and inputs; ONNX uses it, too."""
+The first part gives the outputs of exported programs as functions of parameters and inputs; ONNX uses it, too.
+"""
 
 import dataclasses
 import json

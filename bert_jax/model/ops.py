@@ -1,7 +1,8 @@
 """Operations whose best form depends on the platform, and the one place where the form is chosen.
 
 `operations` returns the form for CPUs, NVIDIA GPUs or TPUs. All forms compute the same values; the evidence for each
-is in docs/decisions."""
+is in docs/decisions.
+"""
 
 import functools
 import math

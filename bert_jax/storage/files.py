@@ -1,7 +1,8 @@
 """Files and folders on disk that are either complete or absent (law 7).
 
 Read `atomic_file` and `atomic_folder` first: both write next to the target and rename. After them come compressed
-files as streams, temporary folders for data on its way to or from a store, and the refusal of pickles."""
+files as streams, temporary folders for data on its way to or from a store, and the refusal of pickles.
+"""
 
 import bz2
 import contextlib

@@ -1,7 +1,8 @@
 """Lets one run at a time hold a folder, on disk or in an object store.
 
 On disk the holder locks a file; in a store it renews a lease in FOLDER/holder.json with conditional writes. A second
-run learns who holds the folder, and takes over from a holder that is known to have ended."""
+run learns who holds the folder, and takes over from a holder that is known to have ended.
+"""
 
 import contextlib
 import dataclasses

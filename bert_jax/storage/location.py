@@ -1,7 +1,8 @@
 """Locations of runs: a folder on disk, in Google Cloud Storage (gs://) or in Amazon S3 (s3://).
 
 `location` turns what the user wrote into a path object. The first part describes the stores: packages, credentials,
-and what their errors mean."""
+and what their errors mean.
+"""
 
 import contextlib
 import errno

@@ -1,7 +1,8 @@
 """Files and folders on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
 
 `open_folder` and `open_file` are the entry points. The Hub is a store of pyarrow, and the last part finds
-files by glob patterns."""
+files by glob patterns.
+"""
 
 import contextlib
 import errno

@@ -1,6 +1,7 @@
 """Fine-tunes a checkpoint on a task, once for each seed and learning rate or for each setting of a sweep.
 
-`finetune` prepares the runs (tasks/runs.py), trains and measures them (tasks/trials.py), and keeps the best."""
+`finetune` prepares the runs (tasks/runs.py), trains and measures them (tasks/trials.py), and keeps the best.
+"""
 
 import dataclasses
 import itertools

@@ -1,6 +1,7 @@
 """The base class of fine-tuning tasks, with the base class of their objectives and losses.
 
-Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them."""
+Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them.
+"""
 
 import abc
 from collections.abc import Collection, Mapping, Sequence

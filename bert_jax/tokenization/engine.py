@@ -1,6 +1,7 @@
 """What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
 
-An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast."""
+An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast.
+"""
 
 import dataclasses
 import functools

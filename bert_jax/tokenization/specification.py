@@ -1,7 +1,8 @@
 """What the specifications of all kinds of tokenizer share: special tokens, settings files, word beginnings.
 
 A specification is plain data: training reads it without the libraries that encode text. The second part knows the
-scripts that put no space between words."""
+scripts that put no space between words.
+"""
 
 import dataclasses
 import hashlib

@@ -3,7 +3,8 @@
 WordPiece and byte-level BPE use the Hugging Face `tokenizers` library; Unigram and BPE models of SentencePiece use the
 `sentencepiece` library. Each kind consists of a specification (plain data that determines every id), an engine (the
 library that encodes) and the files that store it. The rest of the program uses only this module and
-bert_jax.tokenization.vocabulary."""
+bert_jax.tokenization.vocabulary.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Describes vocabularies: their tokens, special ids and words' beginnings, without the libraries that encode text.
 
-Training needs no more of a tokenizer than this. bert_jax.tokenization.tokenizer adds encoding and decoding."""
+Training needs no more of a tokenizer than this. bert_jax.tokenization.tokenizer adds encoding and decoding.
+"""
 
 import functools
 import shutil

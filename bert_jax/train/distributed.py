@@ -1,5 +1,6 @@
 """Runs of several processes: detects the process index and the coordinator, starts and ends jax's service, and makes
-processes agree on values."""
+processes agree on values.
+"""
 
 import argparse
 import contextlib

@@ -1,7 +1,8 @@
 """Losses of the heads as weighted sums over labelled items: the caller divides once, by global counts (law 3).
 
 The second part has the losses of a student against its teacher; the third computes the cross-entropy over a large
-vocabulary in chunks, without all logits at once."""
+vocabulary in chunks, without all logits at once.
+"""
 
 import functools
 import math

@@ -1,6 +1,7 @@
 """Rules over parameter paths: the one helper behind weight decay, learning rates, sharding and freezing.
 
-The second part splits the parameters into those that train and those that are frozen, also by a schedule."""
+The second part splits the parameters into those that train and those that are frozen, also by a schedule.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Reads and writes a workdir: config.json, the parameters in checkpoints, and the provenance of the run.
 
-The second part starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from)."""
+The second part starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from).
+"""
 
 import dataclasses
 import difflib

@@ -39,7 +39,8 @@ Differences from those programs:
   - a span ends before a chosen word (SpanBERT: it continues behind it; fairseq: infilled spans may overlap);
   - the masks of empty spans are before words, and a sequence never becomes longer (fairseq: they are anywhere, and
     add to the length); the rate of infilling counts tokens (fairseq: words);
-  - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq)."""
+  - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq).
+"""
 
 import itertools
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -10,7 +10,8 @@
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run. It takes banded only where that saves work, triton only where it was timed
-against einsum, and never flash, which is compiled for TPUs, but which nobody has run there."""
+against einsum, and never flash, which is compiled for TPUs, but which nobody has run there.
+"""
 
 import functools
 import logging

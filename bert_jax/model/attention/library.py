@@ -1,7 +1,8 @@
 """Attention by XLA and by kernels of libraries.
 
 einsum stores all scores, runs on every platform, and defines the result that the others equal. A band of scores
-serves local attention. cuDNN (NVIDIA GPUs) and splash (TPUs) never store the scores."""
+serves local attention. cuDNN (NVIDIA GPUs) and splash (TPUs) never store the scores.
+"""
 
 import functools
 import math

@@ -9,7 +9,8 @@ replaced_tokens whether a token was replaced, and the generator of replacements
 layer_mix       a learned mix of all layers, which other heads read
 hidden_projection  hidden states in the width of a teacher
 crf             a linear-chain conditional random field over tags
-spans           vectors of all spans up to a length, their classes, and relations between them"""
+spans           vectors of all spans up to a length, their classes, and relations between them
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

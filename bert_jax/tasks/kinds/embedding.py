@@ -1,7 +1,8 @@
 """Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
 
 Read `Embedding` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
-objective."""
+objective.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
