@@ -215,7 +215,11 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
+        from bert_jax.tokenization import byte_bpe
+
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
+        from bert_jax.tokenization import sentencepiece_model
+
         return sentencepiece_model.from_json(content, settings, lowercase)
     raise UserError(f"unsupported model type {kind}; choose a tokenizer of type WordPiece, BPE or Unigram")
