@@ -5,6 +5,7 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export, onnx, peft, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel, part_of, with_target_scale
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.files import atomic_folder, refuse_existing
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import TOKENIZER
@@ -83,3 +84,26 @@ def _write(loaded: LoadedModel, output: str | Path, format: str, part: str, base
         with atomic_folder(output) as unfinished:
             write(loaded, unfinished)
     return loaded
+
+
+def export(
+    checkpoint: str | Path,
+    output: str | Path,
+    format: str = "hf",
+    average: str = "",
+    part: str = "",
+    base: str = "",
+    dtype: str = "",
+) -> LoadedModel:
+    """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
+
+    part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
+    orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
+    (default: the run's init_from). dtype is one of DTYPES[format]; empty for the default that `--help` describes.
+    Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
+    opened.
+    """
+    _check(output, format, dtype)
+    if base and format != "peft":
+        raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
+    return _write(open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, base, dtype)
