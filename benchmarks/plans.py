@@ -1,6 +1,6 @@
-"""Plans of BERT on slices of TPUs and on GPUs, and the tables of docs/plan.md that show them.
+"""Plans of BERT on slices of TPUs and on GPUs, and the tables of benchmarks/results/plans.md.
 
-    python -m benchmarks.plans [--only h200] [--page docs/plan.md]
+    python -m benchmarks.plans [--only h200] [--page benchmarks/results/plans.md]
 
 Each plan is a line of benchmarks/results/plans_tpu.jsonl or plans_gpu.jsonl; recorded plans are not computed again.
 Needs libtpu (pip install '.[tpu]') or jax's CUDA plugin (pip install '.[gpu12]'), but no device; a plan takes minutes.
@@ -65,7 +65,7 @@ def computed(arguments: Sequence[str]) -> dict[str, Any]:
     """Runs the command and returns the figures that the tables need."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        line = [sys.executable, "-m", "bert_jax.commands.plan", *arguments, "--json", str(file)]
+        line = [sys.executable, "-m", "bert_jax", "plan", *arguments, "--json", str(file)]
         subprocess.run(line, cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
         values = json.loads(file.read_text(encoding="utf-8"))
     return {key: values[key] for key in KEPT}

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,13 +57,10 @@ class RowSpec:
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
-        """Returns the rows of data.train or data.mixture if it is given, else rows of seq_len positions.
+        """Returns the rows of data.train or data.mixture if one is given, else rows of seq_len positions.
 
-        Of shards in a store only the manifests are read. If seq_len is None, rows are as long as the model has
-        positions, but at most 512. Predictions are those of the highest mask rate.
-
-        Raises UserError for shards that cannot be read, for an invalid mask rate, and if the shards and seq_len or
-        vocab_size differ.
+        Of shards only the manifests are read. Predictions are those of the highest mask rate. Raises UserError for
+        shards that cannot be read or that differ from seq_len or vocab_size, and for an invalid mask rate.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train or config.data.mixture:
@@ -160,18 +157,10 @@ class AbstractStep:
         )
         return cls(config, topology, rows, model, plan, mesh)
 
-    @property
-    def rows_per_device(self) -> int:
-        """Rows that a device computes at a time, in one microbatch."""
-        return self.config.batch_size // partitioning.row_shards(self.mesh) // self.config.microbatches
-
     def state(self) -> Any:
         """Returns the abstract training state with a sharding on each leaf."""
-
-        def initialize(key: jax.Array) -> Any:
-            return initial_state(self.plan, self.plan.objective.init(self.model, key))
-
-        abstract = jax.eval_shape(initialize, _abstract_key())
+        init = self.plan.objective.init
+        abstract = jax.eval_shape(lambda key: initial_state(self.plan, init(self.model, key)), _abstract_key())
         return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
@@ -233,8 +222,7 @@ class Memory:
         return self.total <= self.available
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """The result of a compilation; program is None if the compiler failed because the step exceeds the memory."""
 
     program: programs.Program | None
@@ -263,14 +251,9 @@ def compile_step(step: AbstractStep) -> Compiled:
             raise UserError(f"the compiler could not build the step for {topology.name}: {first}") from error
         total, available = wanted
         return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), counted)
-    found = built.memory_analysis()
-    total = (
-        found.argument_size_in_bytes
-        + found.output_size_in_bytes
-        - found.alias_size_in_bytes
-        + found.temp_size_in_bytes
-        + found.generated_code_size_in_bytes
-    )
+    sizes = built.memory_analysis()
+    total = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    total += sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
     return Compiled(programs.parse(built.as_text()), memory, counted)
 

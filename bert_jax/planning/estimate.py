@@ -26,10 +26,6 @@ from bert_jax.train.objectives.pretraining import is_schedule
 PALLAS_EFFICIENCY = 0.5
 CYCLES, ROOFLINE = "cycles", "roofline"
 PALLAS, EXPOSED = "Pallas kernels", "exposed collectives"
-ARITHMETIC, TRAFFIC = "arithmetic", "memory traffic"
-LARGE_FRACTION = 0.95  # of a GPU's memory, which a run can have if nothing else uses the GPU
-WORTH = 0.05  # of a step's time: less communication than this is not worth advice
-ROOMY = 0.5  # a step that uses less than this share of the memory has room for more rows
 
 
 @dataclass(frozen=True)
@@ -102,13 +98,10 @@ class Estimate:
         own = max(1.0, shards / topology.hosts)
         return self.tokens_per_second * own / shards
 
-    @property
-    def run(self) -> Run:
-        return run_of(self.step.config, self.step.rows, None if self.time is None else self.time.total)
-
     def as_json(self) -> dict[str, Any]:
         """Returns what --json writes."""
-        step, time, run = self.step, self.time, self.run
+        step, time = self.step, self.time
+        run = run_of(step.config, step.rows, None if time is None else time.total)
         topology, filled = step.topology, step.rows.filled
         tokens = run.rows and run.rows * step.rows.seq_len
         return {
@@ -142,7 +135,6 @@ class Estimate:
             "microbatches": step.config.microbatches,
             "mesh": dict(step.mesh.shape),
             "notes": notes(self),
-            "advice": advice(self),
         }
 
 
@@ -174,7 +166,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
 
 
 def collectives(program: Program, topology: Topology) -> list[Collective]:
-    """Returns the collectives of a program, with what the work between start and end hides of each."""
+    """Returns the collectives of a program, with how much of each the work between its start and its end hides."""
     chip = topology.chip
 
     def work_seconds(instruction: Instruction) -> float:
@@ -218,18 +210,13 @@ def step_time(program: Program, topology: Topology, flops: Flops, head_width: in
             and not programs.is_collective(program, one)
         )
         parts = {"compiler's cycles": cycles / chip.clock, "gathers and scatters": unpriced / chip.memory_bandwidth}
-        return StepTime(CYCLES, _without_zeros(parts | ends))
-    speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
-    parts = {
-        ARITHMETIC: flops.xla / devices / speed,
-        TRAFFIC: programs.memory_traffic(program) / chip.memory_bandwidth,
-    }
-    at_least = max(flops.total / devices / chip.peak_flops, parts[TRAFFIC])
-    return StepTime(ROOFLINE, _without_zeros(parts | ends), at_least)
-
-
-def _without_zeros(parts: dict[str, float]) -> dict[str, float]:
-    return {name: seconds for name, seconds in parts.items() if seconds}
+        basis, at_least = CYCLES, None
+    else:
+        speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
+        traffic = programs.memory_traffic(program) / chip.memory_bandwidth
+        parts = {"arithmetic": flops.xla / devices / speed, "memory traffic": traffic}
+        basis, at_least = ROOFLINE, max(flops.total / devices / chip.peak_flops, traffic)
+    return StepTime(basis, {name: seconds for name, seconds in (parts | ends).items() if seconds}, at_least)
 
 
 def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
@@ -265,6 +252,11 @@ def notes(found: Estimate) -> list[str]:
     step, time = found.step, found.time
     topology, config, lines = step.topology, step.config, []
     chip = topology.chip
+    if not found.memory.fits:
+        lines.append(
+            "To save memory, use more --config.microbatches, --config.model.remat=layer, a smaller batch, or "
+            "--config.mesh.fsdp, which shards parameters and optimizer state."
+        )
     if time is not None and time.basis == CYCLES:
         lines.append(
             "The time is the sum of the cycles that the compiler estimates for each instruction, with loop bodies "
@@ -317,43 +309,8 @@ def notes(found: Estimate) -> list[str]:
     return lines
 
 
-def advice(found: Estimate) -> list[str]:
-    """Returns what to change, from the plan's own figures: a few sentences, the most useful first."""
-    memory, step = found.memory, found.step
-    # Parameters, gradients and optimizer state do not shrink with the batch; the other activations do.
-    fixed = 2 * memory.parameters + memory.optimizer
-    rows, microbatches = step.rows_per_device, step.config.microbatches
-    most = int(rows * (memory.available - fixed) / max(memory.total - fixed, 1))
-    if memory.fits:
-        lines = []
-        if memory.total < ROOMY * memory.available and most >= 2 * rows:
-            larger = most // rows * step.config.batch_size
-            lines.append(
-                f"{gib(memory.available - memory.total)} a device are free: --config.batch_size={larger} fits."
-            )
-        if found.time and (share := found.time.parts.get(EXPOSED, 0.0) / found.time.total) > WORTH:
-            lines.append(f"{share:.0%} of the time is exposed communication: use more rows a device, or fewer devices.")
-        return lines
-    lines = [f"{gib(memory.total - memory.available)} a device too much."]
-    whole = LARGE_FRACTION * step.topology.chip.memory_bytes
-    if isinstance(step.topology.chip, Gpu) and memory.total <= whole:
-        lines.append(f"{MEMORY_VARIABLES[0]}={LARGE_FRACTION} in the environment of the run makes it fit.")
-    if most < 1:
-        lines.append(
-            f"Parameters, gradients and optimizer state alone take {gib(fixed)}: shard them with --config.mesh.fsdp."
-        )
-        return lines
-    parts = next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None)
-    if parts:
-        lines.append(f"--config.microbatches={parts * microbatches} fits: {rows // parts} rows a device at a time.")
-    lines.append(f"--config.batch_size={most * sharding.row_shards(step.mesh) * microbatches} fits, too.")
-    if step.config.model.remat == "none":
-        lines.append("--config.model.remat=layer stores least, and recomputes the forward pass.")
-    return lines
-
-
 def document(found: Estimate) -> Document:
-    """Returns headline figures, the run, memory, time, collectives, advice, and how the figures were obtained."""
+    """Returns headline figures, the run, memory, time, collectives, and how the figures were obtained."""
     step, memory, time, model = found.step, found.memory, found.time, found.step.model
     topology = step.topology
     verdict = f"{gib(memory.total)} of {gib(memory.available)} per device"
@@ -363,7 +320,7 @@ def document(found: Estimate) -> Document:
         headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {found.mfu:.1%}"
     mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
     loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
-    figures, suggested, listed = _run_figures(found), advice(found), notes(found)
+    figures = _run_figures(found)
     sizes = dataclasses.asdict(memory) | {"total": memory.total, "available": memory.available}
     return Document(
         title=f"Plan: {topology.title}",
@@ -383,29 +340,30 @@ def document(found: Estimate) -> Document:
             ),
             *_time(found),
             *_collectives(found),
-            Section("Advice", [Bullets(suggested)] if suggested else []),
-            Section("Notes", [Bullets(listed)] if listed else []),
+            Section("Notes", [Bullets(notes(found))]),
         ],
     )
 
 
 def _run_figures(found: Estimate) -> list[tuple[str, str]]:
     """What a user decides by, each a name and a value."""
-    run, devices, seq_len = found.run, len(found.step.topology.devices), found.step.rows.seq_len
+    step = found.step
+    devices, seq_len = len(step.topology.devices), step.rows.seq_len
     if found.time is None:
         return []
+    run = run_of(step.config, step.rows, found.time.total)
     figures = [("step", _milliseconds(found.time.total)), ("MFU", f"{found.mfu:.1%}")]
     if run.steps is not None and run.rows is not None and run.hours is not None:
         figures += [
             ("hours", _hours(run.hours)),
             ("device-hours", _hours(run.hours * devices)),
             ("steps", f"{run.steps:,}"),
-            ("tokens", _count(run.rows * seq_len, found.step.rows.filled)),
+            ("tokens", _count(run.rows * seq_len, step.rows.filled)),
         ]
     return [
         *figures,
-        ("tokens per second", _count(found.tokens_per_second or 0.0, found.step.rows.filled)),
-        ("input tokens per second and host", _count(found.host_tokens_per_second or 0.0, found.step.rows.filled)),
+        ("tokens per second", _count(found.tokens_per_second or 0.0, step.rows.filled)),
+        ("input tokens per second and host", _count(found.host_tokens_per_second or 0.0, step.rows.filled)),
     ]
 
 

@@ -168,13 +168,6 @@ def shape_bytes(shape: str) -> int:
     return total
 
 
-def dimensions(shape: str) -> tuple[int, ...]:
-    """Returns the dimensions of a shape, or of the first array of a tuple. Raises ValueError for a shape without."""
-    if not (found := _ARRAY.search(shape)):
-        raise ValueError(f"{shape!r} holds no array")
-    return tuple(int(size) for size in found[2].split(",") if size)
-
-
 # Memory traffic
 
 _PARAMETER = re.compile(r"parameter\((\d+)\)")
@@ -282,14 +275,8 @@ def collectives(
     """Returns the collectives of a program compiled for so many devices in so many slices, the largest first.
 
     A collective overlaps as far as the work between its start and its end lasts. Several that are under way at a time
-    share that work, as they share the links.
-
-    Args:
-      program: the compiled program.
-      devices: devices in all slices.
-      slices: groups of devices with a slower network between them.
-      transfer_seconds: the time of a collective; None if nothing overlaps.
-      work_seconds: the time of an instruction.
+    share that work, as they share the links. transfer_seconds is the time of a collective (None: nothing overlaps),
+    work_seconds that of an instruction.
     """
     found: dict[tuple[str, int, int], Collective] = {}
     between = _between(program)
@@ -412,32 +399,32 @@ def _between(program: Program) -> dict[str, Between]:
     for body in program.computations.values():
         # What is under way, by a key that start and end share: the start's name, a channel, or a rendezvous.
         under_way: dict[str, tuple[str, Between]] = {}
+
+        def end(key: str, under_way: dict[str, tuple[str, Between]] = under_way) -> None:
+            if key in under_way:
+                name, instructions = under_way.pop(key)
+                found[name] = instructions
+
         for instruction in body:
             opcode = instruction.opcode
             if opcode == "send" and _BETWEEN_SLICES in instruction.text:
                 under_way[_first(_RENDEZVOUS, instruction)] = instruction.name, []
             elif opcode == "recv-done" and instruction.operands:
-                _end(found, under_way, _first(_RENDEZVOUS, instruction.operands[0]))
+                end(_first(_RENDEZVOUS, instruction.operands[0]))
             elif opcode.endswith("-start"):
                 if name := _started(program, instruction):
                     under_way[instruction.name] = name, []
             elif opcode.endswith("-done"):
                 for operand in instruction.operands:
-                    _end(found, under_way, operand.name)
+                    end(operand.name)
             elif sent := _fused(program, instruction, _START):
                 under_way[_first(_CHANNEL, sent)] = instruction.name, []
             elif received := _fused(program, instruction, _DONE):
-                _end(found, under_way, _first(_CHANNEL, received))
+                end(_first(_CHANNEL, received))
             else:
                 for _, instructions in under_way.values():
                     instructions.append((instruction, 1 / len(under_way)))
     return found
-
-
-def _end(found: dict[str, Between], under_way: dict[str, tuple[str, Between]], key: str) -> None:
-    if key in under_way:
-        name, instructions = under_way.pop(key)
-        found[name] = instructions
 
 
 def _started(program: Program, instruction: Instruction) -> str | None:

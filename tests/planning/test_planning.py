@@ -483,8 +483,8 @@ def test_out_of_memory_messages_are_parsed():
 
 @pytest.mark.parametrize("platform", plans.FILES)
 def test_the_page_shows_the_recorded_plans(platform):
-    """Refresh it by `python -m benchmarks.plans --only none --page docs/plan.md`."""
-    assert plans.table(platform) in (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    """Refresh it by `python -m benchmarks.plans --only none --page benchmarks/results/plans.md`."""
+    assert plans.table(platform) in (ROOT / "benchmarks" / "results" / "plans.md").read_text(encoding="utf-8")
     assert plans.recorded(platform).keys() <= plans.plans().keys()
 
 
@@ -507,7 +507,7 @@ needs_cuda = pytest.mark.skipif(
 )
 def test_a_real_plan(name, devices, basis, tmp_path):
     file = tmp_path / "plan.json"
-    line = [sys.executable, "-m", "bert_jax.commands.plan", "--config", "configs/bert_tiny.py", "--topology", name]
+    line = [sys.executable, "-m", "bert_jax", "plan", "--config", "configs/bert_tiny.py", "--topology", name]
     line += ["--seq_len", "128", "--config.model.attention_dropout=0.0", "--config.model.layer_loop=scan"]
     subprocess.run([*line, "--json", str(file)], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))
@@ -524,18 +524,10 @@ def test_a_real_plan(name, devices, basis, tmp_path):
 @needs_libtpu
 def test_a_step_that_exceeds_the_memory_is_reported_by_the_compiler(tmp_path):
     file = tmp_path / "plan.json"
-    line = [
-        sys.executable,
-        "-m",
-        "bert_jax.commands.plan",
-        "--config",
-        "configs/bert_tiny.py",
-        "--topology",
-        "v5litepod-1",
-    ]
+    line = [sys.executable, "-m", "bert_jax", "plan", "--config", "configs/bert_tiny.py", "--topology", "v5litepod-1"]
     line += ["--seq_len", "512", "--config.batch_size=4096", "--config.model.attention=einsum"]
     subprocess.run([*line, "--json", str(file)], cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))
     assert not values["fits"] and values["step_seconds"] is None
     assert values["memory_bytes"]["available"] == round(15.75 * GIB) < values["memory_bytes"]["total"]
-    assert any("microbatches" in line for line in values["advice"])
+    assert any("microbatches" in line for line in values["notes"])

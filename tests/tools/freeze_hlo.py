@@ -97,4 +97,4 @@ def _plan(sandbox: Sandbox, recipe: str) -> Any:
     sandbox.run("plan", *arguments, **tpu)
     plan = json.loads((sandbox.work / file).read_text(encoding="utf-8"))
     plan["flops"] = {name: str(value) for name, value in plan["flops"].items()}
-    return {name: value for name, value in plan.items() if name not in ("advice", "notes")}
+    return {name: value for name, value in plan.items() if name != "notes"}

@@ -162,5 +162,5 @@ def test_no_matmul_on_gpus_has_a_single_row():
     """The gradient of a bias as a product with a row of ones would be one; sums of such gradients are reductions."""
     _, program = compiled("h100:4")
     products = [one for one, _ in program.runs() if "__cublas" in one.text or one.opcode == "dot"]
-    sizes = [programs.dimensions(one.shape) for one in products]
+    sizes = [tuple(map(int, re.findall(r"\d+", one.shape.partition("[")[2].partition("]")[0]))) for one in products]
     assert len(sizes) > 10 and all(min(shape[-2:]) > 1 for shape in sizes)
