@@ -26,9 +26,11 @@ from website.run_blocks import run_blocks
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = [*DOCUMENTS, *sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
 BENCHMARK = re.compile(r"python -m (benchmarks\.\w+)")
 COMMAND_NAME = re.compile(r"\bbert-jax ([a-z][\w-]*)")
+MODULE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 PATH = re.compile(r"(?<![\w/.-])((?:configs|data_prep|bert_jax|benchmarks|docs|tests)/[\w./-]*\w)")
 
 
@@ -40,15 +42,21 @@ def commands(text: str) -> list[str]:
     return [line for line in found if not re.search(r" --(help|version)\b| \.\.\.", line)]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *DECISIONS], ids=lambda path: path.name)
 def test_every_path_named_exists(document):
+    """Also a module by its place in its package, such as `train/loop.py`."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     folders = {str(parent) for path in tracked for parent in Path(path).parents}
-    for path in PATH.findall(document.read_text(encoding="utf-8")):
+    text = document.read_text(encoding="utf-8")
+    for path in PATH.findall(text):
         assert path in tracked or path.rstrip("/") in folders, f"{document.name} names {path}, which is not there"
+    for path in MODULE.findall(text):
+        assert any(f"/{one}".endswith(f"/{path}") for one in tracked), (
+            f"{document.name} names {path}, which is not there"
+        )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *DECISIONS], ids=lambda path: path.name)
 def test_every_named_benchmark_exists(document):
     for module in BENCHMARK.findall(document.read_text(encoding="utf-8")):
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), f"{document.name} runs {module}"

@@ -214,8 +214,8 @@ def _parser() -> command_line.Parser:
     parser.add_argument("--dtype", default="float32", help="of the output: float32 (default) or float16")
     shard = "texts per shard of npy and parquet (default: 65536)"
     parser.add_argument("--shard_size", type=int, metavar="N", help=shard)
-    what = f"of the input: {', '.join(STREAM_FORMS)} (default: auto)"
-    parser.add_argument("--form", "--input_format", default="auto", help=what)
+    meaning = f"of the input: {', '.join(STREAM_FORMS)} (default: auto)"
+    parser.add_argument("--form", "--input_format", default="auto", help=meaning)
     parser.add_argument("--text", default="", metavar="NAME", help="field or column of the text (default: text)")
     parser.add_argument("--text_pair", default="", metavar="NAME", help="that of the second text of a pair")
     parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")

@@ -61,30 +61,30 @@ def _parser() -> command_line.Parser:
     )
     add_average_flag(parser)
     for column in ("text", "text_pair", "label"):
-        what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
-        parser.add_argument(f"--{column}", default="", help=what)
-    what = (
+        meaning = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
+        parser.add_argument(f"--{column}", default="", help=meaning)
+    meaning = (
         "what the labels of a task file mean, such as 0:NEGATIVE,1:POSITIVE (default: what they say, without regard to "
         "case; the number I means LABEL_I)"
     )
-    parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=what)
-    what = "of a task file: those to print, such as accuracy,macro_f1 (default: as fine-tuned)"
-    parser.add_argument("--metrics", default="", metavar="NAME,...", help=what)
-    what = "the class that f1, precision and recall are of (default: as fine-tuned)"
-    parser.add_argument("--positive", default="", metavar="LABEL", help=what)
-    what = "of questions: the probability of no answer above which none is given (default: as fine-tuned, else 0.5)"
-    parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
-    what = "truncate texts to N tokens (default: as fine-tuned); not for shards"
-    parser.add_argument("--max_length", type=int, default=0, metavar="N", help=what)
-    what = "vectors of texts: measure only their first N dimensions (default: as the checkpoint says)"
-    parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=what)
-    what = "retrieval: a query does not find the document of its own _id"
-    parser.add_argument("--skip_self", action="store_true", help=what)
+    parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=meaning)
+    meaning = "of a task file: those to print, such as accuracy,macro_f1 (default: as fine-tuned)"
+    parser.add_argument("--metrics", default="", metavar="NAME,...", help=meaning)
+    meaning = "the class that f1, precision and recall are of (default: as fine-tuned)"
+    parser.add_argument("--positive", default="", metavar="LABEL", help=meaning)
+    meaning = "of questions: the probability of no answer above which none is given (default: as fine-tuned, else 0.5)"
+    parser.add_argument("--null_threshold", type=float, metavar="P", help=meaning)
+    meaning = "truncate texts to N tokens (default: as fine-tuned); not for shards"
+    parser.add_argument("--max_length", type=int, default=0, metavar="N", help=meaning)
+    meaning = "vectors of texts: measure only their first N dimensions (default: as the checkpoint says)"
+    parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=meaning)
+    meaning = "retrieval: a query does not find the document of its own _id"
+    parser.add_argument("--skip_self", action="store_true", help=meaning)
     on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
     for axis in sharding.AXES:
         default = getattr(MeshConfig(), axis)
-        what = f"default: {default}" if default > 0 else "default: -1, the devices that remain"
-        on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
+        meaning = f"default: {default}" if default > 0 else "default: -1, the devices that remain"
+        on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=meaning)
     distributed.add_flags(parser)
     return parser
 

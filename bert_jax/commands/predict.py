@@ -76,10 +76,10 @@ def _parser() -> command_line.Parser:
     parser.add_argument("--checkpoint", required=True, help=CHECKPOINT_HELP)
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts (see above); - for standard input")
     parser.add_argument("--output", default="", metavar="FILE", help="the file to write (default: standard output)")
-    what = f"lines (default), or a leaderboard's format: {', '.join(FORMATS[1:])}; --output is then a folder"
-    parser.add_argument("--format", default="lines", help=what)
-    what = f"see above: {', '.join(inputs.FORMS)} (default: auto)"
-    parser.add_argument("--form", "--input_format", default="auto", help=what)
+    meaning = f"lines (default), or a leaderboard's format: {', '.join(FORMATS[1:])}; --output is then a folder"
+    parser.add_argument("--format", default="lines", help=meaning)
+    meaning = f"see above: {', '.join(inputs.FORMS)} (default: auto)"
+    parser.add_argument("--form", "--input_format", default="auto", help=meaning)
     parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
     all_scores = "also write scores: of all classes or choices, or of the n_best answers (no effect for other kinds)"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)
@@ -90,12 +90,12 @@ def _parser() -> command_line.Parser:
         "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: as fine-tuned)"
     )
     parser.add_argument("--compute_dtype", default="auto", help=COMPUTE_DTYPE_HELP)
-    what = "of questions: the probability of no answer above which none is given (default: as fine-tuned)"
-    parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
+    meaning = "of questions: the probability of no answer above which none is given (default: as fine-tuned)"
+    parser.add_argument("--null_threshold", type=float, metavar="P", help=meaning)
     add_average_flag(parser)
     for column in ("text", "text_pair"):
-        what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
-        parser.add_argument(f"--{column}", default="", help=what)
+        meaning = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
+        parser.add_argument(f"--{column}", default="", help=meaning)
     return parser
 
 

@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "workdir", metavar="WORKDIR", nargs="+", help="the folder of a pretraining or fine-tuning run, or several"
     )
-    what = f"evaluate at most N examples of a fine-tuned run's dev file (default: {EXAMPLES:,})"
-    parser.add_argument("--examples", type=int, metavar="N", help=what)
+    meaning = f"evaluate at most N examples of a fine-tuned run's dev file (default: {EXAMPLES:,})"
+    parser.add_argument("--examples", type=int, metavar="N", help=meaning)
     parser.add_argument("--output", metavar="FILE", help="the page that compares several runs, e.g. compared.html")
     options = parser.parse_args(list(arguments))
     enable_compilation_cache()

@@ -247,12 +247,12 @@ def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) ->
     return Run(steps, total, hours)
 
 
-def notes(found: Estimate) -> list[str]:
+def notes(plan: Estimate) -> list[str]:
     """Returns how the figures were obtained."""
-    step, time = found.step, found.time
+    step, time = plan.step, plan.time
     topology, config, lines = step.topology, step.config, []
     chip = topology.chip
-    if not found.memory.fits:
+    if not plan.memory.fits:
         lines.append(
             "To save memory, use more --config.microbatches, --config.model.remat=layer, a smaller batch, or "
             "--config.mesh.fsdp, which shards parameters and optimizer state."
@@ -268,7 +268,7 @@ def notes(found: Estimate) -> list[str]:
             "at full bandwidth. Kernel launches are not counted, so steps of a few milliseconds take longer. No "
             f"execution of this program takes less than {_milliseconds(time.at_least or 0.0)}."
         )
-    if found.flops.pallas and time is not None:
+    if plan.flops.pallas and time is not None:
         lines.append(
             f"Pallas kernels, for which the compiler has no estimate, count at "
             f"{pallas_efficiency(chip, step.model.width // step.model.heads):.1%} of the peak; without them a step "
@@ -289,8 +289,8 @@ def notes(found: Estimate) -> list[str]:
             f"The network between {'hosts' if isinstance(chip, Gpu) else 'slices'} carries "
             f"{chip.network_bandwidth / 1e9:.4g} GB/s from each device."
         )
-    if found.unknown_loops:
-        lines.append(f"{found.unknown_loops} loops have no known trip count and count as one iteration each.")
+    if plan.unknown_loops:
+        lines.append(f"{plan.unknown_loops} loops have no known trip count and count as one iteration each.")
     if step.rows.filled is None:
         lines.append(
             "Tokens count all positions, padding included; with --config.data.train they are also given without."
@@ -309,18 +309,18 @@ def notes(found: Estimate) -> list[str]:
     return lines
 
 
-def document(found: Estimate) -> Document:
+def document(plan: Estimate) -> Document:
     """Returns headline figures, the run, memory, time, collectives, and how the figures were obtained."""
-    step, memory, time, model = found.step, found.memory, found.time, found.step.model
+    step, memory, time, model = plan.step, plan.memory, plan.time, plan.step.model
     topology = step.topology
     verdict = f"{gib(memory.total)} of {gib(memory.available)} per device"
     headline = f"does not fit: {verdict}, {gib(memory.total - memory.available)} too much"
     if memory.fits and time is not None:
         room = gib(memory.available - memory.total)
-        headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {found.mfu:.1%}"
+        headline = f"fits: {verdict}, {room} free; {_milliseconds(time.total)} per step, MFU {plan.mfu:.1%}"
     mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
     loop = "unrolled" if step.plan.runtime.unrolled(model.layers) else "by scan"
-    figures = _run_figures(found)
+    figures = _run_figures(plan)
     sizes = dataclasses.asdict(memory) | {"total": memory.total, "available": memory.available}
     return Document(
         title=f"Plan: {topology.title}",
@@ -328,7 +328,7 @@ def document(found: Estimate) -> Document:
             headline,
             f"{len(topology.devices):,} devices, {topology.hosts:,} host{'s'[: topology.hosts > 1]} ({mesh})",
             f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} "
-            f"positions, attention by {' and '.join(found.kernels)}, layers {loop}, remat {step.config.model.remat}",
+            f"positions, attention by {' and '.join(plan.kernels)}, layers {loop}, remat {step.config.model.remat}",
         ],
         tiles=[Tile(value, name) for name, value in figures],
         sections=[
@@ -338,21 +338,21 @@ def document(found: Estimate) -> Document:
                 [_bars({name: (size, gib(size)) for name, size in sizes.items()})],
                 "Activations: saved values, gradients, temporaries, batch.",
             ),
-            *_time(found),
-            *_collectives(found),
-            Section("Notes", [Bullets(notes(found))]),
+            *_time(plan),
+            *_collectives(plan),
+            Section("Notes", [Bullets(notes(plan))]),
         ],
     )
 
 
-def _run_figures(found: Estimate) -> list[tuple[str, str]]:
+def _run_figures(plan: Estimate) -> list[tuple[str, str]]:
     """What a user decides by, each a name and a value."""
-    step = found.step
+    step = plan.step
     devices, seq_len = len(step.topology.devices), step.rows.seq_len
-    if found.time is None:
+    if plan.time is None:
         return []
-    run = run_of(step.config, step.rows, found.time.total)
-    figures = [("step", _milliseconds(found.time.total)), ("MFU", f"{found.mfu:.1%}")]
+    run = run_of(step.config, step.rows, plan.time.total)
+    figures = [("step", _milliseconds(plan.time.total)), ("MFU", f"{plan.mfu:.1%}")]
     if run.steps is not None and run.rows is not None and run.hours is not None:
         figures += [
             ("hours", _hours(run.hours)),
@@ -362,13 +362,13 @@ def _run_figures(found: Estimate) -> list[tuple[str, str]]:
         ]
     return [
         *figures,
-        ("tokens per second", _count(found.tokens_per_second or 0.0, step.rows.filled)),
-        ("input tokens per second and host", _count(found.host_tokens_per_second or 0.0, step.rows.filled)),
+        ("tokens per second", _count(plan.tokens_per_second or 0.0, step.rows.filled)),
+        ("input tokens per second and host", _count(plan.host_tokens_per_second or 0.0, step.rows.filled)),
     ]
 
 
-def _time(found: Estimate) -> list[Section]:
-    time = found.time
+def _time(plan: Estimate) -> list[Section]:
+    time = plan.time
     if time is None:
         return []
     parts = time.parts | {"total": time.total}
@@ -377,14 +377,14 @@ def _time(found: Estimate) -> list[Section]:
     shown = {name: (one, f"{_milliseconds(one)}, {one / time.total:.0%}") for name, one in parts.items()}
     basis = "the compiler's cycles" if time.basis == CYCLES else "a roofline"
     note = (
-        f"On all devices, a step has {found.flops.total:.4g} FLOPs as traced; MFU counts the {found.model_flops:.4g} "
+        f"On all devices, a step has {plan.flops.total:.4g} FLOPs as traced; MFU counts the {plan.model_flops:.4g} "
         "of the model's formula."
     )
     return [Section(f"Time of a step, by {basis}", [_bars(shown)], note)]
 
 
-def _collectives(found: Estimate) -> list[Section]:
-    topology = found.step.topology
+def _collectives(plan: Estimate) -> list[Section]:
+    topology = plan.step.topology
     group = "slices" if topology.sides else "hosts"
     rows = [
         [
@@ -394,7 +394,7 @@ def _collectives(found: Estimate) -> list[Section]:
             f"{topology.seconds(one) * 1e3:,.2f}",
             f"{one.overlapped_bytes / one.bytes:.0%}" if one.bytes else "",
         ]
-        for one in found.collectives
+        for one in plan.collectives
     ]
     table = Table(["", "count", "MB per device", "ms", "overlapped"], [rows])
     return [Section("Collectives of a step", [table])] if rows else []

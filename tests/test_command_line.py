@@ -56,7 +56,7 @@ def test_exit_codes_and_one_line(arguments, code, said):
 
 def test_an_extra_is_installed_from_where_bert_jax_comes_from(tmp_path):
     """No package index has bert_jax, so a plain `pip install bert_jax[gcs]` is no advice."""
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parent.parent
     assert install_hint("gcs") == f"pip install --editable '{root}[gcs]'"
     told = install_hint("gcs", tmp_path / "site-packages" / "bert_jax")
     assert "pip install '.[gcs]' in the clone" in told and "--no-index --find-links WHEELS 'bert_jax[gcs]'" in told
