@@ -123,7 +123,7 @@ class Model:
         the mean of the last layer. The number of truncated texts is printed. Raises UserError as
         `bert_jax.commands.embed.embed` does, and for a pool of more than one vector of each text.
         """
-        found = settings_of(
+        settings = settings_of(
             self.loaded,
             layers=layers,
             pool=pool,
@@ -133,13 +133,13 @@ class Model:
             max_length=max_length,
             truncate_dim=truncate_dim,
         )
-        if found.pool not in TEXT_POOLS:
+        if settings.pool not in TEXT_POOLS:
             raise UserError(
-                f"pool is {found.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, or "
-                f"from bert_jax.commands.embed import embed; embed(model.loaded, texts, pool={found.pool!r})"
+                f"pool is {settings.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, "
+                f"or from bert_jax.commands.embed import embed; embed(model.loaded, texts, pool={settings.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
-        embedder = Embedder(self.loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
+        embedder = Embedder(self.loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
         vectors = embedder.arrays(several)["embeddings"]
         report_truncated(embedder, len(several))
         return vectors[0] if isinstance(texts, str) else vectors
@@ -177,8 +177,8 @@ class Model:
         of `bert_jax.tasks.prediction.predict`, which says what is refused.
         """
         several = [inputs] if isinstance(inputs, str) else inputs
-        found = prediction.predict(self.loaded, several, **options)
-        return found[0] if isinstance(inputs, str) else found
+        predictions = prediction.predict(self.loaded, several, **options)
+        return predictions[0] if isinstance(inputs, str) else predictions
 
     @naming_arguments()
     def evaluate(
@@ -347,17 +347,17 @@ def build_examples(*, quiet: bool | None = None, **options: Unpack[BuildKeywords
 
 def _texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as commands have them: paths as text, those of a list of files with commas between them."""
-    found = dict(options)
+    plain = dict(options)
     for name, value in options.items():
         if isinstance(value, Path):
-            found[name] = str(value)
+            plain[name] = str(value)
         elif name == "input" and isinstance(value, list | tuple):
-            if with_comma := next((str(one) for one in value if "," in str(one)), ""):
+            if with_comma := next((str(file) for file in value if "," in str(file)), ""):
                 raise UserError(f"input has {with_comma!r}, but commas separate names; write ? in place of its comma")
-            found[name] = ",".join(map(str, value))
+            plain[name] = ",".join(map(str, value))
         elif isinstance(value, list):
-            found[name] = tuple(value)
-    return found
+            plain[name] = tuple(value)
+    return plain
 
 
 def _path_of(model: Model | str | Path, scratch: Path) -> str:

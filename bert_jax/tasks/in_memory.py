@@ -149,14 +149,14 @@ def _plain(value: Any, sets: bool = False) -> Any:
     if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # dates of NumPy, which tolist makes numbers
         value = value.astype(str)
     for method in ("tolist", "item"):  # of NumPy, JAX and PyTorch
-        if hasattr(value, method) and type(found := getattr(value, method)()) is not type(value):
-            return _plain(found, sets)
+        if hasattr(value, method) and type(plain := getattr(value, method)()) is not type(value):
+            return _plain(plain, sets)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int) for key in value):
             raise ValueError("expected keys that are texts")
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
         if not sets:
             raise ValueError("a set has no order, so give a list")

@@ -66,9 +66,9 @@ def test_an_unknown_command_is_refused_with_the_nearest_name(typed, message):
 
 
 def test_a_command_runs_in_any_folder_and_its_help_and_errors_name_it(tmp_path):
-    shown = bert_jax("fill_mask", "--help", folder=tmp_path)
+    shown = bert_jax("merge_shards", "--help", folder=tmp_path)
     assert shown.returncode == 0
-    assert "usage: bert-jax fill-mask" in shown.stdout
+    assert "usage: bert-jax merge-shards" in shown.stdout
     refused = bert_jax("inspect-shards", folder=tmp_path)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert refused.stderr.endswith("See: bert-jax inspect-shards --help\n")
