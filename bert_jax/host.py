@@ -1,8 +1,4 @@
-"""The host: memory that stays in the process, and accelerators found before jax is imported. Linux only.
-
-`keep_freed_memory` is what commands call, before numpy or jax is imported, so this module imports nothing heavy. The
-functions above it set malloc of GNU's C library, and look for a TPU or a GPU in the files of the system.
-"""
+"""The host: memory that stays in the process, and accelerators found before jax is imported. Imports nothing heavy."""
 
 import ctypes
 import importlib.metadata
@@ -12,6 +8,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+# Memory allocation by GNU's C library in this process: mallopt(3), and huge pages by madvise(2). Linux only.
+
 
 # Constants of glibc's malloc.h. NEVER as M_TRIM_THRESHOLD: memory is not returned to the system.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
@@ -48,8 +47,12 @@ def back_by_huge_pages(library: ctypes.CDLL, size: int) -> None:
         library.free(block)
 
 
+# Whether this machine has a TPU or a GPU, from the files of the system, before jax is imported. Linux only.
+#
 # An installed plugin says nothing about the device: images for TPUs and GPUs also run on machines without one. The
 # checks are those by which jax itself finds devices (jax/_src/hardware_utils.py of jax 0.12.0).
+
+
 ROOT = Path("/")
 _WSL = "dxg"  # any GPU in the Windows Subsystem for Linux
 _GOOGLE = "0x1ae0"  # the PCI vendor, also of network cards and displays of virtual machines
@@ -92,6 +95,9 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
+
+
+# Keeps freed host memory in the process, so that a CPU step's buffers are not faulted in again at every step.
 
 
 _SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}

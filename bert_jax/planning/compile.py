@@ -27,7 +27,8 @@ from bert_jax.interop.initial import architecture, open_initial
 from bert_jax.model import sizes
 from bert_jax.planning import program as programs
 from bert_jax.planning.topology import GIB, Topology
-from bert_jax.train import optim, sharding
+from bert_jax.train import optim
+from bert_jax.train import sharding as partitioning
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
@@ -132,11 +133,11 @@ class AbstractStep:
                 "to plan the student alone"
             )
         objective = pretraining_objective(config, model, [traits])
-        mesh = sharding.make_mesh(config.mesh, topology.devices)
+        mesh = partitioning.make_mesh(config.mesh, topology.devices)
         # Devices without a machine do not all report their slice.
-        sharding.check_slices(mesh.shape[sharding.DATA], topology.slices, mesh.size)
-        sharding.check_model(model, mesh, shard_optimizer=config.mesh.shard_optimizer)
-        sharding.check_batch(config.batch_size, config.microbatches, mesh)
+        partitioning.check_slices(mesh.shape[partitioning.DATA], topology.slices, mesh.size)
+        partitioning.check_model(model, mesh, shard_optimizer=config.mesh.shard_optimizer)
+        partitioning.check_batch(config.batch_size, config.microbatches, mesh)
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         factors = optim.rate_factors(config.optimizer, abstract, None)
@@ -160,15 +161,15 @@ class AbstractStep:
         """Returns the abstract training state with a sharding on each leaf."""
         init = self.plan.objective.init
         abstract = jax.eval_shape(lambda key: initial_state(self.plan, init(self.model, key)), _abstract_key())
-        return sharding.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
+        return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
         """Returns an abstract global batch whose rows are sharded over the devices."""
         rows, size = self.rows, self.config.batch_size
-        by_rows = sharding.rows_sharding(self.mesh)
+        sharding = partitioning.rows_sharding(self.mesh)
 
         def array(width: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((size, width), dtype, sharding=by_rows)
+            return jax.ShapeDtypeStruct((size, width), dtype, sharding=sharding)
 
         tokens, predictions = array(rows.seq_len), array(rows.predictions)
         spans = predictions if "span_offsets" in self.plan.objective.batch_fields else None
@@ -190,7 +191,7 @@ class AbstractStep:
 
     def traced(self) -> Any:
         """Returns the step traced by jax.jit, which gives its jaxpr and can be lowered."""
-        whole = sharding.replicated(self.mesh)
+        whole = partitioning.replicated(self.mesh)
         key = _abstract_key()
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
