@@ -251,9 +251,9 @@ def compile_step(step: AbstractStep) -> Compiled:
             raise UserError(f"the compiler could not build the step for {topology.name}: {first}") from error
         total, available = wanted
         return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), counted)
-    sizes = built.memory_analysis()
-    total = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    total += sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    used = built.memory_analysis()
+    total = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    total += used.temp_size_in_bytes + used.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
     return Compiled(programs.parse(built.as_text()), memory, counted)
 
