@@ -12,14 +12,14 @@ import test_families
 from families import FAMILIES
 
 from bert_jax.config import MeshConfig
-from bert_jax.model.attention import kernels
+from bert_jax.model.attention import choice, flash, layer, triton
+from bert_jax.model.attention.choice import bands_save_work
 from bert_jax.model.attention.flash import flash_attention
-from bert_jax.model.attention.library import (
+from bert_jax.model.attention.kernels import (
     banded_attention,
     cudnn_attention,
     cudnn_attention_by_length,
     einsum_attention,
-    saves,
     splash_attention,
 )
 from bert_jax.model.attention.triton import triton_attention
@@ -82,7 +82,7 @@ def test_bands_have_fewer_scores_than_the_square():
 
     sizes = [np.prod(found.aval.shape) for step in jax.make_jaxpr(attend)(*heads).eqns for found in step.outvars]
     assert max(sizes) < 2 * 3 * 200 * 200 / 2
-    assert saves(16, 200) and not saves(16, 64) and not saves(64, 256)
+    assert bands_save_work(16, 200) and not bands_save_work(16, 64) and not bands_save_work(64, 256)
 
 
 @pytest.mark.slow
@@ -231,31 +231,32 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 
         return attend
 
-    monkeypatch.setattr(kernels, "choose", lambda *_: "cudnn")
-    monkeypatch.setattr(kernels, "cudnn_attention", kernel("mask"))
-    monkeypatch.setattr(kernels, "cudnn_attention_by_length", kernel("lengths"))
+    monkeypatch.setattr(choice, "choose", lambda *_: "cudnn")
+    monkeypatch.setattr(layer, "cudnn_attention", kernel("mask"))
+    monkeypatch.setattr(layer, "cudnn_attention_by_length", kernel("lengths"))
     config = FAMILIES[family]
 
     def encode(params):
         model = bind(config, Heads(), params, Runtime(layer_loop="unrolled"))
         return model.encode_at(batch, jnp.zeros((batch.input_ids.shape[0], 2), jnp.int32))
 
-    kernels.log_choice.cache_clear()
+    choice.log_once.cache_clear()
     jax.eval_shape(encode, abstract_params(config, Heads()))
     assert calls == collections.Counter(mask=with_mask, lengths=with_lengths)
     old = jax.__version_info__ < (0, 11, 1)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(with_mask and old)
 
 
-KERNELS = {
-    "banded": {},
-    "splash": {"attention_kernels.splash_attention": functools.partial(splash_attention, interpret=True)},
-    "flash": {"attention_flash_kernels.flash_attention": functools.partial(flash_attention, interpret=True)},
-    "triton": {"attention_triton_kernels.triton_attention": functools.partial(triton_attention, interpret=True)},
-    "cudnn": {
-        f"attention_kernels.{function.__name__}": functools.partial(function, implementation="xla")
-        for function in (cudnn_attention, cudnn_attention_by_length)
-    },
+# By the kernel: a module, and its functions in the form that runs on a CPU.
+KERNELS: dict[str, tuple] = {
+    "banded": (layer, ()),
+    "splash": (layer, (functools.partial(splash_attention, interpret=True),)),
+    "flash": (flash, (functools.partial(flash_attention, interpret=True),)),
+    "triton": (triton, (functools.partial(triton_attention, interpret=True),)),
+    "cudnn": (
+        layer,
+        [functools.partial(each, implementation="xla") for each in (cudnn_attention, cudnn_attention_by_length)],
+    ),
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
 CASES = [("banded", "modernbert", True)] + [
@@ -281,9 +282,10 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
         chosen.add("einsum" if kernel == "banded" and not situation.local else kernel)
         return "einsum" if kernel == "banded" and not situation.local else kernel
 
-    monkeypatch.setattr(kernels, "choose", choose)
-    for name, function in KERNELS[kernel].items():
-        monkeypatch.setattr(f"bert_jax.model.ops.{name}", function)
+    monkeypatch.setattr(choice, "choose", choose)
+    module, functions = KERNELS[kernel]
+    for function in functions:
+        monkeypatch.setattr(module, function.func.__name__, function)
     # Not from the cache of what einsum gave.
     got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed)
     test_families.assert_same(got, wanted)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from test_attention_kernels import HIGHEST, assert_equals_einsum, rows
 
-from bert_jax.model.attention.library import einsum_attention
-from bert_jax.model.attention.triton import padded_length, triton_attention
+from bert_jax.model.attention.choice import triton_length
+from bert_jax.model.attention.kernels import einsum_attention
+from bert_jax.model.attention.triton import triton_attention
 from bert_jax.model.dropout import keep_mask, row_seeds
 from bert_jax.model.embeddings import token_positions, visible_keys
 from bert_jax.model.runtime import Placement
@@ -101,4 +102,4 @@ def test_a_row_of_one_block_computes_no_matmul_twice_and_the_scores_stay_in_the_
 
 @pytest.mark.parametrize(("length", "padded"), [(1, 16), (16, 16), (65, 128), (128, 128), (129, 192), (512, 512)])
 def test_rows_are_padded_to_the_sizes_that_triton_takes(length, padded):
-    assert padded_length(length) == padded
+    assert triton_length(length) == padded
