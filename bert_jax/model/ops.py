@@ -1,8 +1,8 @@
 """Operations whose best form depends on the platform: operations(runtime) returns those of CPUs, NVIDIA GPUs or TPUs.
 
 All forms compute the same values up to rounding, and layers read the same on every platform. Bias additions and
-look-ups come first, then Operations (for CPUs) and its subclasses for GPUs and TPUs, then the logits of a vocabulary. The
-evidence for each form is in docs/decisions/planning_and_accelerators.md.
+look-ups come first, then Operations (for CPUs) and its subclasses for GPUs and TPUs, then the logits of a vocabulary.
+docs/decisions/planning_and_accelerators.md has the evidence for each form.
 """
 
 import functools

@@ -182,21 +182,21 @@ def _attend(
     dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
     """
     placement = runtime.placement
-    dropout: dict[str, Any] = {"dropout_rate": dropout_rate, "seeds": seeds, "precision": runtime.precision}
     limits: dict[str, Any] = {"window": window, "causal": causal}
+    options = limits | {"dropout_rate": dropout_rate, "seeds": seeds, "precision": runtime.precision}
     if kernel == "splash":
         return splash_attention(*heads, keys.sequence_ids, placement=placement, **limits), None
     if kernel == "banded":
-        return banded_attention(*heads, keys.sequence_ids, **limits, **dropout), None
+        return banded_attention(*heads, keys.sequence_ids, **options), None
     if kernel == "flash":
         # The kernels of Pallas are imported when they run, since the import takes a second.
         from bert_jax.model.attention.flash import flash_attention
 
-        return flash_attention(*heads, keys.sequence_ids, placement=placement, **limits, **dropout), None
+        return flash_attention(*heads, keys.sequence_ids, placement=placement, **options), None
     if kernel == "triton":
         from bert_jax.model.attention.triton import triton_attention
 
-        return triton_attention(*heads, keys.sequence_ids, placement=placement, **limits, **dropout), None
+        return triton_attention(*heads, keys.sequence_ids, placement=placement, **options), None
     if kernel == "cudnn" and keys.unpacked and not window and not (causal and queries is not keys):
         choice.log_once("cudnn reads the lengths of sequences instead of a mask")
         lengths = sequence_lengths(keys)

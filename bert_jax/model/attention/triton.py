@@ -227,8 +227,8 @@ def _queries_kernel(grid: Grid, query: Any, key: Any, value: Any, sequences: Any
         _, of_scores = _gradients(grid, queries, keys, *statistics)
         return before + _matmul(grid, of_scores, keys.vectors, FIRST_OF_SECOND)
 
-    found = _over_blocks(grid, add, jnp.zeros((grid.block, grid.width), jnp.float32))
-    _store(grid, query_gradient, found, grid.scale)
+    sums = _over_blocks(grid, add, jnp.zeros((grid.block, grid.width), jnp.float32))
+    _store(grid, query_gradient, sums, grid.scale)
 
 
 def _keys_kernel(grid: Grid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *others: Any) -> None:
@@ -311,8 +311,8 @@ def _line(grid: Grid, value: float) -> Array:
     return jnp.full((grid.block,), value, jnp.float32)
 
 
-def _store(grid: Grid, result: Any, found: Array, factor: float = 1.0) -> None:
-    result[...] = (found * (factor / (1.0 - grid.dropout_rate))).astype(result.dtype)
+def _store(grid: Grid, result: Any, sums: Array, factor: float = 1.0) -> None:
+    result[...] = (sums * (factor / (1.0 - grid.dropout_rate))).astype(result.dtype)
 
 
 def _matmul(grid: Grid, one: Array, other: Array, summed: tuple[tuple[int], tuple[int]]) -> Array:
