@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_families
-from families import FAMILIES
+from attention import HIGHEST, assert_equals_einsum, rows
+from families import FAMILIES, PACKED, SEPARATE, assert_same, losses_and_gradients
 
 from bert_jax.config import MeshConfig
 from bert_jax.model.attention import choice, flash, layer, triton
@@ -30,35 +30,6 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Placement, Runtime
 from bert_jax.tasks.rows import SideBySideBatch, TaskBatch
 from bert_jax.train.sharding import OnMesh, make_mesh
-
-HIGHEST = jax.lax.Precision.HIGHEST
-
-
-def rows(slots: int, width: int = 8) -> tuple[list[jax.Array], jax.Array]:
-    """Queries, keys and values, and sequence ids of a packed row with padding and of a full one."""
-    heads = [jax.random.normal(jax.random.key(part), (2, slots, 3, width)) for part in range(3)]
-    third = slots // 3
-    packed = np.repeat([1, 2, 0], [third, slots - third - 3, 3])
-    return heads, jnp.asarray(np.stack([packed, np.ones(slots, int)]), jnp.int32)
-
-
-def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool, rate: float = 0.0, seeds=None) -> None:
-    """Compares a loss over the positions that are not padding, and its gradients."""
-    places = token_positions(sequence_ids, sequence_ids)
-    visible = visible_keys(places, places, window=window, causal=causal)
-    real = (sequence_ids > 0)[:, :, None, None]
-
-    def plain(*heads):
-        return einsum_attention(*heads, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST)[0]
-
-    def loss(attend):
-        return lambda *heads: jnp.where(real, jnp.sin(attend(*heads)), 0).sum()
-
-    wanted = jax.jit(jax.value_and_grad(loss(plain), (0, 1, 2)))(*heads)
-    got = jax.jit(jax.value_and_grad(loss(lambda *heads: kernel(*heads, sequence_ids, visible)), (0, 1, 2)))(*heads)
-    np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
-    for ours, theirs in zip(got[1], wanted[1], strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +175,6 @@ def test_each_device_has_the_lengths_of_its_own_rows():
         assert cut.addressable_shards[0].data.shape[0] == 24 // (8 // sizes.get("tensor", 1))
 
 
-PACKED, SEPARATE = test_families.PACKED, test_families.SEPARATE
 TASK_ROWS = TaskBatch(*SEPARATE[:4], labels=None, label_weights=None)
 UNKNOWN = SimpleNamespace(**dict(zip(SEPARATE._fields[:4], SEPARATE[:4], strict=True)))
 
@@ -274,7 +244,7 @@ CASES += [
 @pytest.mark.parametrize(("kernel", "family", "packed"), CASES)
 def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, packed, monkeypatch):
     """Law 5's batches and losses: one or several sequences a row, padding, a length that is no multiple of anything."""
-    wanted = test_families.losses_and_gradients(family, "scan", packed)
+    wanted = losses_and_gradients(family, "scan", packed)
 
     chosen = set()
 
@@ -287,6 +257,6 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
     for function in functions:
         monkeypatch.setattr(module, function.func.__name__, function)
     # Not from the cache of what einsum gave.
-    got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed)
-    test_families.assert_same(got, wanted)
+    got = losses_and_gradients.__wrapped__(family, "scan", packed)
+    assert_same(got, wanted)
     assert kernel in chosen
