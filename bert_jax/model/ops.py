@@ -322,7 +322,7 @@ class VocabularyProduct:
     runtime: Runtime
 
     def logits(self) -> Float[Array, "B M V"]:
-        """float32 logits; -inf for the padding of the vocabulary."""
+        """float32 logits; -inf for the padding of the vocabulary, so that no gradient reaches it."""
         table, runtime = self.table, self.runtime
         # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
         rows = self.vectors.reshape(-1, table.shape[1])

@@ -222,24 +222,13 @@ def _backward(grid: Grid, residuals: tuple[Any, ...], gradient: Heads) -> tuple[
 _attend.defvjp(_forward, _backward)
 
 
-def _forward_kernel(
-    grid: Grid,
-    query_ids: Any,
-    key_ids: Any,
-    words: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    context: Any,
-    logsumexp: Any,
-    largest: Any,
-    total: Any,
-    weighted: Any,
-) -> None:
+def _forward_kernel(grid: Grid, *arrays: Any) -> None:
     """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018).
 
     Dropout zeroes weights of the sum, and leaves the total that divides it.
     """
+    query_ids, key_ids, words, query, key, value, context, logsumexp, *sums = arrays
+    largest, total, weighted = sums  # over the blocks of keys
     queries, step = pl.program_id(2), pl.program_id(3)
     keys = grid.other(queries, step, of_queries=True)
 
@@ -269,28 +258,13 @@ def _forward_kernel(
         logsumexp[...] = largest[...] + jnp.log(total[...])
 
 
-def _backward_kernel(
-    grid: Grid,
-    query_ids: Any,
-    key_ids: Any,
-    words: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    context: Any,
-    logsumexp: Any,
-    gradient: Any,
-    query_gradient: Any,
-    key_gradient: Any,
-    value_gradient: Any,
-    query_sums: Any,
-    key_sums: Any,
-    value_sums: Any,
-) -> None:
+def _backward_kernel(grid: Grid, *arrays: Any) -> None:
     """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
 
     The factor of dropout is left to the end, where the sums are smaller than the scores.
     """
+    query_ids, key_ids, words, query, key, value, context, logsumexp, gradient, *results = arrays
+    query_gradient, key_gradient, value_gradient, query_sums, key_sums, value_sums = results
     keys, step = pl.program_id(2), pl.program_id(3)
     queries = grid.other(keys, step, of_queries=False)
     kept_share = 1.0 - grid.dropout_rate

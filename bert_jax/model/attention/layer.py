@@ -43,7 +43,7 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
                 "Use --config.model.attention=auto"
             )
         return ["none"]
-    chosen = (
+    chosen = [
         _kernel(
             config,
             runtime,
@@ -53,34 +53,23 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
             needs_scores=config.relative != "none",
         )
         for layer in range(config.layers)
-    )
+    ]
     return list(dict.fromkeys(chosen))
 
 
-def _kernel(
-    config: ModelConfig,
-    runtime: Runtime,
-    length: int,
-    *,
-    local: bool,
-    dropout_rate: float,
-    needs_scores: bool,
-    some_queries: bool = False,
-) -> str:
+def _kernel(config: ModelConfig, runtime: Runtime, length: int, **layer: Any) -> str:
+    """Returns the kernel of a layer, about which `layer` has the other fields of Situation."""
     situation = choice.Situation(
         platform=runtime.device_platform,
         capability=runtime.compute_capability,
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
-        dropout_rate=dropout_rate,
-        needs_scores=needs_scores,
         window=config.window,
-        local=local,
         # The symbolic length of an exported program cannot be compared; such programs request einsum.
         length=length if runtime.attention == "auto" else 0,
         causal=config.causal,
-        some_queries=some_queries,
         shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
+        **layer,
     )
     return choice.choose(runtime.attention, situation)
 

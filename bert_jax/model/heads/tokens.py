@@ -40,13 +40,8 @@ class MaskedLanguageModel(nnx.Module):
         self.config = config
         self.runtime = runtime
 
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
-        """float32 logits, by the token table where model.tied_output is set. Those of padding entries are -inf, so that
-        no gradient reaches them."""
-        return self.product(vectors, tokens).logits()
-
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
-        """The same logits before they are computed."""
+        """The logits before they are computed, by the token table where model.tied_output is set."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
         table = tokens if self.config.tied_output else self.output.table[...]
         return VocabularyProduct(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
@@ -68,10 +63,6 @@ class LanguageModel(nnx.Module):
             self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
-
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
-        """As MaskedLanguageModel."""
-        return self.product(vectors, tokens).logits()
 
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
         """As MaskedLanguageModel.product."""
@@ -169,7 +160,7 @@ class Generator(nnx.Module):
             dropout_key,
             unpacked=is_unpacked(batch),
         )
-        return self.mlm_head(vectors, tokens)
+        return self.mlm_head.product(vectors, tokens).logits()
 
 
 def generator_config(config: ModelConfig, width: int) -> ModelConfig:
