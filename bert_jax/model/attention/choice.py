@@ -89,7 +89,7 @@ def choose(requested: str, situation: Situation) -> str:
     elif "triton" in possible and _triton_is_faster(situation):
         kernel, reason = "triton", f"{fused} {obstacles[fused]}"
     else:
-        # Never flash, which is compiled for TPUs, but which nobody has run there (docs/plan.md).
+        # Never flash, which nobody has run on a TPU (docs/decisions/model_and_attention.md).
         kernel, reason = "einsum", f"{fused} {obstacles[fused] or exceptions[fused]}"
     log_once(f"attention kernel: {kernel} ({reason})")
     return kernel
