@@ -108,7 +108,8 @@ class Grid:
 
 
 Heads = Float[Array, "B N H T"]
-Statistic = Float[Array, "B N 1 T"]
+Ids = Int[Array, "B 1 T"]
+Words = UInt32[Array, "B N 2 T"]  # of the dropout mask, of each query
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
@@ -154,24 +155,12 @@ def flash_attention(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    grid: Grid,
-    query: Float[Array, "B N H T"],
-    key: Float[Array, "B N H T"],
-    value: Float[Array, "B N H T"],
-    sequences: Int[Array, "B 1 T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> Float[Array, "B N H T"]:
+def _attend(grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None) -> Heads:
     return _forward(grid, query, key, value, sequences, words)[0]
 
 
 def _forward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B 1 T"],
-    words: UInt32[Array, "B N 2 T"] | None,
+    grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None
 ) -> tuple[Heads, tuple[Any, ...]]:
     """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
     specs = _specs(grid, of_queries=True)

@@ -57,7 +57,8 @@ class Grid:
 
 
 Heads = Float[Array, "B T N H"]
-Statistic = Float[Array, "B N T"]
+Ids = Int[Array, "B T"]
+Words = UInt32[Array, "B N 2 T"]  # of the dropout mask, of each query
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
@@ -94,14 +95,7 @@ def triton_attention(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    grid: Grid,
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
-    sequences: Int[Array, "B T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> Float[Array, "B T N H"]:
+def _attend(grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None) -> Heads:
     return _forward(grid, query, key, value, sequences, words)[0]
 
 
@@ -124,12 +118,7 @@ class Keys(NamedTuple):
 
 
 def _forward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B T"],
-    words: UInt32[Array, "B N 2 T"] | None,
+    grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None
 ) -> tuple[Heads, tuple[Any, ...]]:
     """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
     rows, _, heads, _ = query.shape
