@@ -159,7 +159,7 @@ class DataConfig:
     prefetch: int = key(4, "free")  # batches prepared ahead in a thread
 
     def __post_init__(self) -> None:
-        _check_numbers("data", least=1, prefetch=self.prefetch)
+        _check_numbers("data.", least=1, prefetch=self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ class CheckpointConfig:
     best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
 
     def __post_init__(self) -> None:
-        _check_numbers("checkpoint", every_steps=self.every_steps, every_minutes=self.every_minutes)
-        _check_numbers("checkpoint", keep=self.keep, keep_every=self.keep_every)
+        _check_numbers("checkpoint.", every_steps=self.every_steps, every_minutes=self.every_minutes)
+        _check_numbers("checkpoint.", keep=self.keep, keep_every=self.keep_every)
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,14 @@ class EvalConfig:
     max_rows: int = key(0, "measured")  # the first held-out rows to evaluate; 0: all
 
     def __post_init__(self) -> None:
-        _check_numbers("eval", least=-1, every_steps=self.every_steps)
-        _check_numbers("eval", batch_size=self.batch_size, max_rows=self.max_rows)
+        _check_numbers("eval.", least=-1, every_steps=self.every_steps)
+        _check_numbers("eval.", batch_size=self.batch_size, max_rows=self.max_rows)
 
 
 def _check_numbers(group: str, least: int = 0, **numbers: int | float) -> None:
     for name, value in numbers.items():
         if not value >= least:
-            raise UserError(f"config.{group}.{name} is {value}. Use a number of at least {least}")
+            raise UserError(f"config.{group}{name} is {value}. Use a number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -303,11 +303,8 @@ class TrainConfig:
             raise UserError(f"config.seed is {self.seed}. Use a whole number from 0 to {SEEDS - 1}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
-        for name in ("steps", "budget_minutes", "log_every"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"config.{name} is {getattr(self, name)}. Use a number of at least 0")
-        if self.skip_at_most < 0:
-            raise UserError(f"config.skip_at_most is {self.skip_at_most}. Use a number of steps of at least 0")
+        _check_numbers("", steps=self.steps, budget_minutes=self.budget_minutes)
+        _check_numbers("", log_every=self.log_every, skip_at_most=self.skip_at_most)
 
     def evaluation_rows(self, batch_size: int) -> int:
         """Returns the rows of a held-out batch, before the mesh rounds them up: by default those of one microbatch.
