@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config academic_bert --workdir runs/academic --config.data.train=SHARDS
 
-SHARDS are made by `build_examples --objective single --seq_len 128` with the uncased vocabulary. The budget is
+SHARDS are made by `build-examples --objective single --seq_len 128` with the uncased vocabulary. The budget is
 wall-clock time: the learning rate rises over its first 6% and then falls to 0. If a batch does not fit into memory, set
 --config.microbatches=N.
 

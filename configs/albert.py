@@ -3,7 +3,7 @@
     bert-jax pretrain --config albert:base --workdir runs/albert --config.data.train=SHARDS
 
 or albert:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout and train for 10 M
-(base) or 3 M steps, published with additional data. SHARDS are made by `build_examples --objective sop --mask_unit
+(base) or 3 M steps, published with additional data. SHARDS are made by `build-examples --objective sop --mask_unit
 ngram --seq_len 512` with a SentencePiece vocabulary of 30,000 pieces; docs/data.md has the commands. Other ways of
 sharing: --config.model.shared_layers=attention, feed_forward or none.
 

@@ -4,7 +4,7 @@ r"""BERT-Base, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256
         --config.data.phases=900000:SHARDS_512
 
 The last tenth of the steps uses rows of 512 positions; without data.phases there is one length. Both SHARDS are made by
-`build_examples --objective nsp`; docs/data.md has the commands. The vocabulary decides
+`build-examples --objective nsp`; docs/data.md has the commands. The vocabulary decides
 whether the model is cased (28,996 tokens as published) or uncased (30,522). For whole-word masking, build the shards
 with --mask_unit word.
 

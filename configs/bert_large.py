@@ -7,7 +7,7 @@ or bert_large:lamb, on shards of --seq_len 128, followed by shards of --seq_len 
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
 --config.optimizer.warmup_share=0.128. Such a large batch needs --config.microbatches=N to fit into memory.
 
-SHARDS are made by `build_examples --objective nsp`; docs/data.md has the commands. The vocabulary decides
+SHARDS are made by `build-examples --objective nsp`; docs/data.md has the commands. The vocabulary decides
 whether the model is cased. For whole-word masking, build the shards with --mask_unit word.
 
 Hardware  published: 64 TPU chips (16 Cloud TPUs); not run here

@@ -4,7 +4,7 @@ r"""Continues the pretraining of a checkpoint on other text, with a new warmup a
         --config.data.mixture=domain=DOMAIN:0.75,general=GENERAL:0.25
 
 CHECKPOINT is a workdir or a Hugging Face folder of any supported family, and decides the architecture. DOMAIN and
-GENERAL are shards of `build_examples --tokenizer CHECKPOINT`. GENERAL replays text like that of the first pretraining
+GENERAL are shards of `build-examples --tokenizer CHECKPOINT`. GENERAL replays text like that of the first pretraining
 against forgetting; `--config.data.train=DOMAIN` trains without. docs/adapting.md has every step, and the
 perplexities of an example before and after.
 

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config cpu_speedrun --workdir runs/speedrun --config.data.train=SHARDS
 
-SHARDS are made by `build_examples --objective doc_sentences --pack 16 --seq_len 128 --eval_fraction 0.005 --dedup` with
+SHARDS are made by `build-examples --objective doc_sentences --pack 16 --seq_len 128 --eval_fraction 0.005 --dedup` with
 a lower-cased WordPiece vocabulary of 16,384 tokens. `python -m benchmarks.speedrun --output DIR` makes them from the
 text in BERT_JAX_DATA/pretrain, runs this recipe, and scores it (docs/speedrun.md).
 

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config diffusion --workdir runs/diffusion --config.data.train=SHARDS
 
-SHARDS are made by `build_examples --objective single --seq_len 128` with an uncased WordPiece vocabulary, as theirs for
+SHARDS are made by `build-examples --objective single --seq_len 128` with an uncased WordPiece vocabulary, as theirs for
 One Billion Words. `evaluate` prints the bound (mdm_loss, nats per token) and its perplexity, and
 `bert-jax fill-mask --checkpoint runs/diffusion --generate 64 --average ema` writes text.
 

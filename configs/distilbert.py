@@ -4,7 +4,7 @@ r"""DistilBERT: six of a BERT-Base's twelve layers, trained to predict what it p
         --config.distill.teacher=TEACHER --config.init_from=TEACHER
 
 TEACHER is any checkpoint of BERT-Base's architecture with a masked-language-model head: a workdir, an export, or a
-Hugging Face folder such as that of bert-base-uncased. SHARDS are of `build_examples --objective full_sentences
+Hugging Face folder such as that of bert-base-uncased. SHARDS are of `build-examples --objective full_sentences
 --seq_len 512 --masking dynamic --tokenizer TEACHER`. For a teacher of another architecture, such as one of six layers,
 add --config.model.preset=checkpoint --config.model.layers=3 --config.init_layers=0,2,5 (docs/adapting.md).
 

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config electra:small --workdir runs/electra --config.data.train=SHARDS
 
-or electra:base, electra:large. SHARDS are made by `build_examples --objective single --mask_split
+or electra:base, electra:large. SHARDS are made by `build-examples --objective single --mask_split
 0.85,0,0.15` with an uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the
 tokens.
 `bert-jax export --format hf` writes the discriminator, and with --part generator the generator.

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config elmo:small --workdir runs/elmo --config.data.train=SHARDS
 
-or elmo:medium, elmo:original. SHARDS are made by `build_examples --objective full_sentences
+or elmo:medium, elmo:original. SHARDS are made by `build-examples --objective full_sentences
 --seq_len 120`. Two LSTM language models, left to right and right to left, share their token embeddings and output
 matrix; layers have 1024, 2048 or 4096 cells in each direction, projected to 128, 256 or 512. Without embeddings and
 output they have 4.7, 18.9 and 75.6 million parameters. The published 13.6, 28.0 and 93.6 million include convolutions

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config feed_forward_lm --workdir runs/ngram --config.data.train=SHARDS
 
-SHARDS are made by `build_examples --objective full_sentences --seq_len 128`. model.window is the number of tokens that
+SHARDS are made by `build-examples --objective full_sentences --seq_len 128`. model.window is the number of tokens that
 are concatenated: n - 1 of an n-gram, since it does not count the token that is predicted.
 
 Hardware  published: 40 CPUs for the larger corpus (AP News); not run here

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config gpt:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
 
-or gpt:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build_examples --objective
+or gpt:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build-examples --objective
 full_sentences` with byte-level BPE (GPT-2: 50,257 tokens, 1,024 positions). Masks are ignored, and every token except
 the first of a sequence is predicted. This GPT-2 has biases, which nanoGPT omits.
 

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config lstm:medium --workdir runs/lstm --config.data.train=SHARDS
 
-or lstm:large, lstm:rnn (Mikolov et al. 2010). SHARDS are made by `build_examples --objective
+or lstm:large, lstm:rnn (Mikolov et al. 2010). SHARDS are made by `build-examples --objective
 full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every model.bptt
 positions. The output matrix is not tied to the embeddings; --config.model.tied_output=true ties it (Press and Wolf
 2017). With 10,000 words and two biases a layer (here the two are one, and the output has none), the LSTMs have

@@ -2,7 +2,7 @@ r"""ModernBERT, base or large (Warner et al. 2024), at T=1,024: the first 1.7 T 
 
     bert-jax pretrain --config modernbert:base --workdir runs/modern --config.data.train=SHARDS
 
-or modernbert:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
+or modernbert:large. SHARDS are made by `build-examples --objective doc_sentences --pack 32 --seq_len 1024`;
 this recipe masks 30%. All layers use rotary base 10,000 here, and the rate is constant after warmup.
 
 The other 300 B tokens have rows of 8,192 positions: 250 B at a constant lower rate, and a decay as 1 - sqrt over the

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config mosaicbert:base --workdir runs/mosaic --config.data.train=SHARDS
 
-or mosaicbert:large. SHARDS are of the uncased vocabulary and `build_examples --objective single
+or mosaicbert:large. SHARDS are of the uncased vocabulary and `build-examples --objective single
 --seq_len 128`; evaluation uses the mask rate of the shards, 15%, as in the paper. Differences from the paper: rotary
 positions instead of attention biases by distance (ALiBi), and biases in the gated feed-forward.
 

@@ -3,7 +3,7 @@ r"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a d
     bert-jax pretrain --config phases --workdir runs/phases --config.data.train=SHORT \
         --config.data.phases=19073:LONG
 
-SHORT are shards of `build_examples --objective doc_sentences --pack 32 --seq_len 1024`. LONG, for the decay, are of
+SHORT are shards of `build-examples --objective doc_sentences --pack 32 --seq_len 1024`. LONG, for the decay, are of
 other text, such as that of a domain or of higher quality, with `--seq_len 8192 --pack 64` and the same tokenizer.
 
 | phase | from step | tokens | objective | rows of positions | masked | rate |

@@ -3,7 +3,7 @@
     bert-jax pretrain --config relative:shaw --workdir runs/shaw --config.data.train=SHARDS
 
 or relative:buckets. SHARDS are those of the recipe bert_base; for buckets, which has no segments, use
-`build_examples --objective single`. --config.model.relative_distance=N clips longer distances.
+`build-examples --objective single`. --config.model.relative_distance=N clips longer distances.
 
 Hardware  not run here
 Hours     not measured here

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config roberta:base --workdir runs/roberta --config.data.train=SHARDS
 
-or roberta:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
+or roberta:large. SHARDS are made by `build-examples --objective full_sentences --seq_len 512` with a
 byte-level BPE vocabulary; docs/data.md has the commands.
 
 Hardware  published, large: 1,024 V100; not run here

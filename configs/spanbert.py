@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config spanbert:large --workdir runs/spanbert --config.data.train=SHARDS
 
-or spanbert:base. SHARDS are made by `build_examples --objective single --mask_unit span --random_tokens unigram
+or spanbert:base. SHARDS are made by `build-examples --objective single --mask_unit span --random_tokens unigram
 --seq_len 512` with a cased WordPiece vocabulary; docs/data.md has the commands.
 
 Hardware  published, large: 32 V100; not run here

@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config transformer --workdir runs/encoder --config.data.train=SHARDS
 
-SHARDS are made by `build_examples --objective single --seq_len 128`; the model has no segments. Optimizer, warmup,
+SHARDS are made by `build-examples --objective single --seq_len 128`; the model has no segments. Optimizer, warmup,
 peak rate, inverse-square-root schedule and tokens per step are those of the paper's translation model.
 
 Hardware  published, for translation: 8 P100; not run here

@@ -3,8 +3,8 @@ r"""XLM-R, base or large (Conneau et al. 2020): RoBERTa over 100 languages with 
     bert-jax pretrain --config xlmr:base --workdir runs/xlmr \
         --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.3
 
-or xlmr:large, with all languages. SHARDS are made by `train_tokenizer --kind unigram --alpha 0.3` and
-`build_examples --objective full_sentences --seq_len 512` for each language; docs/data.md has the commands.
+or xlmr:large, with all languages. SHARDS are made by `train-tokenizer --kind unigram --alpha 0.3` and
+`build-examples --objective full_sentences --seq_len 512` for each language; docs/data.md has the commands.
 
 Hardware  published: 500 V100 of 32 GB; not run here
 Hours     not published

@@ -18,7 +18,6 @@ from bert_jax.config.model import (
 from bert_jax.config.recipes import recipe_module
 from bert_jax.config.training import (
     CheckpointConfig,
-    DataConfig,
     DistillConfig,
     EvalConfig,
     MeshConfig,
@@ -32,7 +31,6 @@ __all__ = [
     "ENCODERS",
     "MODEL_CHOICES",
     "CheckpointConfig",
-    "DataConfig",
     "DistillConfig",
     "EncoderKind",
     "EvalConfig",

@@ -2,6 +2,9 @@
 
 `read_flags` serves the command line and `read_values` serves Python. Both run the recipe, apply the overrides and
 return a ConfigDict, from which `load` builds the dataclass. Unknown keys are errors that suggest the nearest key.
+
+The first part has the short flags: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same
+name in every command that has what it names. A recipe without the key does not have the flag.
 """
 
 import dataclasses
@@ -21,13 +24,10 @@ from ml_collections.config_flags import config_path
 from bert_jax.config.recipes import recipe_module
 from bert_jax.errors import UserError
 
-# Flags that pretrain and finetune have in common with other commands; each sets a configuration key.
-#
-#     --checkpoint runs/base    means the same as    --config.init_from=runs/base
-#
-# A flag has the same name in every command that has what it names. A recipe without the key does not have the flag.
+Config = TypeVar("Config")
+Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 
-
+# The configuration key that each short flag sets.
 KEYS = {
     "checkpoint": "init_from",
     "average": "init_average",
@@ -52,29 +52,29 @@ def as_keys(overrides: Sequence[str], tree: ml_collections.ConfigDict | None = N
     Raises UserError for a flag without a value, for one whose key the recipe `tree` does not have, and where a flag and
     its key have different values.
     """
-    found: list[str] = []
+    replaced: list[str] = []
     given: dict[str, dict[str, str]] = {}  # of each key: its values by flag
     rest = iter(overrides)
     for override in rest:
         flag, equals, value = override.lstrip("-").partition("=")
         if not override.startswith("-") or flag not in _BY_FLAG:
-            found.append(override)
+            replaced.append(override)
             continue
         key = _BY_FLAG[flag]
-        if tree is not None and flag in KEYS and not _has(tree, key):
+        if tree is not None and flag in KEYS and not _has_key(tree, key):
             raise UserError(f"unknown flag --{flag}, which sets config.{key}: the recipe has no such key. Omit it")
         if not equals and (value := next(rest, "--")).startswith("--"):
             raise UserError(f"--{flag} has no value; write --{flag}=VALUE")
         given.setdefault(key, {})[flag] = value
         if flag not in KEYS:
-            found.append(f"--{flag}={value}")
+            replaced.append(f"--{flag}={value}")
     for key, values in given.items():
         if len(set(values.values())) > 1:
-            (first, one), (second, other) = values.items()
-            raise UserError(f"--{first} is {one} and --{second} is {other}, but they set one key; omit one of them")
+            (first, value), (second, other) = values.items()
+            raise UserError(f"--{first} is {value} and --{second} is {other}, but they set one key; omit one of them")
         if f"config.{key}" not in values:
-            found.extend(f"--config.{key}={value}" for value in values.values())
-    return found
+            replaced.extend(f"--config.{key}={value}" for value in values.values())
+    return replaced
 
 
 def help_text(config: type) -> str:
@@ -85,7 +85,7 @@ def help_text(config: type) -> str:
     return "\n".join(["Flags of other commands that are accepted here, too, and the keys that they set:", "", *lines])
 
 
-def _has(tree: ml_collections.ConfigDict, key: str) -> bool:
+def _has_key(tree: ml_collections.ConfigDict, key: str) -> bool:
     section, dot, name = key.rpartition(".")
     return name in (tree.get(section, {}) if dot else tree)
 
@@ -96,11 +96,6 @@ def _defines(config: type, key: str) -> bool:
     return name in types and (not rest or _defines(types[name], rest))
 
 
-# Converts a recipe and its overrides to a configuration dataclass and back. Unknown keys are errors.
-
-
-Config = TypeVar("Config")
-Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 # Of keys whose text is a mapping with other signs than a:1,b:2.
 MAPPING_SIGNS = {
     "task.class_weights": ("=", ","),
@@ -153,7 +148,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
     """The configuration of a recipe, FILE or NAME or either with :ARG, with `--config.a.b=value` overrides applied.
 
-    NAME is that of a recipe that comes with bert_jax. The flags of short_flags.KEYS are overrides, too. `KEY=none` of a
+    NAME is that of a recipe that comes with bert_jax. The flags of KEYS are overrides, too. `KEY=none` of a
     number gives None, which unsets one that may be None. Raises UserError for a recipe that does not exist, an argument
     that it does not accept, an unknown key or a value of the wrong type.
     """

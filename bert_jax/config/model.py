@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
 
-# The configuration of LoRA: low-rank adapters of matrices that stay as they are (Hu et al. 2021).
-
-
 # The matrices of a layer that may have an adapter, by the path that `targets` matches.
 MATRICES = (
     *(f"encoder/layers/attention/{name}" for name in ("query", "key", "value", "output")),
@@ -29,10 +26,11 @@ WITHOUT = (
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Adapters of rank `rank`: a matrix W computes x W + s dropout(x) A B, and only A and B are trained.
+    """Adapters of rank `rank` (LoRA; Hu et al. 2021): a matrix W computes x W + s dropout(x) A B.
 
-    The scale s is alpha / rank, or alpha / sqrt(rank) with rank_stabilized (Kalajdzievski 2023). Raises UserError for
-    values out of range, and for targets that match no matrix, or that name one that cannot have an adapter.
+    Only A and B are trained. The scale s is alpha / rank, or alpha / sqrt(rank) with rank_stabilized (Kalajdzievski
+    2023). Raises UserError for values out of range, and for targets that match no matrix, or that name one that cannot
+    have an adapter.
     """
 
     rank: int = 0  # columns of A; 0: no adapters
@@ -68,7 +66,7 @@ class LoraConfig:
 
         This is a check of the configuration that is trained: a sweep may set the rank.
         """
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
         if self.rank == 0 and changed:
             raise UserError(
                 f"lora.{changed[0]} is {getattr(self, changed[0])}, but lora.rank is 0, which means no adapters. "
@@ -84,9 +82,6 @@ class LoraConfig:
     def scale(self) -> float:
         """The factor s of the adapters' outputs."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
-
-
-# The architecture of a model, and the model keys of a recipe.
 
 
 Options = TypeVar("Options")

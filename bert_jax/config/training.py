@@ -12,9 +12,6 @@ from typing import Any, Literal
 from bert_jax.config.model import ModelOptions
 from bert_jax.errors import UserError
 
-# The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/).
-
-
 ON_NONFINITE = ("stop", "skip")
 
 SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
@@ -43,14 +40,14 @@ def key(default: Any, *given: Mark) -> Any:
 
 def marked(config: Any, mark: Mark) -> tuple[str, ...]:
     """Returns the keys and groups of a configuration that have a mark, such as mesh.data."""
-    found: list[str] = []
+    keys: list[str] = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         if mark in item.metadata.get("marks", ()):
-            found.append(item.name)
+            keys.append(item.name)
         elif dataclasses.is_dataclass(value):
-            found += [f"{item.name}.{name}" for name in marked(value, mark)]
-    return tuple(found)
+            keys += [f"{item.name}.{name}" for name in marked(value, mark)]
+    return tuple(keys)
 
 
 HIDDEN_LOSSES = ("cosine", "mse")
@@ -97,7 +94,7 @@ class DistillConfig:
 
         This is a check of the configuration that is trained: a sweep may set the weight that a key needs.
         """
-        defaults = {one.name: one.default for one in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
         changed = [name for name, default in defaults.items() if getattr(self, name) != default]
         if not self.teacher:
             if changed:
@@ -136,7 +133,7 @@ class DistillConfig:
                     f"{student}. Name the pairs, such as --config.distill.layers={student}:{teacher}"
                 )
             return tuple((layer, layer * teacher // student) for layer in range(student + 1))
-        found = []
+        pairs: list[tuple[int, int]] = []
         for part in self.layers.split(","):
             ends = [end.strip() for end in part.split(":")]
             if len(ends) != 2 or not all(end.isdecimal() for end in ends):
@@ -144,14 +141,14 @@ class DistillConfig:
                     f"distill.layers is {self.layers!r}; use {LAST}, {UNIFORM}, or STUDENT:TEACHER,... such as "
                     f"{student}:{teacher}"
                 )
-            found.append((int(ends[0]), int(ends[1])))
-            for whose, layer, layers in zip(("student", "teacher"), found[-1], (student, teacher), strict=True):
+            pairs.append((int(ends[0]), int(ends[1])))
+            for whose, layer, layers in zip(("student", "teacher"), pairs[-1], (student, teacher), strict=True):
                 if layer > layers:
                     raise UserError(
                         f"distill.layers names layer {layer} of the {whose}, which has {layers}. Use 1 to {layers}, or "
                         "0 for the embeddings"
                     )
-        return tuple(found)
+        return tuple(pairs)
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ class DataConfig:
     prefetch: int = key(4, "free")  # batches prepared ahead in a thread
 
     def __post_init__(self) -> None:
-        _check_numbers("data", least=1, prefetch=self.prefetch)
+        _check_numbers("data.", least=1, prefetch=self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -244,8 +241,8 @@ class CheckpointConfig:
     best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
 
     def __post_init__(self) -> None:
-        _check_numbers("checkpoint", every_steps=self.every_steps, every_minutes=self.every_minutes)
-        _check_numbers("checkpoint", keep=self.keep, keep_every=self.keep_every)
+        _check_numbers("checkpoint.", every_steps=self.every_steps, every_minutes=self.every_minutes)
+        _check_numbers("checkpoint.", keep=self.keep, keep_every=self.keep_every)
 
 
 @dataclass(frozen=True)
@@ -257,14 +254,14 @@ class EvalConfig:
     max_rows: int = key(0, "measured")  # the first held-out rows to evaluate; 0: all
 
     def __post_init__(self) -> None:
-        _check_numbers("eval", least=-1, every_steps=self.every_steps)
-        _check_numbers("eval", batch_size=self.batch_size, max_rows=self.max_rows)
+        _check_numbers("eval.", least=-1, every_steps=self.every_steps)
+        _check_numbers("eval.", batch_size=self.batch_size, max_rows=self.max_rows)
 
 
 def _check_numbers(group: str, least: int = 0, **numbers: int | float) -> None:
     for name, value in numbers.items():
         if not value >= least:
-            raise UserError(f"config.{group}.{name} is {value}. Use a number of at least {least}")
+            raise UserError(f"config.{group}{name} is {value}. Use a number of at least {least}")
 
 
 @dataclass(frozen=True)
@@ -306,11 +303,8 @@ class TrainConfig:
             raise UserError(f"config.seed is {self.seed}. Use a whole number from 0 to {SEEDS - 1}")
         if self.on_nonfinite not in ON_NONFINITE:
             raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
-        for name in ("steps", "budget_minutes", "log_every"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"config.{name} is {getattr(self, name)}. Use a number of at least 0")
-        if self.skip_at_most < 0:
-            raise UserError(f"config.skip_at_most is {self.skip_at_most}. Use a number of steps of at least 0")
+        _check_numbers("", steps=self.steps, budget_minutes=self.budget_minutes)
+        _check_numbers("", log_every=self.log_every, skip_at_most=self.skip_at_most)
 
     def evaluation_rows(self, batch_size: int) -> int:
         """Returns the rows of a held-out batch, before the mesh rounds them up: by default those of one microbatch.

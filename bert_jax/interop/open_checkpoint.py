@@ -22,7 +22,7 @@ from bert_jax.interop.huggingface import BERT_CONFIG_FILE, ONNX_FILE, PROGRAMS_F
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel, load_vocabulary
 from bert_jax.model import layers, lora
 from bert_jax.model.bert import abstract_params
-from bert_jax.model.heads.basic import NAME as HIDDEN_PROJECTION
+from bert_jax.model.heads.basic import HIDDEN_PROJECTION
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage import location as storage_location
 from bert_jax.storage.files import INCOMPLETE, read_json, refuse_pickle

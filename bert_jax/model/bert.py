@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import layers
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings, is_unpacked
-from bert_jax.model.heads import heads_of
+from bert_jax.model.heads import chosen_heads
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Placement, Runtime
@@ -28,7 +28,7 @@ class Bert(nnx.Module):
     A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py). It may
     also have `unpacked`: whether each row holds one sequence at most, which some attention kernels use. A dropout_key
     of None means evaluation. Each part that drops out derives a stream of its own from the key, so one key a step
-    serves all. The encoder knows no head: head_outputs.py and task_outputs.py have what the heads compute.
+    serves all. The encoder knows no head: outputs.py has what the heads compute.
     """
 
     def __init__(self, config: ModelConfig, *, heads: Heads, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -38,7 +38,7 @@ class Bert(nnx.Module):
         self.embeddings = part(Embeddings, "embeddings")
         self.encoder = part(ENCODERS[config.encoder].module or Encoder, "encoder")
         # Heads are attributes, so that a parameter's path begins with its head's name.
-        for name, (module, arguments) in heads_of(heads, config).items():
+        for name, (module, arguments) in chosen_heads(heads, config).items():
             setattr(self, name, part(module, name, *arguments))
         self.config = config
         self.head_config = heads
@@ -47,7 +47,7 @@ class Bert(nnx.Module):
 
     def head(self, name: str) -> Any:
         """Returns the head of that name. Raises UserError where the model lacks it."""
-        names = heads_of(self.head_config, self.config)
+        names = chosen_heads(self.head_config, self.config)
         if name not in names:
             raise UserError(f"the model has no head {name}; its heads are: {', '.join(names) or 'none'}")
         return getattr(self, name)

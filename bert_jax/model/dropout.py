@@ -1,4 +1,13 @@
-"""Dropout and other noise by a counter-based hash: a mask depends only on a seed and an index."""
+"""Dropout and other noise by a counter-based hash: a mask depends only on a seed and on the index in the array.
+
+A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
+pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
+about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
+
+The last part has random numbers for the positions of sequences, which depend neither on the row nor on what else is in
+it. A packed row gets the samples that its sequences get in rows of their own, with any padding. In training the seed is
+that of the step, and a sequence is known by its number in the batch; in evaluation, by its tokens.
+"""
 
 import functools
 
@@ -7,13 +16,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.model.runtime import ALONE, Placement
-
-# Dropout by a counter-based hash: the mask is a function of a seed and of the index in the array only.
-#
-# A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
-# pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
-# about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
-
 
 SEED_WORDS = 2
 # In the numbering of elements, axes of positions have at least this length. With 256 heads a row then has 2^32.
@@ -100,7 +102,7 @@ def element_bits(
     """32 random bits for each element, from its index in the last axis of random_bits and the two words of its line.
 
     The arguments are broadcast to each other. Kernels that compute their own masks call this
-    (attention_flash_kernels.py).
+    (attention/flash.py).
     """
     return (_first_half(index ^ first) ^ second) * jnp.uint32(_SECOND)
 
@@ -157,12 +159,6 @@ def _backward(rate: float, position_axes: int, again: bool, seeds: Array, gradie
 
 
 _dropout.defvjp(_forward, _backward)
-
-
-# Random numbers for the positions of sequences, which depend neither on the row nor on what else is in it.
-#
-# A packed row therefore gets the samples that its sequences get in rows of their own, with any padding. In training the
-# seed is that of the step, and a sequence is known by its number in the batch; in evaluation, by its tokens.
 
 
 def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:

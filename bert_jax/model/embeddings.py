@@ -1,4 +1,5 @@
-"""Embeddings of tokens, segments and positions; where packed sequences are, and which keys a query sees."""
+"""Positions and embeddings: where packed sequences are, and which keys a query sees (TokenPositions, visible_keys);
+encodings of positions as vectors, rotations and attention biases; and the input of the first layer (Embeddings)."""
 
 import dataclasses
 import math
@@ -18,7 +19,8 @@ from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
-# Where vectors are in their row, and which keys a query sees.
+BUCKETS = 32  # Raffel et al. 2020, section 2.1
+_SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,6 @@ def sequence_lengths(rows: TokenPositions) -> Int[Array, "B"]:
     return jnp.maximum((rows.sequence_ids > 0).sum(axis=1, dtype=jnp.int32), 1)
 
 
-# Encodings of positions: sinusoids, rotations, and biases of attention scores by distance.
-
-
-BUCKETS = 32  # Raffel et al. 2020, section 2.1
-_SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
-
-
 def sinusoids(length: int, width: int) -> Float32[np.ndarray, "T D"]:
     """Returns sines in the even columns, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
     angles = np.arange(length)[:, None] / _SINUSOID_BASE ** (np.arange(0, width, 2) / width)
@@ -140,7 +135,7 @@ class RelativeTable(nnx.Module):
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
         behind = jnp.clip(query_positions[:, :, None] - key_positions[:, None, :], -self.distance, self.distance)
-        # A one-hot matmul, for the reason in layer.gather_positions.
+        # A one-hot matmul, for the reason in transformer.gather_positions.
         chosen = jax.nn.one_hot(behind + self.distance, table.shape[0], dtype=jnp.float32)
         if chosen.shape[0] == 1:
             return jnp.einsum("bnqk,qtk->bnqt", by_distance, chosen[0], precision=jax.lax.Precision.HIGHEST)
@@ -159,7 +154,7 @@ class DistanceBuckets(nnx.Module):
     def __call__(self, query_positions: Int[Array, "B Q"], key_positions: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
         """Returns the float32 bias of the scores."""
         ahead = key_positions[:, None, :] - query_positions[:, :, None]
-        # A one-hot matmul, for the reason in layer.gather_positions.
+        # A one-hot matmul, for the reason in transformer.gather_positions.
         chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
         return jnp.einsum("bqtk,kn->bnqt", chosen, self.table[...], precision=jax.lax.Precision.HIGHEST)
 
@@ -195,9 +190,6 @@ def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
         MODEL_CHOICES["relative"] += (name,)
 
 
-# Token, position and segment embeddings, summed and normalized (Devlin et al. 2019, section 3, figure 2).
-
-
 class Embedding(nnx.Module):
     """A table of vectors: table [entries, D]. Entries past `used` are padding and zero."""
 
@@ -216,7 +208,8 @@ def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
 
 
 class Embeddings(nnx.Module):
-    """The input of the first layer: token, position and segment embeddings, summed and normalized.
+    """The input of the first layer: token, position and segment embeddings, summed and normalized (Devlin et al. 2019,
+    section 3, figure 2).
 
     Where model.embedding_width is set, a dense layer projects them to the width of the layers (Lan et al. 2020,
     section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018, section 3.2).
@@ -237,14 +230,9 @@ class Embeddings(nnx.Module):
             epsilon = config.layer_norm_epsilon
             self.norm = LayerNorm(config.table_width, epsilon=epsilon, runtime=runtime, bias=config.bias)
         if config.embedding_width:
-            self.projection = Dense(
-                (config.embedding_width,),
-                (config.layer_width,),
-                deviation=config.initializer_range,
-                runtime=runtime,
-                key=child_key(key, "projection"),
-                bias=config.bias,
-            )
+            shapes, deviation = ((config.embedding_width,), (config.layer_width,)), config.initializer_range
+            own = child_key(key, "projection")
+            self.projection = Dense(*shapes, deviation=deviation, runtime=runtime, key=own, bias=config.bias)
         self.config = config
         self.runtime = runtime
 

@@ -1,4 +1,8 @@
-"""Dense and LayerNorm, the parts of every other module; activations by name; parameter trees as flat dicts of paths."""
+"""Dense and LayerNorm, the parts of every other module; activations by name; parameter trees as flat dicts of paths.
+
+Modules hold parameters and no changing state. `stack` is a leading shape: (L,) for the layers of the encoder, which are
+stored stacked. A module is called on one layer's slice of its parameters (transformer.py).
+"""
 
 import functools
 import math
@@ -15,11 +19,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 
-# Parameter trees as flat dicts: `{"encoder": {"norm": x}}` is `{"encoder/norm": x}`.
-#
-# Checkpoints, name tables and the rules for decay and sharding all speak of a parameter by its path.
-
-
+# Checkpoints, name tables and the rules for decay and sharding all speak of a parameter by its path: the leaf of
+# {"encoder": {"norm": x}} is `encoder/norm`.
 SEPARATOR = "/"
 
 
@@ -38,12 +39,6 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
             if letter == SEPARATOR and path[:end] in flat:
                 raise ValueError(f"parameter path {path!r} goes through the parameter {path[:end]!r}")
     return traverse_util.unflatten_dict(dict(flat), sep=SEPARATOR)
-
-
-# Dense and LayerNorm, the parts of every other module.
-#
-# Modules hold parameters and no changing state. `stack` is a leading shape: (L,) for the layers of the encoder, which
-# are stored stacked. A module is called on one layer's slice of its parameters (encoder.py).
 
 
 Shape = tuple[int, ...]
@@ -155,9 +150,9 @@ def _norm_forward(
 
 
 def _norm_backward(
-    epsilon: float, dtype: str, split: bool, kept: tuple, gradient: Array
+    epsilon: float, dtype: str, split: bool, residuals: tuple, gradient: Array
 ) -> tuple[Array, Array, Array | None]:
-    x, scale, has_bias, mean, inverse = kept
+    x, scale, has_bias, mean, inverse = residuals
     wide, rows = gradient.astype(jnp.float32), tuple(range(x.ndim - 1))
     normal = (x.astype(jnp.float32) - mean) * inverse
     scaled = wide * _by_row(scale, x.ndim)
@@ -170,9 +165,6 @@ def _norm_backward(
 
 
 layer_norm_narrow.defvjp(_norm_forward, _norm_backward)
-
-
-# The activations between the two matmuls of a feed-forward layer, by name.
 
 
 _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)

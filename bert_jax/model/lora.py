@@ -93,19 +93,19 @@ def is_adapter(path: str) -> bool:
 
 def merge(config: ModelConfig, params: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """Returns a model without adapters that computes what the model with them does, and its parameters by path."""
-    found = {path: value for path, value in params.items() if not is_adapter(path)}
+    merged = {path: value for path, value in params.items() if not is_adapter(path)}
     if config.lora is None:
-        return config, found
+        return config, merged
     for matrix in config.lora.matrices:
         a, b = params[f"{matrix}{SUFFIX}/a"], params[f"{matrix}{SUFFIX}/b"]
         narrow, wide = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), b.shape[1], -1)
         change = np.float32(config.lora.scale) * (narrow @ wide)  # [L, in, out]
         path, part = kernel_of(matrix)
-        kernel = np.array(found[path])
+        kernel = np.array(merged[path])
         view = kernel if part is None else kernel[:, :, part]
         view += change.reshape(view.shape)
-        found[path] = kernel
-    return dataclasses.replace(config, lora=None), found
+        merged[path] = kernel
+    return dataclasses.replace(config, lora=None), merged
 
 
 def kernel_of(matrix: str) -> tuple[str, int | None]:

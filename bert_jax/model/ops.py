@@ -1,7 +1,8 @@
-"""Operations whose best form depends on the platform, and the one place where the form is chosen.
+"""Operations whose best form depends on the platform: operations(runtime) returns those of CPUs, NVIDIA GPUs or TPUs.
 
-`operations` returns the form for CPUs, NVIDIA GPUs or TPUs. All forms compute the same values; the evidence for each
-is in docs/decisions.
+All forms compute the same values up to rounding, and layers read the same on every platform. Bias additions and
+look-ups come first, then Operations (for CPUs) and its subclasses for GPUs and TPUs, then the logits of a vocabulary.
+docs/decisions/planning_and_accelerators.md has the evidence for each form.
 """
 
 import functools
@@ -16,8 +17,6 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from bert_jax.model.dropout import dropout
 from bert_jax.model.runtime import Runtime
-
-# The addition of a bias, with two forms of its gradient. Which form is faster depends on the platform.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -51,10 +50,7 @@ def _bias_backward(rows_of_ones: int, outputs: tuple[None, ...], gradient: Array
 add_bias.defvjp(_bias_forward, _bias_backward)
 
 
-# Look-ups in a small table, with two forms of the product. The gradient of both is a matmul, not a scatter.
-
-
-def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+def look_up_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Returns table[rows] for a small table, exactly.
 
     Its gradient is a matmul; a gather's would be a serial scatter.
@@ -64,7 +60,9 @@ def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rows_by_gather(table: Float[Array, "K D"], rows: Int[Array, "B T"], gradient_dtype: str) -> Float[Array, "B T D"]:
+def look_up_by_gather(
+    table: Float[Array, "K D"], rows: Int[Array, "B T"], gradient_dtype: str
+) -> Float[Array, "B T D"]:
     """Returns table[rows] for a small table, by a gather, which XLA fuses with what reads it.
 
     The gradient is a matmul of gradients in gradient_dtype, which sums in float32. A scatter would have no fixed order
@@ -77,8 +75,8 @@ def _look_up_forward(table: Array, rows: Array, gradient_dtype: str) -> tuple[Ar
     return table[rows], (rows, jnp.zeros((len(table), 0), table.dtype))
 
 
-def _look_up_backward(gradient_dtype: str, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-    rows, shape = kept
+def _look_up_backward(gradient_dtype: str, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    rows, shape = residuals
     chosen = jax.nn.one_hot(rows, len(shape), dtype=gradient_dtype)
     precision = jax.lax.Precision.HIGHEST if gradient_dtype == "float32" else jax.lax.Precision.DEFAULT
     sums = jnp.einsum(
@@ -91,29 +89,26 @@ def _look_up_backward(gradient_dtype: str, kept: tuple[Array, Array], gradient: 
     return sums.astype(shape.dtype), None
 
 
-rows_by_gather.defvjp(_look_up_forward, _look_up_backward)
-
-
-# The operations of a layer in the form for CPUs, and for GPUs of other makers than NVIDIA.
+look_up_by_gather.defvjp(_look_up_forward, _look_up_backward)
 
 
 Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]
 
 
 class Operations:
-    """Operations that have another form on some platform. All forms give the same values up to rounding."""
+    """The form of each operation for CPUs, and for GPUs of other makers than NVIDIA."""
 
     # Arrays are reshaped to matrices, so that a kernel's gradient is a matmul of matrices too: with several row axes,
     # XLA on a CPU transposes the activations for it in an extra pass.
     multiplies_matrices = True
     recomputes_activation = False  # whether a layer's activation is computed again in the backward pass
-    # Rows of ones in the gradient of a bias, and in that of the vocabulary bias (bias.add_bias).
+    # Rows of ones in the gradient of a bias, and in that of the vocabulary bias (add_bias).
     bias_rows_of_ones = 1
     vocabulary_rows_of_ones = 1
     drops_again = False  # whether the backward pass computes dropout masks again (dropout.dropout)
     splits_norm_gradient = False  # layers.layer_norm_narrow
     vocabulary_piece = 0  # tokens whose logits are one array where all logits are kept (train/losses.py); 0: all
-    narrows_score_gradients = False  # attention_einsum.einsum_attention
+    narrows_score_gradients = False  # einsum_attention
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -159,16 +154,37 @@ class Operations:
         """Returns queries, keys and values of attention. The queries come from `queries` where these are given.
 
         separate   whether the attention kernel wants them in three arrays
-
-        One matmul gives all three, or keys and values where the queries come from other vectors.
         """
+        if self.projects_apart(separate):
+            values = hidden
+            if queries is None:
+                queries, hidden, values = self.three_readers(hidden)
+            query, key, value = (
+                self.project(vectors, kernel[:, part], None if bias is None else bias[part])
+                for part, vectors in enumerate((queries, hidden, values))
+            )
+            return query, key, value
+        # One matmul gives all three, or keys and values where the queries come from other vectors.
         if queries is None:
             query, key, value = self._split(self.dense(hidden, kernel, bias, 1))
             return query, key, value
-        first, others = (None, None) if bias is None else (bias[0], bias[1:])
-        query = self.dense(queries, kernel[:, 0], first, 1)
-        key, value = self._split(self.dense(hidden, kernel[:, 1:], others, 1))
-        return self.runtime.placement.constrain("heads", query), key, value
+        query = self.project(queries, kernel[:, 0], None if bias is None else bias[0])
+        key, value = self._split(self.dense(hidden, kernel[:, 1:], None if bias is None else bias[1:], 1))
+        return query, key, value
+
+    def projects_apart(self, separate: bool) -> bool:
+        """Returns whether queries, keys and values come from three matmuls."""
+        return False
+
+    def three_readers(self, x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
+        """Returns x once for each of the three matmuls."""
+        return x, x, x
+
+    def project(
+        self, vectors: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"] | None
+    ) -> Float[Array, "B T N H"]:
+        """Returns queries, keys or values alone."""
+        return self.runtime.placement.constrain("heads", self.dense(vectors, kernel, bias, 1))
 
     def dropout(
         self, x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None
@@ -178,7 +194,7 @@ class Operations:
 
     def look_up(self, table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Returns table[rows] for a small table, exactly."""
-        return rows_by_matmul(table, rows)
+        return look_up_by_matmul(table, rows)
 
     def stored(self, summed: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """Returns the sum of embeddings in the dtype in which it is stored."""
@@ -187,10 +203,6 @@ class Operations:
     def whole_gradients(self, gradients: PyTree) -> PyTree:
         """Returns the gradients of all parameters, which may have to exist as whole arrays."""
         return gradients
-
-    def add_vocabulary_bias(self, logits: Float[Array, "R V"], bias: Float[Array, "V"]) -> Float[Array, "R V"]:
-        """Adds the bias of the vocabulary head."""
-        return add_bias(logits, bias, self.vocabulary_rows_of_ones)
 
     def feed_forward_output(
         self, output: Callable[[Array], Array], inner: Float[Array, "B T *inner"], unrolled: bool
@@ -211,11 +223,6 @@ class Operations:
         return tuple(part[:, :, 0] for part in parts)
 
 
-# The operations of a layer in the form for NVIDIA GPUs.
-#
-# docs/decisions/planning_and_accelerators.md has what they gain.
-
-
 class GpuOperations(Operations):
     """The form of each operation for NVIDIA GPUs, whose steps mostly wait for memory.
 
@@ -234,7 +241,7 @@ class GpuOperations(Operations):
 
     def look_up(self, table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Gathers. A matmul with a float32 table takes as long as one of a layer, at the speed of float32."""
-        return rows_by_gather(table, rows, self.runtime.compute_dtype)
+        return look_up_by_gather(table, rows, self.runtime.compute_dtype)
 
     def stored(self, summed: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """The sum of embeddings has the compute dtype, as that before every other norm."""
@@ -244,44 +251,25 @@ class GpuOperations(Operations):
         """The gradient of a stack is concatenated once, not in each kernel of the optimizer that reads it."""
         return jax.lax.optimization_barrier(gradients)
 
-    def project_heads(
-        self,
-        hidden: Float[Array, "B T D"],
-        queries: Float[Array, "B Q D"] | None,
-        kernel: Float[Array, "D 3 N H"],
-        bias: Float[Array, "3 N H"] | None,
-        separate: bool = False,
-    ) -> Heads:
-        """Projects by three matmuls for a kernel that wants three arrays, since splitting one is a pass over it.
+    def projects_apart(self, separate: bool) -> bool:
+        """For a kernel that wants three arrays, since splitting one is a pass over it.
 
         Einsum transposes all three anyway, and splits them at the same time.
         """
-        if not separate:
-            return super().project_heads(hidden, queries, kernel, bias)
+        return separate
 
-        def project(part: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-            found = self.dense(vectors, kernel[:, part], None if bias is None else bias[part], 1)
-            return self.runtime.placement.constrain("heads", found)
-
-        if queries is None:
-            queries, hidden, values = thrice(hidden)
-        else:
-            values = hidden
-        return project(0, queries), project(1, hidden), project(2, values)
+    def three_readers(self, x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
+        """The gradient is summed in the order in which each matmul can add to the sum before it."""
+        return thrice(x)
 
 
 @jax.custom_vjp
 def thrice(x: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], ...]:
-    """Returns x three times. The gradient is summed in the order in which each matmul can add to the sum before it."""
+    """Returns x three times (GpuOperations.three_readers)."""
     return x, x, x
 
 
 thrice.defvjp(lambda x: (thrice(x), None), lambda _, gradients: (gradients[0] + (gradients[1] + gradients[2]),))
-
-
-# The operations of a layer in the form for TPUs.
-#
-# docs/decisions/planning_and_accelerators.md has what each form gains.
 
 
 MATRIX_UNIT_ROWS = 8  # the rows that a TPU's matrix unit takes at a time
@@ -298,37 +286,18 @@ class TpuOperations(Operations):
     recomputes_activation = True
     vocabulary_rows_of_ones = 0
 
-    def project_heads(
-        self,
-        hidden: Float[Array, "B T D"],
-        queries: Float[Array, "B Q D"] | None,
-        kernel: Float[Array, "D 3 N H"],
-        bias: Float[Array, "3 N H"] | None,
-        separate: bool = False,
-    ) -> Heads:
-        """Projects by three matmuls: splitting the result of one is an extra pass over it."""
+    def projects_apart(self, separate: bool) -> bool:
+        """Always: splitting the result of one matmul is an extra pass over it."""
+        return True
 
-        def project(part: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-            found = self.dense(vectors, kernel[:, part], None, 1)
-            if bias is not None:
-                found = add_bias(found, bias[part], MATRIX_UNIT_ROWS)
-            return self.runtime.placement.constrain("heads", found)
-
-        return project(0, hidden if queries is None else queries), project(1, hidden), project(2, hidden)
-
-
-# Operations whose best form depends on the platform, and the one place where the form is chosen.
-#
-#   default            the form for CPUs, and for GPUs of unknown makers
-#   gpu                the form for NVIDIA GPUs
-#   tpu                the form for TPUs
-#   bias               the addition of a bias, with two forms of its gradient
-#   attention_kernels  einsum and cuDNN attention, and the choice of a kernel
-#   attention_banded   attention within a window in plain XLA
-#   attention_splash   the splash kernel for TPUs
-#   attention_flash    how attention_flash_kernels, attention with dropout for TPUs, divides its work
-#
-# Layers call `operations(runtime)` and read the same on every platform.
+    def project(
+        self, vectors: Float[Array, "B T D"], kernel: Float[Array, "D N H"], bias: Float[Array, "N H"] | None
+    ) -> Float[Array, "B T N H"]:
+        """The gradient of the bias is a matmul."""
+        projected = self.dense(vectors, kernel, None, 1)
+        if bias is not None:
+            projected = add_bias(projected, bias, MATRIX_UNIT_ROWS)
+        return self.runtime.placement.constrain("heads", projected)
 
 
 def operations(runtime: Runtime) -> Operations:
@@ -338,12 +307,9 @@ def operations(runtime: Runtime) -> Operations:
     return GpuOperations(runtime) if runtime.on_nvidia else Operations(runtime)
 
 
-# The product of vectors and the output matrix of a vocabulary: its logits, or what a loss needs to do without them.
-
-
 @dataclass(frozen=True)
 class VocabularyProduct:
-    """Vectors, the output matrix and its bias, before they are multiplied.
+    """Vectors, the output matrix of a vocabulary and its bias, before they are multiplied.
 
     The logits of a batch are often its largest array. train/losses.py computes a loss from the parts, a few tokens of
     the vocabulary at a time, where the runtime asks for it.
@@ -356,7 +322,7 @@ class VocabularyProduct:
     runtime: Runtime
 
     def logits(self) -> Float[Array, "B M V"]:
-        """float32 logits; -inf for the padding of the vocabulary."""
+        """float32 logits; -inf for the padding of the vocabulary, so that no gradient reaches it."""
         table, runtime = self.table, self.runtime
         # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
         rows = self.vectors.reshape(-1, table.shape[1])
@@ -368,7 +334,7 @@ class VocabularyProduct:
             preferred_element_type=jnp.float32,
         )
         if self.bias is not None:
-            logits = operations(runtime).add_vocabulary_bias(logits, self.bias)
+            logits = add_bias(logits, self.bias, operations(runtime).vocabulary_rows_of_ones)
         in_vocabulary = jnp.arange(table.shape[0]) < self.vocab_size
         logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
         return runtime.placement.constrain("logits", logits.reshape(*self.vectors.shape[:2], -1))

@@ -1,4 +1,9 @@
-"""What heads compute from the hidden states of a model, for pretraining and for fine-tuning."""
+"""What heads compute from the hidden states of a model: layer selections, then pretraining, then fine-tuning.
+
+Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads that it needs from it. Functions that
+drop out take a dropout key, and None in evaluation. B batch, T positions, S sequences of a row, M predicted positions,
+D width, V padded vocabulary, K span lengths, C classes, P spans, G the width of a span's vector.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -14,16 +19,13 @@ from bert_jax.model.layers import child_key
 from bert_jax.model.ops import VocabularyProduct
 from bert_jax.model.transformer import Encoded, gather_positions
 
-# Hidden states by the names of Devlin et al. 2019, table 7: those of one layer, or a combination of several.
-
-
 MIX = "mix"  # the states of all layers, which heads mix by learned weights (model/heads/basic.py)
 LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """The selected hidden states, where 0 is the embeddings, and how they are combined."""
+    """Hidden states by the names of Devlin et al. 2019, table 7; 0 is the embeddings."""
 
     indices: tuple[int, ...]
     combine: str  # sum, mean or concat
@@ -54,7 +56,7 @@ class LayerSelection:
         return model_width * (len(self.indices) if self.combine == "concat" else 1)
 
     def inner(self, layers: int) -> bool:
-        """Returns whether the selection needs a layer that encode returns with all_layers only."""
+        """Returns whether the selection needs a layer that only encode(all_layers=True) returns."""
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
@@ -62,17 +64,11 @@ class LayerSelection:
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
             states |= {depth + 1: encoded.layers[depth] for depth in range(layers)}
-        picked = [states[index].astype(jnp.float32) for index in self.indices]
+        selected = [states[index].astype(jnp.float32) for index in self.indices]
         if self.combine == "concat":
-            return jnp.concatenate(picked, axis=-1)
-        total = functools.reduce(jnp.add, picked)
-        return total / len(picked) if self.combine == "mean" else total
-
-
-# The outputs of the heads of pretraining, from the hidden states of a model; task_outputs has those of fine-tuning.
-#
-# Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads that it needs from it. B batch, T
-# positions, S sequences of a row, M predicted positions, D width, V padded vocabulary.
+            return jnp.concatenate(selected, axis=-1)
+        total = functools.reduce(jnp.add, selected)
+        return total / len(selected) if self.combine == "mean" else total
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
@@ -125,12 +121,6 @@ def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B
 def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
     """Returns logits of the two classes "is next" and "random"."""
     return model.head("next_sentence_head")(pooled)
-
-
-# The outputs of the heads of fine-tuning, from the hidden states of a model; conventions as in head_outputs.
-#
-# Functions that drop out take a dropout key, and None in evaluation. K span lengths, C classes, P spans, G the width of
-# a span's vector.
 
 
 def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
@@ -189,7 +179,7 @@ def answer_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B
 def span_vectors(
     model: Bert, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
 ) -> Float[Array, "B T K G"]:
-    """Returns a vector for each span of up to heads.spans.length positions (heads/spans.py)."""
+    """Returns a vector for each span of up to heads.spans.length positions."""
     return model.head("spans")(hidden, model.dropout_seeds(dropout_key, "spans", hidden.shape[0]))
 
 

@@ -1,4 +1,7 @@
-"""How a model runs: choices that change speed, memory and rounding, never the parameters."""
+"""How a model runs: choices that change speed, memory and rounding, never the parameters.
+
+Placement is what a model asks of the sharding of its arrays; Runtime has the other choices.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +13,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from bert_jax.errors import UserError
-
-# What a model requests of the sharding of its arrays. It calls arrays by name, and knows no axis of a mesh.
-#
-# hidden         [B, T, D]
-# heads          [B, T, ..., N, H]    queries, keys, values, contexts
-# inner          [B, T, ..., F]       of the feed-forward
-# logits         [B, M, V]
-# sequence_ids   [B, T]
-# lengths        [B]
 
 
 def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -32,7 +26,17 @@ def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 @dataclass(frozen=True)
 class Placement:
-    """No request: the compiler decides where arrays lie. train/sharding.py has the one that knows the mesh."""
+    """No request: the compiler decides where arrays lie. train/sharding.py has the one that knows the mesh.
+
+    A model calls arrays by name, and knows no axis of a mesh:
+
+    hidden         [B, T, D]
+    heads          [B, T, ..., N, H]    queries, keys, values, contexts
+    inner          [B, T, ..., F]       of the feed-forward
+    logits         [B, M, V]
+    sequence_ids   [B, T]
+    lengths        [B]
+    """
 
     def constrain(self, name: str, array: Array) -> Array:
         """Returns the array with the sharding of arrays of that name."""
@@ -87,9 +91,6 @@ class Placement:
 ALONE = Placement()
 
 
-# The run-time choices of a model: they change speed, memory and rounding, and never the parameters.
-
-
 Result = TypeVar("Result")
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -123,7 +124,7 @@ class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
     layer_loop: scan, unrolled, or auto (unrolled up to 12 layers, on TPUs and NVIDIA GPUs 24). attention: see
-    attention_kernels.py.
+    attention/choice.py.
 
     remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved to
     the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer but its

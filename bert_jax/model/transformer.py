@@ -1,4 +1,4 @@
-"""The Transformer encoder: one layer, the loop over layers (scan or unrolled), and the stack."""
+"""The Transformer encoder: one layer (EncoderLayer), the loop over layers (apply_layers), and the stack (Encoder)."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -18,9 +18,6 @@ from bert_jax.model.layers import Dense, LayerNorm, Shape, activation, child_key
 from bert_jax.model.lora import adapted, add_adapters
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
-
-# One layer of the encoder: attention and feed-forward on residual paths, with a norm before or after each.
-
 
 ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
 SITES = 3
@@ -55,7 +52,6 @@ class FeedForward(nnx.Module):
         shapes = {"input": (width, through), "output": (inner, width)}
         add_adapters(self, "encoder/layers/feed_forward", config, shapes, runtime=runtime, key=key, stack=stack)
         self.gated = config.gated
-        self.placement = runtime.placement
         self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
         self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
 
@@ -63,7 +59,8 @@ class FeedForward(nnx.Module):
         self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
     ) -> Float[Array, "B T D"]:
         """Maps hidden states to those of the same positions; seeds are for the dropout of adapters."""
-        inner = self.placement.constrain("inner", adapted(self, "input", self.input(hidden), hidden, seeds))
+        inner = adapted(self, "input", self.input(hidden), hidden, seeds)
+        inner = self.runtime.placement.constrain("inner", inner)
         output = functools.partial(self._output, seeds=seeds)
         return operations(self.runtime).feed_forward_output(output, inner, self.unrolled)
 
@@ -99,7 +96,7 @@ class EncoderLayer(nnx.Module):
         self.feed_forward = part("feed_forward", FeedForward)
         self.feed_forward_norm = norm(stack=stacks["feed_forward_norm"])
         self.config = config
-        self.runtime, self.placement = runtime, runtime.placement
+        self.runtime = runtime
 
     def __call__(
         self,
@@ -116,14 +113,14 @@ class EncoderLayer(nnx.Module):
 
         bias   added to the scores of all positions in each row
         """
-        config, rate = self.config, self.config.dropout
+        post = self.config.norm == "post"
         seed = [None] * SITES if seeds is None else seeds
-        seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
+        seen = hidden if post or layer_type.first else self.attention_norm(hidden)
         # The residual path holds all positions, or only those that have queries.
         residual, selected = hidden, None
         if queries is not None:
             residual, positions = gather_positions(hidden, queries), keys.at(queries)
-            selected = (residual if config.norm == "post" else gather_positions(seen, queries)), positions
+            selected = (residual if post else gather_positions(seen, queries)), positions
             bias = None if bias is None else gather_queries(bias, queries)
         attended, attention_map = self.attention(
             seen,
@@ -134,21 +131,13 @@ class EncoderLayer(nnx.Module):
             queries=selected,
             with_map=with_map,
         )
-        drop = operations(self.runtime).dropout
-        attended = drop(attended, rate, seed[ATTENTION_OUTPUT])
-        if config.norm == "post":
-            hidden = self._placed(self.attention_norm(residual + attended))
-            changed = drop(self.feed_forward(hidden, seed[FEED_FORWARD_OUTPUT]), rate, seed[FEED_FORWARD_OUTPUT])
-            return self._placed(self.feed_forward_norm(hidden + changed)), attention_map
-        hidden = self._placed(residual + attended)
-        changed = self.feed_forward(self.feed_forward_norm(hidden), seed[FEED_FORWARD_OUTPUT])
-        return self._placed(hidden + drop(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
-
-    def _placed(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        return self.placement.constrain("hidden", hidden)
-
-    def _before_attention(self, hidden: Float[Array, "B T D"], layer_type: LayerType) -> Float[Array, "B T D"]:
-        return hidden if layer_type.first else self.attention_norm(hidden)
+        drop = functools.partial(operations(self.runtime).dropout, rate=self.config.dropout)
+        placed = functools.partial(self.runtime.placement.constrain, "hidden")
+        hidden = residual + drop(attended, seeds=seed[ATTENTION_OUTPUT])
+        hidden = placed(self.attention_norm(hidden) if post else hidden)
+        changed = self.feed_forward(hidden if post else self.feed_forward_norm(hidden), seed[FEED_FORWARD_OUTPUT])
+        hidden = hidden + drop(changed, seeds=seed[FEED_FORWARD_OUTPUT])
+        return placed(self.feed_forward_norm(hidden) if post else hidden), attention_map
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
@@ -170,12 +159,8 @@ def gather_queries(bias: Float[Array, "1 N T T"], positions: Int[Array, "B Q"]) 
     return jnp.einsum("bqs,nst->bnqt", chosen, bias[0], precision=jax.lax.Precision.HIGHEST)
 
 
-# Loops over the layers of a stack: unrolled, or a scan over the group of layers that repeats.
-#
-# A scan traces and compiles each layer of the group once.
-
-
-# Takes hidden states and the parameters of one layer, and returns hidden states and what else it found.
+# A stack is unrolled, or a scan over the group of layers that repeats: it traces and compiles each layer of it once.
+# A layer takes hidden states and the parameters of one layer, and returns hidden states and other outputs.
 Layer = Callable[[Array, PyTree], tuple[Array, PyTree]]
 
 
@@ -197,11 +182,6 @@ class LayerGroups:
         return self.before + self.period + self.after
 
 
-def unrolled_groups(depth: int) -> LayerGroups:
-    """Returns the division in which nothing repeats."""
-    return LayerGroups(depth, 0, 0, 0)
-
-
 def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
     """Returns the groups of fewest traced layers.
 
@@ -210,16 +190,16 @@ def repeating_groups(types: Sequence[Hashable]) -> LayerGroups:
     all layers are in `before`.
     """
     depth = len(types)
-    best = unrolled_groups(depth)
+    best = LayerGroups(depth, 0, 0, 0)
     for before in range(depth):
         for period in range(1, (depth - before) // 2 + 1):
             alike = before + period
             while alike < depth and types[alike] == types[alike - period]:
                 alike += 1
             repeats = (alike - before) // period
-            found = LayerGroups(before, period, repeats, depth - before - repeats * period)
-            if repeats > 1 and found.traced < best.traced:
-                best = found
+            groups = LayerGroups(before, period, repeats, depth - before - repeats * period)
+            if repeats > 1 and groups.traced < best.traced:
+                best = groups
     return best
 
 
@@ -299,9 +279,6 @@ def split_layers(stacked: PyTree, sizes: tuple[int, ...]) -> list[PyTree]:
     leaves, tree = jax.tree.flatten(stacked)
     parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
     return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]
-
-
-# The stack of Transformer encoder layers, looped by scan or unrolled.
 
 
 class Encoded(NamedTuple):
@@ -426,22 +403,19 @@ class Encoder(nnx.Module):
         all_layers: bool,
         attention_maps: bool,
     ) -> tuple[Array, tuple[Array | None, Array | None]]:
-        def apply(
-            hidden: Array, layer: tuple, layer_type: LayerType
-        ) -> tuple[Array, tuple[Array | None, Array | None]]:
+        def apply(hidden: Array, layer: tuple, layer_type: LayerType) -> tuple[Array, tuple]:
             state, seeds = layer
-            hidden, found = self._layer(state)(hidden, layer_type, keys, seeds, bias=bias, with_map=attention_maps)
-            return hidden, (hidden if all_layers else None, found)
+            hidden, weights = self._layer(state)(hidden, layer_type, keys, seeds, bias=bias, with_map=attention_maps)
+            return hidden, (hidden if all_layers else None, weights)
 
         types = [self._layer_type(layer) for layer in range(depth)]
-        of_type = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
+        # One function for each type, so that layers of one type are traced as the same function.
+        functions = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
 
         def loop(hidden: Array, stacked: tuple, layers: slice) -> tuple[Array, Any]:
-            if self.runtime.unrolled(self.config.layers):
-                groups = unrolled_groups(len(types[layers]))
-            else:
-                groups = repeating_groups(types[layers])
-            return apply_layers([of_type[each] for each in types[layers]], hidden, stacked, groups)
+            unrolled = self.runtime.unrolled(self.config.layers)
+            groups = LayerGroups(len(types[layers]), 0, 0, 0) if unrolled else repeating_groups(types[layers])
+            return apply_layers([functions[layer_type] for layer_type in types[layers]], hidden, stacked, groups)
 
         hidden, outputs = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
         return hidden, outputs or (None, None)

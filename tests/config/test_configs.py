@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import bert_jax.lineage  # noqa: F401 (adds its presets)
 from bert_jax import config, pretraining
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.data.schedules import StepSchedule, mask_rates

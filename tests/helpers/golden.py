@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import safetensors.numpy
-from random_checkpoints import write_vocabulary
+from random_checkpoints import assert_same_tensors, write_vocabulary
+from tokenizer_kinds import byte_pairs, make
 
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
@@ -134,3 +135,23 @@ def assert_hidden_states_close(golden: Golden, encoded: Encoded) -> None:
     assert f"outputs/hidden_{len(states)}" not in golden.arrays
     for depth, state in enumerate(states):
         assert_close(np.asarray(state)[real], golden.output(f"hidden_{depth}")[real], f"hidden_{depth}")
+
+
+def assert_export_equals(golden: Golden, loaded: LoadedModel, folder: Path) -> None:
+    """Asserts that the exported tensors and the shared fields of config.json are the reference's."""
+    huggingface_export.write(loaded, folder)
+    assert_same_tensors(safetensors.numpy.load_file(folder / "model.safetensors"), golden.tensors("weights"))
+    again, first = json.loads((folder / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
+    shared = set(again) & set(first)
+    assert {key: again[key] for key in shared} == {key: first[key] for key in shared}
+
+
+def words_of(name: str, folder: Path, sample_text: Path) -> tokenizer.Tokenizer:
+    """Returns a tokenizer of the family's kind with the family's special ids."""
+    if name.startswith(("bert", "distilbert", "electra")):
+        write_vocabulary(folder, 40)
+    elif name.startswith("roberta"):
+        byte_pairs(folder, [])
+    else:
+        make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), folder)
+    return tokenizer.load(folder)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
+from bert_jax.interop.families.modernbert import ALWAYS
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
@@ -51,3 +52,12 @@ def assert_same_tensors(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray
     for name, tensor in wanted.items():
         assert got[name].dtype == tensor.dtype, name
         np.testing.assert_array_equal(got[name], tensor, err_msg=name)
+
+
+MODERN_SIZES = {"width": 24, "layers": 4, "layer_norm_epsilon": 1e-5, "dropout": 0.0}
+ROTATIONS = {"rotary_base": 160_000.0, "rotary_base_local": 500.0, "window": 3, "global_every": 3}
+
+
+def modernbert(**changes):
+    """ModernBERT of odd sizes."""
+    return odd_config(**(MODERN_SIZES | ROTATIONS | ALWAYS | {"bias": False} | changes))

@@ -11,10 +11,8 @@ import jaxtyping
 import numpy as np
 import pytest
 from exporting import our_outputs
-from golden import open_golden
-from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
-from test_families_modernbert import modernbert
-from test_golden_roberta import words_of
+from golden import open_golden, words_of
+from random_checkpoints import PRETRAINING, modernbert, odd_config, random_checkpoint
 
 from bert_jax.commands import export as commands_export
 from bert_jax.commands.embed import embed

@@ -10,14 +10,14 @@ from families import FAMILIES
 
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
-from bert_jax.model.attention import kernels as attention_kernels
-from bert_jax.model.attention.layer import kernels
-from bert_jax.model.attention.library import (
+from bert_jax.model.attention import choice
+from bert_jax.model.attention.kernels import (
     cudnn_attention,
     cudnn_attention_by_length,
     einsum_attention,
     softmax_narrow,
 )
+from bert_jax.model.attention.layer import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import sequence_lengths, token_positions, visible_keys
 from bert_jax.model.runtime import Placement, Runtime, platform_of
@@ -110,7 +110,7 @@ def test_dropout_falls_on_the_probabilities_and_leaves_their_mean():
 
 
 def choose(requested, **situation):
-    return attention_kernels.choose(requested, attention_kernels.Situation(**situation))
+    return choice.choose(requested, choice.Situation(**situation))
 
 
 def test_auto_takes_cudnn_only_where_it_can():
@@ -263,7 +263,7 @@ def test_an_unknown_kernel_is_refused_by_name():
 
 
 def test_the_choice_is_logged_once(caplog):
-    attention_kernels.log_choice.cache_clear()
+    choice.log_once.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             choose("auto", **GPU | {"dropout_rate": 0.123})

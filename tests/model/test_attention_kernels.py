@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_families
-from families import FAMILIES
+from attention import HIGHEST, assert_equals_einsum, rows
+from families import FAMILIES, PACKED, SEPARATE, assert_same, losses_and_gradients
 
 from bert_jax.config import MeshConfig
-from bert_jax.model.attention import kernels
+from bert_jax.model.attention import choice, flash, layer, triton
+from bert_jax.model.attention.choice import bands_save_work
 from bert_jax.model.attention.flash import flash_attention
-from bert_jax.model.attention.library import (
+from bert_jax.model.attention.kernels import (
     banded_attention,
     cudnn_attention,
     cudnn_attention_by_length,
     einsum_attention,
-    saves,
     splash_attention,
 )
 from bert_jax.model.attention.triton import triton_attention
@@ -30,35 +30,6 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Placement, Runtime
 from bert_jax.tasks.rows import SideBySideBatch, TaskBatch
 from bert_jax.train.sharding import OnMesh, make_mesh
-
-HIGHEST = jax.lax.Precision.HIGHEST
-
-
-def rows(slots: int, width: int = 8) -> tuple[list[jax.Array], jax.Array]:
-    """Queries, keys and values, and sequence ids of a packed row with padding and of a full one."""
-    heads = [jax.random.normal(jax.random.key(part), (2, slots, 3, width)) for part in range(3)]
-    third = slots // 3
-    packed = np.repeat([1, 2, 0], [third, slots - third - 3, 3])
-    return heads, jnp.asarray(np.stack([packed, np.ones(slots, int)]), jnp.int32)
-
-
-def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool, rate: float = 0.0, seeds=None) -> None:
-    """Compares a loss over the positions that are not padding, and its gradients."""
-    places = token_positions(sequence_ids, sequence_ids)
-    visible = visible_keys(places, places, window=window, causal=causal)
-    real = (sequence_ids > 0)[:, :, None, None]
-
-    def plain(*heads):
-        return einsum_attention(*heads, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST)[0]
-
-    def loss(attend):
-        return lambda *heads: jnp.where(real, jnp.sin(attend(*heads)), 0).sum()
-
-    wanted = jax.jit(jax.value_and_grad(loss(plain), (0, 1, 2)))(*heads)
-    got = jax.jit(jax.value_and_grad(loss(lambda *heads: kernel(*heads, sequence_ids, visible)), (0, 1, 2)))(*heads)
-    np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
-    for ours, theirs in zip(got[1], wanted[1], strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +53,7 @@ def test_bands_have_fewer_scores_than_the_square():
 
     sizes = [np.prod(found.aval.shape) for step in jax.make_jaxpr(attend)(*heads).eqns for found in step.outvars]
     assert max(sizes) < 2 * 3 * 200 * 200 / 2
-    assert saves(16, 200) and not saves(16, 64) and not saves(64, 256)
+    assert bands_save_work(16, 200) and not bands_save_work(16, 64) and not bands_save_work(64, 256)
 
 
 @pytest.mark.slow
@@ -204,7 +175,6 @@ def test_each_device_has_the_lengths_of_its_own_rows():
         assert cut.addressable_shards[0].data.shape[0] == 24 // (8 // sizes.get("tensor", 1))
 
 
-PACKED, SEPARATE = test_families.PACKED, test_families.SEPARATE
 TASK_ROWS = TaskBatch(*SEPARATE[:4], labels=None, label_weights=None)
 UNKNOWN = SimpleNamespace(**dict(zip(SEPARATE._fields[:4], SEPARATE[:4], strict=True)))
 
@@ -231,31 +201,32 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 
         return attend
 
-    monkeypatch.setattr(kernels, "choose", lambda *_: "cudnn")
-    monkeypatch.setattr(kernels, "cudnn_attention", kernel("mask"))
-    monkeypatch.setattr(kernels, "cudnn_attention_by_length", kernel("lengths"))
+    monkeypatch.setattr(choice, "choose", lambda *_: "cudnn")
+    monkeypatch.setattr(layer, "cudnn_attention", kernel("mask"))
+    monkeypatch.setattr(layer, "cudnn_attention_by_length", kernel("lengths"))
     config = FAMILIES[family]
 
     def encode(params):
         model = bind(config, Heads(), params, Runtime(layer_loop="unrolled"))
         return model.encode_at(batch, jnp.zeros((batch.input_ids.shape[0], 2), jnp.int32))
 
-    kernels.log_choice.cache_clear()
+    choice.log_once.cache_clear()
     jax.eval_shape(encode, abstract_params(config, Heads()))
     assert calls == collections.Counter(mask=with_mask, lengths=with_lengths)
     old = jax.__version_info__ < (0, 11, 1)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(with_mask and old)
 
 
-KERNELS = {
-    "banded": {},
-    "splash": {"attention_kernels.splash_attention": functools.partial(splash_attention, interpret=True)},
-    "flash": {"attention_flash_kernels.flash_attention": functools.partial(flash_attention, interpret=True)},
-    "triton": {"attention_triton_kernels.triton_attention": functools.partial(triton_attention, interpret=True)},
-    "cudnn": {
-        f"attention_kernels.{function.__name__}": functools.partial(function, implementation="xla")
-        for function in (cudnn_attention, cudnn_attention_by_length)
-    },
+# By the kernel: a module, and its functions in the form that runs on a CPU.
+KERNELS: dict[str, tuple] = {
+    "banded": (layer, ()),
+    "splash": (layer, (functools.partial(splash_attention, interpret=True),)),
+    "flash": (flash, (functools.partial(flash_attention, interpret=True),)),
+    "triton": (triton, (functools.partial(triton_attention, interpret=True),)),
+    "cudnn": (
+        layer,
+        [functools.partial(each, implementation="xla") for each in (cudnn_attention, cudnn_attention_by_length)],
+    ),
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
 CASES = [("banded", "modernbert", True)] + [
@@ -273,7 +244,7 @@ CASES += [
 @pytest.mark.parametrize(("kernel", "family", "packed"), CASES)
 def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, packed, monkeypatch):
     """Law 5's batches and losses: one or several sequences a row, padding, a length that is no multiple of anything."""
-    wanted = test_families.losses_and_gradients(family, "scan", packed)
+    wanted = losses_and_gradients(family, "scan", packed)
 
     chosen = set()
 
@@ -281,10 +252,11 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
         chosen.add("einsum" if kernel == "banded" and not situation.local else kernel)
         return "einsum" if kernel == "banded" and not situation.local else kernel
 
-    monkeypatch.setattr(kernels, "choose", choose)
-    for name, function in KERNELS[kernel].items():
-        monkeypatch.setattr(f"bert_jax.model.ops.{name}", function)
+    monkeypatch.setattr(choice, "choose", choose)
+    module, functions = KERNELS[kernel]
+    for function in functions:
+        monkeypatch.setattr(module, function.func.__name__, function)
     # Not from the cache of what einsum gave.
-    got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed)
-    test_families.assert_same(got, wanted)
+    got = losses_and_gradients.__wrapped__(family, "scan", packed)
+    assert_same(got, wanted)
     assert kernel in chosen

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import BERT, random_params
 from tiny_batches import lay, random_sequence
 
 from bert_jax.config import ModelConfig
@@ -24,17 +25,7 @@ from bert_jax.model.outputs import (
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 
-CONFIG = ModelConfig(
-    vocab_size=61,
-    layers=2,
-    width=12,
-    heads=3,
-    feed_forward=20,
-    max_positions=32,
-    dropout=0.0,
-    attention_dropout=0.0,
-    initializer_range=0.3,
-)
+CONFIG = dataclasses.replace(BERT, layers=2)
 DROPPING = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2)
 PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
 EVERY_HEAD = Heads(mlm=True, next_sentence=True, pooler=True, classes=3, tags=5)
@@ -88,13 +79,7 @@ def encode(*arguments, **options) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def params():
-    """Parameters with every bias and scale off its initial value, so that none can be forgotten unseen."""
-    flat = layers.flatten(init_params(CONFIG, PRETRAINING, KEY))
-    for index, (path, value) in enumerate(flat.items()):
-        if path.endswith(("bias", "scale")):
-            noise = 0.2 * jax.random.normal(jax.random.key(index), value.shape)
-            flat[path] = value + (noise.at[61:].set(0) if path == "mlm_head/bias" else noise)
-    return layers.unflatten(flat)
+    return random_params(CONFIG, PRETRAINING)
 
 
 def test_paths_and_shapes_are_the_documented_ones():

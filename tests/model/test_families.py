@@ -6,75 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, random_params
-from tiny_batches import lay, random_sequence
+from families import FAMILIES, PACKED, WAYS, assert_same, heads_of, losses_and_gradients, params_of
 
-from bert_jax.config import ModelConfig
-from bert_jax.data.example import Batch
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params, bind
-from bert_jax.model.heads.config import Heads
-from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors, tag_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.transformer import gather_positions
 
-SEQUENCES = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
-PACKED = jax.tree.map(jnp.asarray, lay([SEQUENCES[:3], SEQUENCES[3:]], slots=25, predictions=6))
-SEPARATE = jax.tree.map(jnp.asarray, lay([[sequence] for sequence in SEQUENCES], slots=11, predictions=2))
-WAYS = {
-    "scan": Runtime(layer_loop="scan"),
-    "unrolled": Runtime(layer_loop="unrolled"),
-    "scan, layers again": Runtime(layer_loop="scan", remat="layer"),
-    "unrolled, layers again": Runtime(layer_loop="unrolled", remat="layer"),
-    "scan, products kept": Runtime(layer_loop="scan", remat="matmuls"),
-    "unrolled, attention again": Runtime(layer_loop="unrolled", remat="attention"),
-}
 # Compiling is what takes time: the others are of the slow tests.
 FIRST = ("modernbert", "gpt")
 EACH = [family if family in FIRST else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
-
-
-def heads_of(config: ModelConfig) -> Heads:
-    language_model = config.causal or config.directions > 1
-    return Heads(mlm=not language_model, lm=language_model, pooler=True, next_sentence=True, tags=4)
-
-
-@functools.cache
-def params_of(family: str):
-    return random_params(FAMILIES[family], heads_of(FAMILIES[family]))
-
-
-def losses(config: ModelConfig, runtime: Runtime, params, batch: Batch) -> jax.Array:
-    """Sums over the batch that every parameter has a part in."""
-    model = bind(config, heads_of(config), params, runtime)
-    hidden = model.encode(batch).last
-    # Each direction predicts by itself.
-    parts = jnp.split(hidden, config.directions, axis=-1)
-    logits = jnp.stack([masked_logits(model, part, batch.masked_positions) for part in parts])
-    ids = jnp.stack([batch.masked_ids] * config.directions)
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], axis=-1)[..., 0].sum(axis=0)
-    pooled = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
-    next_sentence = jnp.sin(next_sentence_logits(model, pooled)) * batch.next_sentence_weight[..., None]
-    tags = jnp.cos(tag_logits(model, hidden)) * (batch.sequence_ids > 0)[..., None]
-    return jnp.stack([-(picked * batch.masked_weights).sum(), next_sentence.sum(), tags.sum()])
-
-
-@functools.cache
-def losses_and_gradients(family: str, way: str, packed: bool):
-    def total(params, batch):
-        parts = losses(FAMILIES[family], WAYS[way], params, batch)
-        return parts.sum(), parts
-
-    batch = PACKED if packed else SEPARATE
-    gradients, parts = jax.jit(jax.grad(total, has_aux=True))(params_of(family), batch)
-    return parts, layers.flatten(gradients)
-
-
-def assert_same(got, wanted) -> None:
-    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5, atol=1e-5)
-    assert got[1].keys() == wanted[1].keys()
-    for path, gradient in wanted[1].items():
-        np.testing.assert_allclose(got[1][path], gradient, rtol=1e-4, atol=2e-5, err_msg=path)
 
 
 @pytest.mark.parametrize("family", EACH)

@@ -8,11 +8,10 @@ import pytest
 import safetensors.numpy
 from exporting import assert_transformers_agrees
 from golden import open_golden
-from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+from random_checkpoints import assert_same_tensors, modernbert, random_checkpoint
 
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface, huggingface_export
-from bert_jax.interop.families.modernbert import ALWAYS
 from bert_jax.model.heads.config import Heads
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
@@ -25,12 +24,6 @@ CASES = {
     "ModernBertForQuestionAnswering": (Heads(question=True), None),
     "ModernBertForMultipleChoice": (Heads(pooler=True, choices=True), None),
 }
-SIZES = {"width": 24, "layers": 4, "layer_norm_epsilon": 1e-5, "dropout": 0.0}
-ROTATIONS = {"rotary_base": 160_000.0, "rotary_base_local": 500.0, "window": 3, "global_every": 3}
-
-
-def modernbert(**changes):
-    return odd_config(**(SIZES | ROTATIONS | ALWAYS | {"bias": False} | changes))
 
 
 def test_the_architecture_is_read_from_the_fields_of_version_5(tmp_path):

@@ -7,26 +7,29 @@ copy their output there.
 
 import dataclasses
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
-from golden import IGNORED, SCAN, UNROLLED, assert_close, assert_hidden_states_close, open_golden
-from random_checkpoints import assert_same_tensors, write_vocabulary
-from tokenizer_kinds import byte_pairs, make
+from golden import (
+    IGNORED,
+    SCAN,
+    UNROLLED,
+    assert_close,
+    assert_export_equals,
+    assert_hidden_states_close,
+    open_golden,
+    words_of,
+)
 
 from bert_jax.interop import family as name_table
-from bert_jax.interop import huggingface_export
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.outputs import answer_logits, class_logits, pool_vectors, tag_logits, vocabulary_logits
 from bert_jax.model.transformer import gather_positions
 from bert_jax.tasks.rows import TaskBatch
-from bert_jax.tokenization import tokenizer
 
 # The layer loop of each case; together they cover both forms.
 GOLDEN = {
@@ -131,19 +134,4 @@ def test_exported_tensors_equal_those_of_the_reference(tmp_path, sample_text, na
     (tmp_path / "in").mkdir()
     golden = open_golden(name, tmp_path / "in")
     loaded = dataclasses.replace(golden.loaded, vocabulary=words_of(name, tmp_path / "words", sample_text))
-    huggingface_export.write(loaded, tmp_path / "out")
-    assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), golden.tensors("weights"))
-    again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
-    shared = set(again) & set(first)
-    assert {key: again[key] for key in shared} == {key: first[key] for key in shared}
-
-
-def words_of(name: str, folder: Path, sample_text: Path) -> tokenizer.Tokenizer:
-    """Returns a tokenizer of the family's kind with the family's special ids."""
-    if name.startswith(("bert", "distilbert", "electra")):
-        write_vocabulary(folder, 40)
-    elif name.startswith("roberta"):
-        byte_pairs(folder, [])
-    else:
-        make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), folder)
-    return tokenizer.load(folder)
+    assert_export_equals(golden, loaded, tmp_path / "out")

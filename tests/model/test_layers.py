@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from bert_jax.model import layers
 from bert_jax.model.layers import Dense, LayerNorm, activation, child_key, layer_norm_narrow, truncated_normal
 from bert_jax.model.ops import add_bias, operations
 from bert_jax.model.runtime import Runtime
@@ -103,3 +104,22 @@ def test_initial_values_are_a_normal_cut_at_two_deviations():
     cut = math.sqrt(1 - 2 * 2 * norm.pdf(2) / (norm.cdf(2) - norm.cdf(-2)))
     assert abs(values.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * values.size)
     assert abs(values.mean()) < 5 * 0.02 / math.sqrt(values.size)
+
+
+def test_flatten_and_unflatten_undo_each_other():
+    nested = {"encoder": {"norm": {"scale": 1, "bias": 2}}, "bias": 3}
+    flat = layers.flatten(nested)
+    assert flat == {"bias": 3, "encoder/norm/bias": 2, "encoder/norm/scale": 1}
+    assert list(flat) == sorted(flat)
+    assert layers.unflatten(flat) == nested
+
+
+def test_an_array_is_a_leaf():
+    value = np.ones((2, 3))
+    assert layers.flatten({"a": {"b": value}})["a/b"] is value
+
+
+@pytest.mark.parametrize("flat", [{"a": 1, "a/b": 2}, {"a/b": 2, "a": 1}])
+def test_a_path_that_is_parameter_and_folder_is_refused(flat):
+    with pytest.raises(ValueError, match="'a"):
+        layers.unflatten(flat)

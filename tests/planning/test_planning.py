@@ -14,7 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from benchmarks import plans
 from bert_jax.errors import UserError
-from bert_jax.model.attention.library import splash_attention
+from bert_jax.model.attention.kernels import splash_attention
 from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import parse_out_of_memory

@@ -1,4 +1,15 @@
-"""Attention with dropout for TPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023)."""
+"""Attention with dropout for TPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023).
+
+They drop exactly the probabilities that einsum_attention drops: the hash of dropout.py is computed inside them. The
+backward kernel recomputes scores and masks from queries, keys and the logarithm of each query's sum.
+
+Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
+not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum,
+its words of the dropout mask) is a line of lanes.
+
+Nobody has run the kernels on a TPU, so they only run on request. They are tested in interpret mode on a CPU, and libtpu
+compiled them for TPU v4, v5e, v5p, v6e and tpu7x. Read Grid first: it divides the work; then the two kernels.
+"""
 
 import functools
 import math
@@ -13,15 +24,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.errors import UserError
-from bert_jax.model.attention.library import MASKED_SCORE
-from bert_jax.model.dropout import element_bits, keeps, line_words
+from bert_jax.model.attention.kernels import MASKED_SCORE, run_padded
+from bert_jax.model.dropout import element_bits, keeps
 from bert_jax.model.runtime import Placement
-
-# How attention_flash_kernels.py divides the attention of a device: the blocks of a row and the cells of the grid.
-#
-# Nobody has run the kernels on a TPU, so that they only run where they are requested. They are tested in interpret mode
-# on a CPU, and libtpu compiled them for TPU v4, v5e, v5p, v6e and tpu7x.
-
 
 LANES = 128  # the kernels take multiples of this number of positions
 LARGEST_BLOCK = 512
@@ -102,18 +107,9 @@ class Grid:
         return near & (keys <= queries) if self.causal else near
 
 
-# Attention with dropout by Pallas kernels for TPUs that never store the scores (Dao et al. 2022; Dao 2023).
-#
-# The kernels drop exactly the probabilities that einsum_attention drops: the hash of dropout.py is computed inside
-# them. The backward kernel recomputes scores and masks from queries, keys and the logarithm of each query's sum.
-#
-# Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
-# not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum,
-# its words of the dropout mask) is a line of lanes.
-
-
 Heads = Float[Array, "B N H T"]
-Statistic = Float[Array, "B N 1 T"]
+Ids = Int[Array, "B 1 T"]
+Words = UInt32[Array, "B N 2 T"]  # of the dropout mask, of each query
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
@@ -140,68 +136,33 @@ def flash_attention(
 
     Raises UserError if T times H exceeds LARGEST_ROW.
     """
-    rows, length, heads, width = query.shape
+    length, width = query.shape[1], query.shape[3]
     if length * width > LARGEST_ROW:
         raise UserError(
             f"config.model.attention=flash takes rows of up to {LARGEST_ROW // width:,} positions with heads of "
             f"{width}, got {length:,}. Use config.model.attention=auto"
         )
-    missing = -length % LANES
-    padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
-    # No sequence has the id -1, so the filler sees only itself.
-    arguments = [*padded, jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)]
-    names = ["heads", "heads", "heads", "sequence_ids"]
-    if seeds is not None and dropout_rate > 0:
-        # Computed outside, where the numbers of rows and heads are those of the whole array.
-        words = jnp.stack(line_words(seeds, (rows, heads, length, length), position_axes=2), axis=-1)
-        arguments.append(jnp.pad(words.transpose(0, 2, 1, 3), ((0, 0), (0, missing), (0, 0), (0, 0))))
-        names.append("heads")
-    else:
-        dropout_rate = 0.0
+    dropout_rate = 0.0 if seeds is None else dropout_rate
 
     def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
         grid = Grid(query.shape[2], width, query.shape[1], window, causal, dropout_rate, precision, interpret)
         by_head = (part.transpose(0, 2, 3, 1) for part in (query, key, value))
-        of_lines = words[0].transpose(0, 2, 3, 1) if words else None
-        return _attend(grid, *by_head, sequences[:, None], of_lines).transpose(0, 3, 1, 2)
+        by_line = words[0].transpose(0, 2, 3, 1) if words else None
+        return _attend(grid, *by_head, sequences[:, None], by_line).transpose(0, 3, 1, 2)
 
-    return placement.shard_kernel(attend, names)(*arguments)[:, :length]
+    padded_length = LANES * -(-length // LANES)
+    return run_padded(attend, (query, key, value), sequence_ids, padded_length, placement, dropout_rate, seeds)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    grid: Grid,
-    query: Float[Array, "B N H T"],
-    key: Float[Array, "B N H T"],
-    value: Float[Array, "B N H T"],
-    sequences: Int[Array, "B 1 T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> Float[Array, "B N H T"]:
+def _attend(grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None) -> Heads:
     return _forward(grid, query, key, value, sequences, words)[0]
 
 
-def _forward(grid: Grid, *arguments: Any) -> tuple[Array, tuple[Any, ...]]:
-    context, logsumexp = forward(grid, *arguments)
-    return context, (*arguments, context, logsumexp)
-
-
-def _backward(grid: Grid, kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
-    arguments = (*kept, gradient)
-    return (*backward(grid, *arguments), None, None)
-
-
-_attend.defvjp(_forward, _backward)
-
-
-def forward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B 1 T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> tuple[Heads, Statistic]:
-    """Returns the context, and the logarithm of the sum of each query's exponentiated scores."""
+def _forward(
+    grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None
+) -> tuple[Heads, tuple[Any, ...]]:
+    """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
     specs = _specs(grid, of_queries=True)
     heads, block = grid.heads_per_cell, grid.block
     statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
@@ -219,21 +180,12 @@ def forward(
         interpret=grid.interpret,
         name="flash_attention_forward",
     )(sequences, sequences, words, query, key, value)
-    return context, logsumexp
+    return context, (query, key, value, sequences, words, context, logsumexp)
 
 
-def backward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B 1 T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-    context: Heads,
-    logsumexp: Statistic,
-    gradient: Heads,
-) -> tuple[Heads, Heads, Heads]:
+def _backward(grid: Grid, residuals: tuple[Any, ...], gradient: Heads) -> tuple[Heads | None, ...]:
     """Returns the gradients of queries, keys and values from that of the context."""
+    query, key, value, sequences, words, context, logsumexp = residuals
     specs = _specs(grid, of_queries=False)
     heads, block, width = grid.heads_per_cell, grid.block, grid.width
     whole = pl.BlockSpec((None, heads, width, grid.length), lambda row, heads, own, step: (row, heads, 0, 0))
@@ -253,27 +205,19 @@ def backward(
         interpret=grid.interpret,
         name="flash_attention_backward",
     )(sequences, sequences, words, query, key, value, context, logsumexp, gradient)
-    return query_gradient, key_gradient, value_gradient
+    return query_gradient, key_gradient, value_gradient, None, None
 
 
-def _forward_kernel(
-    grid: Grid,
-    query_ids: Any,
-    key_ids: Any,
-    words: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    context: Any,
-    logsumexp: Any,
-    largest: Any,
-    total: Any,
-    weighted: Any,
-) -> None:
+_attend.defvjp(_forward, _backward)
+
+
+def _forward_kernel(grid: Grid, *arrays: Any) -> None:
     """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018).
 
     Dropout zeroes weights of the sum, and leaves the total that divides it.
     """
+    query_ids, key_ids, words, query, key, value, context, logsumexp, *sums = arrays
+    largest, total, weighted = sums  # over the blocks of keys
     queries, step = pl.program_id(2), pl.program_id(3)
     keys = grid.other(queries, step, of_queries=True)
 
@@ -303,28 +247,13 @@ def _forward_kernel(
         logsumexp[...] = largest[...] + jnp.log(total[...])
 
 
-def _backward_kernel(
-    grid: Grid,
-    query_ids: Any,
-    key_ids: Any,
-    words: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    context: Any,
-    logsumexp: Any,
-    gradient: Any,
-    query_gradient: Any,
-    key_gradient: Any,
-    value_gradient: Any,
-    query_sums: Any,
-    key_sums: Any,
-    value_sums: Any,
-) -> None:
+def _backward_kernel(grid: Grid, *arrays: Any) -> None:
     """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
 
     The factor of dropout is left to the end, where the sums are smaller than the scores.
     """
+    query_ids, key_ids, words, query, key, value, context, logsumexp, gradient, *results = arrays
+    query_gradient, key_gradient, value_gradient, query_sums, key_sums, value_sums = results
     keys, step = pl.program_id(2), pl.program_id(3)
     queries = grid.other(keys, step, of_queries=False)
     kept_share = 1.0 - grid.dropout_rate

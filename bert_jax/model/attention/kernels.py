@@ -1,320 +1,307 @@
-"""The table of attention kernels, and the choice of one. The choice is always logged.
+"""The attention kernels of XLA and of libraries; choice.py says where each runs.
 
-    splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
-    banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum
-             (attention_banded.py)
-    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
-             rows, and otherwise a mask (attention_cudnn.py)
-    flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash_kernels.py)
-    triton   the same on NVIDIA GPUs (attention_triton_kernels.py)
-    einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
-
-`auto` takes the first of these that can run. It takes banded only where that saves work, triton only where it was timed
-against einsum, and never flash, which is compiled for TPUs, but which nobody has run there.
+einsum stores all scores, runs on every platform, and defines the result that the others equal. banded computes a band
+of scores for layers with a window. cuDNN (NVIDIA GPUs) and splash (TPUs) never store the scores.
 """
 
 import functools
-import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, Bool, Float, UInt32
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from bert_jax.errors import UserError
-from bert_jax.model.attention import library, triton
-from bert_jax.model.attention.library import (
-    banded_attention,
-    cudnn_attention,
-    cudnn_attention_by_length,
-    einsum_attention,
-    saves,
-    splash_attention,
-)
-from bert_jax.model.embeddings import TokenPositions, sequence_lengths, visible_keys
-from bert_jax.model.ops import Heads
-from bert_jax.model.runtime import NVIDIA, Placement
+from bert_jax.model.attention.choice import band_block
+from bert_jax.model.dropout import dropout, line_words
+from bert_jax.model.runtime import Placement
 
-Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
+# Far below any score, and finite, so that a row without visible keys has no NaN.
+MASKED_SCORE = -1e30
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What a kernel computes: scaled dot-product attention within sequences (visible_keys).
+def einsum_attention(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    visible: Bool[Array, "B 1 Q T"],
+    *,
+    bias: Float[Array, "#B N Q T"] | None = None,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+    narrow: bool = False,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
+    """Computes scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
-    queries, keys   where the vectors are; the keys cover the whole row, and are the queries unless these are some only
-    bias            added to the scaled scores
-    window          the positions that a query sees on either side; 0: all
-    dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
-    recomputed      einsum's backward pass computes scores and probabilities again
-    narrow          einsum's gradients of scores have the dtype of the values
+    Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
+    whatever the dtype of the arguments.
+
+    With `narrow` the gradient of the scores has the dtype of the arguments, so that half as much of it is written and
+    read where that is bfloat16. Scores are then scaled instead of queries, since softmax reads them anyway.
     """
-
-    query: Float[Array, "B Q N H"]
-    key: Float[Array, "B T N H"]
-    value: Float[Array, "B T N H"]
-    queries: TokenPositions
-    keys: TokenPositions
-    bias: Float[Array, "#B N Q T"] | None
-    window: int
-    causal: bool
-    dropout_rate: float
-    seeds: UInt32[Array, "B 2"] | None
-    precision: jax.lax.Precision
-    placement: Placement
-    recomputed: bool
-    narrow: bool = False
-
-    @property
-    def heads(self) -> Heads:
-        """Queries, keys and values."""
-        return self.query, self.key, self.value
-
-    def visible(self) -> Bool[Array, "B 1 Q T"]:
-        """Returns which keys a query sees, for kernels that do not find out themselves."""
-        return visible_keys(self.queries, self.keys, window=self.window, causal=self.causal)
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What the choice of a kernel depends on."""
-
-    platform: str
-    compute_dtype: str
-    head_width: int
-    dropout_rate: float  # of attention probabilities; 0 in evaluation
-    needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
-    window: int = 0  # of the local layers of the architecture; 0: it has none
-    local: bool = False  # this layer is one of them
-    length: int = 0  # positions of a row; 0: unknown
-    causal: bool = False
-    some_queries: bool = False  # only some positions have queries; kernels of whole rows give way to einsum
-    capability: str = ""  # the compute capability of an NVIDIA GPU, where it is known
-    shardable: bool = True  # Pallas kernels can be sharded over the devices: there is only one, or a mesh is set
-
-
-Reasons = list[tuple[str, Any]]  # each with whether it holds
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel, and what it declares about itself.
-
-    attend      returns the context, and the probabilities before dropout where the kernel has them in memory
-    obstacles   why it cannot run in a model; a request is refused with the first that holds
-    exceptions  why a layer uses einsum instead, though the kernel may run in other layers of the model
-    automatic   whether `auto` takes it where it can run
-    separate    whether it reads queries, keys and values as three arrays of the layout [B, T, N, H]
-    """
-
-    attend: Callable[[Attention], Context]
-    obstacles: Callable[[Situation], Reasons]
-    exceptions: Callable[[Situation], Reasons] = lambda _: []
-    automatic: Callable[[Situation], bool] = lambda _: True
-    separate: bool = False
-
-    def reason_against(self, situation: Situation) -> str:
-        """Returns why the kernel does not run in this layer; empty if it can."""
-        return first(self.obstacles(situation) + self.exceptions(situation))
-
-
-def first(reasons: Reasons) -> str:
-    """Returns the first reason that holds, or an empty text."""
-    return next((reason for reason, holds in reasons if holds), "")
-
-
-def choose(requested: str, situation: Situation) -> str:
-    """Returns the name of the kernel that runs.
-
-    Raises UserError for an unknown choice, or for one that cannot run, with the reason.
-    """
-    if requested not in CHOICES:
-        raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(CHOICES)}")
-    if requested == "auto":
-        chosen, why = _automatic(situation)
-    elif obstacle := first(KERNELS[requested].obstacles(situation)):
-        raise UserError(
-            f"config.model.attention={requested} cannot run: {requested} {obstacle}; or use config.model.attention=auto"
-        )
-    elif exception := first(KERNELS[requested].exceptions(situation)):
-        chosen, why = "einsum", f"{requested} {exception}"
-    else:
-        chosen, why = requested, "as requested"
-    log_choice(f"attention kernel: {chosen} ({why})")
-    return chosen
-
-
-def _automatic(situation: Situation) -> tuple[str, str]:
-    """Returns the first kernel of the table that can run, and why."""
-    chosen = next(
-        name for name, kernel in KERNELS.items() if not kernel.reason_against(situation) and kernel.automatic(situation)
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    scores = (
+        scores_with_narrow_gradient(query, key, precision) * scale
+        if narrow
+        else attention_scores(query * scale, key, precision)
     )
-    fused = "splash" if situation.platform == "tpu" else "cudnn"
-    if chosen == fused:
-        return chosen, "fastest on this platform"
-    against = KERNELS[fused].reason_against(situation)
-    return chosen, f"{fused} {against}" if against else f"{fused} would compute scores outside the window"
+    if bias is not None:
+        scores += bias
+    scores = jnp.where(visible, scores, MASKED_SCORE)
+    probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
+    dropped = dropout(probabilities, dropout_rate, seeds, position_axes=2).astype(value.dtype)
+    return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
 
 
-@functools.cache
-def log_choice(line: str, level: int = logging.INFO) -> None:
-    """Logs a line once, and not at every trace."""
-    logging.getLogger(__name__).log(level, line)
+@jax.custom_vjp
+def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
+    """Computes softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
+    return jax.nn.softmax(scores, axis=-1)
 
 
-def _needs_scores(s: Situation) -> Reasons:
-    return [("returns no attention maps and takes no bias of relative positions", s.needs_scores)]
+def _softmax_forward(scores: Array) -> tuple[Array, Array]:
+    probabilities = softmax_narrow(scores)
+    return probabilities, probabilities.astype(jnp.bfloat16)
 
 
-def _half_precision(s: Situation) -> Reasons:
-    return [(f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16")]
+def _softmax_backward(kept: Array, gradient: Array) -> tuple[Array]:
+    probabilities = kept.astype(jnp.float32)
+    return (probabilities * (gradient - (gradient * probabilities).sum(axis=-1, keepdims=True)),)
 
 
-def _fused_obstacles(s: Situation) -> Reasons:
-    return [
-        *_half_precision(s),
-        (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0),
-        *_needs_scores(s),
-    ]
+softmax_narrow.defvjp(_softmax_forward, _softmax_backward)
 
 
-def _whole_rows(s: Situation) -> Reasons:
-    return [("cannot compute some queries only", s.some_queries)]
+def attention_scores(
+    query: Float[Array, "B Q N H"], key: Float[Array, "B T N H"], precision: jax.lax.Precision
+) -> Float[Array, "B N Q T"]:
+    """Returns the products of queries and keys in float32."""
+    return jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _needs_tpu(s: Situation) -> Reasons:
-    return [(f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")]
+scores_with_narrow_gradient = jax.custom_vjp(attention_scores, nondiff_argnums=(2,))
 
 
-def _needs_nvidia(s: Situation) -> Reasons:
-    return [(f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA)]
+def _scores_forward(query: Array, key: Array, precision: jax.lax.Precision) -> tuple[Array, tuple[Array, Array]]:
+    return attention_scores(query, key, precision), (query, key)
 
 
-def _needs_mesh(s: Situation) -> Reasons:
-    return [("on several devices needs a mesh (jax.set_mesh)", not s.shardable)]
+def _scores_backward(precision: jax.lax.Precision, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = kept
+    gradient = gradient.astype(query.dtype)
+    of_query = jnp.einsum("bnqk,bknh->bqnh", gradient, key, precision=precision)
+    return of_query, jnp.einsum("bnqk,bqnh->bknh", gradient, query, precision=precision)
 
 
-def _pallas(s: Situation) -> Reasons:
-    multiple = library.SPLASH_HEAD_MULTIPLE
-    return [
-        (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
-        *_needs_mesh(s),
-    ]
+scores_with_narrow_gradient.defvjp(_scores_forward, _scores_backward)
 
 
-def _splash_obstacles(s: Situation) -> Reasons:
-    return [*_needs_tpu(s), *_fused_obstacles(s), *_pallas(s)]
+def banded_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention where a query sees at most `window` positions on either side, for any T.
+
+    Rows are divided into blocks, and the queries of a block attend to the keys of three blocks (causal: two), as in
+    Longformer (Beltagy et al. 2020, appendix A): work and memory grow with T times the window, not with T squared.
+    Dropout uses other random bits of the row than einsum_attention. Scores and softmax are float32.
+    """
+    block, length = band_block(window), query.shape[1]
+    missing = -length % block
+    sides = 1 if causal else 2  # neighboring blocks: before and after
+
+    def blocks(rows: Array, fill: int = 0) -> Array:
+        padded = jnp.pad(rows, [(0, 0), (0, missing)] + [(0, 0)] * (rows.ndim - 2), constant_values=fill)
+        return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
+
+    def with_neighbors(cut: Array, fill: int = 0) -> Array:
+        around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
+        padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
+        shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
+        return jnp.concatenate(shifted, axis=2)
+
+    query = blocks(query * (1.0 / math.sqrt(query.shape[-1])))
+    key, value = (with_neighbors(blocks(part)) for part in (key, value))
+    sequences = blocks(sequence_ids, fill=-1)
+    visible = sequences[:, :, :, None] == with_neighbors(sequences, fill=-1)[:, :, None, :]
+    ahead = np.arange(-block, sides * block)[None, :] - np.arange(block)[:, None]
+    within = (np.abs(ahead) <= window) & (ahead <= 0 if causal else True)
+    visible &= jnp.asarray(within)[None, None]
+    scores = jnp.einsum("bcqnh,bcknh->bcnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    probabilities = jax.nn.softmax(jnp.where(visible[:, :, None], scores, MASKED_SCORE), axis=-1)
+    dropped = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
+    context = jnp.einsum("bcnqk,bcknh->bcqnh", dropped, value, precision=precision)
+    return context.reshape(context.shape[0], -1, *context.shape[3:])[:, :length]
 
 
-def _splash(a: Attention) -> Context:
-    limits: Any = {"window": a.window, "causal": a.causal, "placement": a.placement}
-    return splash_attention(*a.heads, a.keys.sequence_ids, **limits), None
+def cudnn_attention(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    visible: Bool[Array, "B 1 Q T"],
+    *,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B Q N H"]:
+    """Computes einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
+
+    In training with a mask, cuDNN takes even Q and T only. Odd ones are padded by one position, which no query sees as
+    a key, and which sees everything as a query.
+    """
+    queries, length = query.shape[1], key.shape[1]
+    query, key, value = map(_even, (query, key, value))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
+    return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]
 
 
-def _flash_obstacles(s: Situation) -> Reasons:
-    return [*_needs_tpu(s), *_half_precision(s), *_needs_scores(s), *_pallas(s)]
+def cudnn_attention_by_length(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    lengths: Int[Array, "B"],
+    *,
+    causal: bool,
+    placement: Placement,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B Q N H"]:
+    """Computes einsum_attention without dropout for unpacked rows, whose queries see the first `lengths` keys.
+
+    With causal, Q is T, and a query sees no key after it. cuDNN reads the lengths instead of a mask, so neither pass
+    has an array of T x T. Queries of padding see the same keys, where those of einsum_attention see padding. No other
+    position, loss or gradient depends on them. cuDNN could skip them, but what it then writes is not documented, and a
+    NaN there would reach other positions in the next layer, as a value with the weight 0.
+
+    Each device computes its rows and heads, which the placement provides: jax's own partitioning of the kernel leaves
+    the sharding of the lengths to the compiler, and a part of the rows with the lengths of others would be wrong.
+    """
+
+    def attend(query: Array, key: Array, value: Array, lengths: Array) -> Array:
+        query, key, value = map(_even, (query, key, value))  # no length reaches the keys that this adds
+        # Under jax.vmap (several seeds), jax before 0.11.1 wants both lengths mapped, and over their first axis: the
+        # lengths of all queries are computed from the others, and a reshape moves a mapped axis to the front.
+        lengths = jax.lax.reshape(lengths[None], lengths.shape)
+        queries = jnp.where(lengths > 0, query.shape[1], lengths)
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            query_seq_lengths=queries,
+            key_value_seq_lengths=lengths,
+            is_causal=causal,
+            implementation=implementation,
+        )[:, :count]
+
+    count = query.shape[1]
+    return placement.shard_kernel(attend, ("heads", "heads", "heads", "lengths"))(query, key, value, lengths)
 
 
-def _flash(a: Attention) -> Context:
-    # Imported here, since the import of Pallas takes a second.
-    from bert_jax.model.attention.flash import flash_attention
-
-    return flash_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
+def _even(vectors: Float[Array, "B T N H"]) -> Float[Array, "B even N H"]:
+    return jnp.pad(vectors, ((0, 0), (0, vectors.shape[1] % 2), (0, 0), (0, 0)))
 
 
-def _banded_obstacles(s: Situation) -> Reasons:
-    return [("needs an architecture with windowed layers (model.window)", not s.window), *_needs_scores(s)]
+_LANES = 128  # splash takes multiples of this number of positions
+_LARGEST_BLOCK = 512
 
 
-def _banded_exceptions(s: Situation) -> Reasons:
-    return [*_whole_rows(s), ("needs a layer with a window", not s.local)]
+def splash_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    placement: Placement,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Computes einsum_attention without dropout, by the splash kernel of jax.experimental.pallas, for any T.
+
+    A window of 0 means none; blocks outside the window are skipped.
+
+    XLA cannot partition the kernel, so the placement gives each device its shard of the rows and heads. `interpret`
+    runs the kernel on any platform, slowly, for tests.
+    """
+    attend: Any = functools.partial(_splash, window=window, causal=causal, interpret=interpret)
+    query = query * (1.0 / math.sqrt(query.shape[-1]))
+    return run_padded(attend, (query, key, value), sequence_ids, _LANES * -(-query.shape[1] // _LANES), placement)
 
 
-def _bands_save_work(s: Situation) -> bool:
-    return s.local and saves(s.window, s.length)
+def run_padded(
+    attend: Callable[..., Array],
+    heads: tuple[Float[Array, "B T N H"], ...],
+    sequence_ids: Int[Array, "B T"],
+    padded_length: int,
+    placement: Placement,
+    dropout_rate: float = 0.0,
+    seeds: UInt32[Array, "B 2"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Runs a Pallas kernel on padded rows, each device on its shard of the rows and heads.
+
+    attend(query, key, value, sequence_ids), followed by the words of the dropout mask [B, T, N, 2] if it drops out.
+    """
+    rows, length, count, _ = heads[0].shape
+    missing = ((0, 0), (0, padded_length - length), (0, 0), (0, 0))
+    arguments = [jnp.pad(part, missing) for part in heads]
+    # No sequence has the id -1, so the filler sees only itself.
+    arguments.append(jnp.pad(sequence_ids, missing[:2], constant_values=-1))
+    names = ["heads", "heads", "heads", "sequence_ids"]
+    if seeds is not None and dropout_rate > 0:
+        # Computed outside, where the numbers of rows and heads are those of the whole array.
+        words = jnp.stack(line_words(seeds, (rows, count, length, length), position_axes=2), axis=-1)
+        arguments.append(jnp.pad(words.transpose(0, 2, 1, 3), missing))
+        names.append("heads")
+    return placement.shard_kernel(attend, names)(*arguments)[:, :length]
 
 
-def _banded(a: Attention) -> Context:
-    return banded_attention(*a.heads, a.keys.sequence_ids, **_options(a)), None
+def _splash(
+    query: Array, key: Array, value: Array, sequences: Array, *, window: int, causal: bool, interpret: bool
+) -> Array:
+    # Imported here, since the import takes a second.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-
-def _options(a: Attention) -> dict[str, Any]:
-    dropout = {"dropout_rate": a.dropout_rate, "seeds": a.seeds}
-    return {"window": a.window, "causal": a.causal, "precision": a.precision, **dropout}
-
-
-def _cudnn_obstacles(s: Situation) -> Reasons:
-    multiple, most = library.CUDNN_HEAD_MULTIPLE, library.LARGEST_HEAD
-    odd = s.head_width % multiple or s.head_width > most
-    generation = s.capability.partition(".")[0]
-    older = generation.isdecimal() and int(generation) < library.LEAST_GENERATION
-    return [
-        *_needs_nvidia(s),
-        (f"needs an Ampere GPU (compute capability 8.0) or a later one, and this one has {s.capability}", older),
-        *_fused_obstacles(s),
-        (f"needs a head width that is a multiple of {multiple} up to {most}, got {s.head_width}", odd),
-    ]
-
-
-def _cudnn(a: Attention) -> Context:
-    some_queries = a.queries is not a.keys
-    if a.keys.unpacked and not a.window and not (a.causal and some_queries):
-        log_choice("cudnn reads the lengths of sequences instead of a mask")
-        lengths = sequence_lengths(a.keys)
-        return cudnn_attention_by_length(*a.heads, lengths, causal=a.causal, placement=a.placement), None
-    log_choice("cudnn reads a mask [B, 1, T, T] in layers where rows may be packed or have a window")
-    if jax.__version_info__ < library.NO_MASK_GRADIENT:
-        wanted = ".".join(map(str, library.NO_MASK_GRADIENT))
-        log_choice(
-            f"with jax {jax.__version__}, cudnn also writes a gradient of the mask in training; jax {wanted} and later "
-            "(Python 3.12) do not",
-            logging.WARNING,
-        )
-    return cudnn_attention(*a.heads, a.visible()), None
-
-
-def _triton_obstacles(s: Situation) -> Reasons:
-    widths = triton.HEAD_WIDTHS
-    known = f"{', '.join(map(str, widths[:-1]))} or {widths[-1]}"
-    return [
-        *_needs_nvidia(s),
-        *_half_precision(s),
-        *_needs_scores(s),
-        (f"needs a head width of {known}, got {s.head_width}", s.head_width not in widths),
-        *_needs_mesh(s),
-    ]
-
-
-def _triton_is_faster(s: Situation) -> bool:
-    """Whether it is, as measured, faster than einsum (docs/plan.md, Measured on an H200)."""
-    device = s.capability == triton.HOPPER
-    filled = s.length >= triton.WHOLE_ROW and triton.padded_length(s.length) == s.length
-    timed = s.head_width == triton.TIMED_WIDTH and not (s.local or s.causal)
-    return device and filled and timed and s.dropout_rate > 0
-
-
-def _triton(a: Attention) -> Context:
-    from bert_jax.model.attention.triton import triton_attention
-
-    return triton_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
-
-
-def _einsum(a: Attention) -> Context:
-    options: dict[str, Any] = {"precision": a.precision, "narrow": a.narrow}
-    attend: Any = functools.partial(einsum_attention, dropout_rate=a.dropout_rate, **options)
-    if a.recomputed:
-        attend = jax.checkpoint(attend)
-    return attend(*a.heads, a.visible(), bias=a.bias, seeds=a.seeds)
-
-
-# In the order in which `auto` considers them.
-KERNELS = {
-    "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
-    "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=_bands_save_work),
-    "cudnn": Kernel(_cudnn, _cudnn_obstacles, separate=True),
-    "flash": Kernel(_flash, _flash_obstacles, _whole_rows, automatic=lambda s: False),
-    "triton": Kernel(_triton, _triton_obstacles, _whole_rows, automatic=_triton_is_faster, separate=True),
-    "einsum": Kernel(_einsum, lambda _: []),
-}
-CHOICES = ("auto", *KERNELS)
+    length, heads = query.shape[1:3]
+    shape = (length, length)
+    mask: Any
+    if window:
+        mask = masks.LocalMask(shape, (window, 0 if causal else window), 0)
+    else:
+        mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    block = next(size for size in range(_LARGEST_BLOCK, 0, -_LANES) if length % size == 0)
+    # With one block the fused backward pass needs five matmuls instead of seven; with more it stores a sum for each.
+    fused = block == length
+    # Half a block of queries sees two blocks of keys through a narrow window, and a whole block three. In short rows,
+    # or with smaller blocks of keys, more steps cost more than it saves (docs/decisions/model_and_attention.md).
+    halved = block == _LARGEST_BLOCK and length > 4 * block and 0 < window <= block // 2
+    queries = block // 2 if halved else block
+    # Heads that do not fill the lanes are padded in memory unless positions are the last axis.
+    layout = kernels.QKVLayout.SEQ_MINOR if query.shape[3] % _LANES else kernels.QKVLayout.HEAD_DIM_MINOR
+    sizes = kernels.BlockSizes(
+        block_q=queries,
+        block_kv=block,
+        block_q_dkv=queries,
+        block_kv_dkv=block,
+        block_q_dq=None if fused else queries,
+        block_kv_dq=None if fused else block,
+        use_fused_bwd_kernel=fused,
+        q_layout=layout,
+        k_layout=layout,
+        v_layout=layout,
+    )
+    kernel = kernels.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
+    )
+    by_head = [part.transpose(0, 2, 1, 3) for part in (query, key, value)]
+    context = jax.vmap(kernel)(*by_head, kernels.SegmentIds(sequences, sequences))
+    return context.transpose(0, 2, 1, 3)

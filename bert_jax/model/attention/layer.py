@@ -1,6 +1,8 @@
-"""Multi-head self-attention: its parameters, its positions, and the kernel of each layer."""
+"""Multi-head self-attention: the kernel of each layer, its parameters and positions, and the call of the kernel."""
 
 import functools
+import logging
+from typing import Any
 
 import jax
 from flax import nnx
@@ -8,19 +10,31 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model.attention import kernels as attention_kernels
-from bert_jax.model.embeddings import RelativeTable, TokenPositions, rotate
+from bert_jax.model.attention import choice
+from bert_jax.model.attention.kernels import (
+    banded_attention,
+    cudnn_attention,
+    cudnn_attention_by_length,
+    einsum_attention,
+    splash_attention,
+)
+from bert_jax.model.embeddings import RelativeTable, TokenPositions, rotate, sequence_lengths, visible_keys
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.lora import adapted, add_adapters
-from bert_jax.model.ops import operations
+from bert_jax.model.ops import Heads, operations
 from bert_jax.model.runtime import Runtime
+
+Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
+
+# The first release whose backward pass writes no gradient of a mask (jax's changelog; jax-ml/jax pull request 39512).
+NO_MASK_GRADIENT = (0, 11, 1)
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
     """Returns the attention kernels of the layers of a model in training on rows of that length, each once, in order.
 
     An encoder without attention has the kernel `none`. Raises UserError for a requested kernel that cannot run
-    (attention_kernels.choose).
+    (choice.choose).
     """
     if config.encoder != "transformer":
         if runtime.attention != "auto":
@@ -29,7 +43,7 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
                 "Use --config.model.attention=auto"
             )
         return ["none"]
-    found = (
+    chosen = [
         _kernel(
             config,
             runtime,
@@ -39,36 +53,25 @@ def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
             needs_scores=config.relative != "none",
         )
         for layer in range(config.layers)
-    )
-    return list(dict.fromkeys(found))
+    ]
+    return list(dict.fromkeys(chosen))
 
 
-def _kernel(
-    config: ModelConfig,
-    runtime: Runtime,
-    length: int,
-    *,
-    local: bool,
-    dropout_rate: float,
-    needs_scores: bool,
-    some_queries: bool = False,
-) -> str:
-    situation = attention_kernels.Situation(
+def _kernel(config: ModelConfig, runtime: Runtime, length: int, **layer: Any) -> str:
+    """Returns the kernel of a layer, about which `layer` has the other fields of Situation."""
+    situation = choice.Situation(
         platform=runtime.device_platform,
         capability=runtime.compute_capability,
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
-        dropout_rate=dropout_rate,
-        needs_scores=needs_scores,
         window=config.window,
-        local=local,
         # The symbolic length of an exported program cannot be compared; such programs request einsum.
         length=length if runtime.attention == "auto" else 0,
         causal=config.causal,
-        some_queries=some_queries,
         shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
+        **layer,
     )
-    return attention_kernels.choose(runtime.attention, situation)
+    return choice.choose(runtime.attention, situation)
 
 
 class SelfAttention(nnx.Module):
@@ -120,7 +123,7 @@ class SelfAttention(nnx.Module):
             None if queries is None else queries[0],
             self.qkv.kernel[...],
             None if self.qkv.bias is None else self.qkv.bias[...],
-            separate=attention_kernels.KERNELS[kernel].separate,
+            separate=kernel in choice.SEPARATE,
         )
         query = adapted(self, "query", query, hidden if queries is None else queries[0], seeds)
         key, value = adapted(self, "key", key, hidden, seeds), adapted(self, "value", value, hidden, seeds)
@@ -131,10 +134,9 @@ class SelfAttention(nnx.Module):
             in_row = keys.in_row[:1]  # the same in each row
             queried = in_row if queries is None else query_positions.in_row
             bias = self.relative(query, queried, in_row, self.runtime.precision)
-        wanted = attention_kernels.Attention(
-            query,
-            key,
-            value,
+        context, probabilities = _attend(
+            kernel,
+            (query, key, value),
             query_positions,
             keys,
             bias=bias,
@@ -142,11 +144,68 @@ class SelfAttention(nnx.Module):
             causal=config.causal,
             dropout_rate=rate,
             seeds=seeds,
-            precision=self.runtime.precision,
-            placement=self.runtime.placement,
-            recomputed=self.runtime.remat == "attention",
-            narrow=forms.narrows_score_gradients,
+            runtime=self.runtime,
         )
-        context, probabilities = attention_kernels.KERNELS[kernel].attend(wanted)
         context = self.runtime.placement.constrain("heads", context)
         return adapted(self, "output", self.output(context), context, seeds), probabilities if with_map else None
+
+
+def _attend(
+    kernel: str,
+    heads: Heads,
+    queries: TokenPositions,
+    keys: TokenPositions,
+    *,
+    bias: Float[Array, "#B N Q T"] | None,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    runtime: Runtime,
+) -> Context:
+    """Returns scaled dot-product attention within sequences (visible_keys), and the probabilities if they are stored.
+
+    queries, keys   where the vectors are; the keys cover the whole row, and are the queries unless these are some only
+    bias            added to the scaled scores
+    window          the positions that a query sees on either side; 0: all
+    dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
+    """
+    placement = runtime.placement
+    limits: dict[str, Any] = {"window": window, "causal": causal}
+    options = limits | {"dropout_rate": dropout_rate, "seeds": seeds, "precision": runtime.precision}
+    if kernel == "splash":
+        return splash_attention(*heads, keys.sequence_ids, placement=placement, **limits), None
+    if kernel == "banded":
+        return banded_attention(*heads, keys.sequence_ids, **options), None
+    if kernel == "flash":
+        # The kernels of Pallas are imported when they run, since the import takes a second.
+        from bert_jax.model.attention.flash import flash_attention
+
+        return flash_attention(*heads, keys.sequence_ids, placement=placement, **options), None
+    if kernel == "triton":
+        from bert_jax.model.attention.triton import triton_attention
+
+        return triton_attention(*heads, keys.sequence_ids, placement=placement, **options), None
+    if kernel == "cudnn" and keys.unpacked and not window and not (causal and queries is not keys):
+        choice.log_once("cudnn reads the lengths of sequences instead of a mask")
+        lengths = sequence_lengths(keys)
+        return cudnn_attention_by_length(*heads, lengths, causal=causal, placement=placement), None
+
+    visible = visible_keys(queries, keys, window=window, causal=causal)
+    if kernel == "cudnn":
+        choice.log_once("cudnn reads a mask [B, 1, T, T] in layers where rows may be packed or have a window")
+        if jax.__version_info__ < NO_MASK_GRADIENT:
+            choice.log_once(
+                f"with jax {jax.__version__}, cudnn also writes a gradient of the mask in training; jax "
+                f"{'.'.join(map(str, NO_MASK_GRADIENT))} and later (Python 3.12) do not",
+                logging.WARNING,
+            )
+        return cudnn_attention(*heads, visible), None
+
+    narrow = operations(runtime).narrows_score_gradients
+    attend: Any = functools.partial(
+        einsum_attention, dropout_rate=dropout_rate, precision=runtime.precision, narrow=narrow
+    )
+    if runtime.remat == "attention":
+        attend = jax.checkpoint(attend)  # the backward pass computes scores and probabilities again
+    return attend(*heads, visible, bias=bias, seeds=seeds)

@@ -1,4 +1,16 @@
-"""Attention with dropout for NVIDIA GPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023)."""
+"""Attention with dropout for NVIDIA GPUs by Pallas kernels that never store the scores (Dao et al. 2022; Dao 2023).
+
+Like those for TPUs (flash.py), they drop exactly the probabilities that einsum_attention drops. They read heads where
+the projections write them, [B, T, N, H]. A row of up to 128 positions is one block, for which the backward pass is one
+kernel with five matmuls. Longer rows have two backward kernels: one computes the gradient of a block of queries, the
+other those of a block of keys and values.
+
+A cell of a kernel's grid has one row, one head and one block of positions: of queries, or of keys in the kernel that
+computes their gradients. It loops over the blocks of the other kind. Scores are [queries, keys] of two blocks.
+
+On an H200 outputs and gradients equal those of einsum, and BERT-Base trains 1.09 (T=128) and 1.16 times (T=512) as fast
+(docs/plan.md). Tests run the kernels in interpret mode on a CPU. jax 0.11 calls Pallas's Triton backend deprecated.
+"""
 
 import functools
 import math
@@ -12,18 +24,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.model.attention.library import MASKED_SCORE
-from bert_jax.model.dropout import element_bits, keeps, line_words
+from bert_jax.model.attention.choice import TRITON_BLOCK, TRITON_WHOLE_ROW, triton_length
+from bert_jax.model.attention.kernels import MASKED_SCORE, run_padded
+from bert_jax.model.dropout import element_bits, keeps
 from bert_jax.model.runtime import Placement
-
-# The rows that attention_triton_kernels.py takes: their padded length, their blocks, and the widths of heads.
-
-
-LEAST_BLOCK = 16  # the smallest tile of a matmul in Triton
-WHOLE_ROW = 128  # rows of up to this many positions are one block
-BLOCK = 64  # positions of a block of longer rows
-HEAD_WIDTHS = (16, 32, 64, 128)
-HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for which the kernels were timed
 
 
 @dataclass(frozen=True)
@@ -45,37 +49,16 @@ class Grid:
 
     @property
     def block(self) -> int:
-        return self.length if self.length <= WHOLE_ROW else BLOCK
+        return self.length if self.length <= TRITON_WHOLE_ROW else TRITON_BLOCK
 
     @property
     def blocks(self) -> int:
         return self.length // self.block
 
 
-def padded_length(length: int) -> int:
-    """Returns the positions of a row for the kernels: Triton takes powers of two."""
-    if length <= WHOLE_ROW:
-        return max(LEAST_BLOCK, 2 ** (length - 1).bit_length())
-    return -(-length // BLOCK) * BLOCK
-
-
-# Attention with dropout by Pallas kernels for NVIDIA GPUs that never store the scores (Dao et al. 2022; Dao 2023).
-#
-# As those for TPUs (attention_flash_kernels.py), they drop exactly the probabilities that einsum_attention drops. They
-# read heads where the projections write them, [B, T, N, H]. A row of up to 128 positions is one block, for which the
-# backward pass is one kernel with five matmuls. Longer rows have two backward kernels, one of which computes the
-# gradient of a block of queries, the other those of a block of keys and values.
-#
-# On an H200 their outputs and gradients equal those of einsum, and BERT-Base trains 1.09 (T=128) and 1.16 times (T=512)
-# as fast as with it. Other tests run them in interpret mode on a CPU. jax 0.11 calls Pallas's Triton backend
-# deprecated.
-#
-# A cell of a kernel's grid has one row, one head and one block of positions: of queries, or of keys in the kernel that
-# computes their gradients. It loops over the blocks of the other kind. Scores are [queries, keys] of two blocks.
-
-
 Heads = Float[Array, "B T N H"]
-Statistic = Float[Array, "B N T"]
+Ids = Int[Array, "B T"]
+Words = UInt32[Array, "B N 2 T"]  # of the dropout mask, of each query
 
 # The axes that a matmul sums over.
 FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
@@ -100,51 +83,20 @@ def triton_attention(
     Scores and softmax are float32, and matmuls accumulate in float32. Each device computes its shard of the rows and
     heads, as placement.shard_kernel gives it. `interpret` runs the kernels on any platform, slowly, for tests.
     """
-    rows, length, heads, width = query.shape
-    missing = padded_length(length) - length
-    padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
-    # No sequence has the id -1, so the filler sees only itself.
-    arguments = [*padded, jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)]
-    names = ["heads", "heads", "heads", "sequence_ids"]
-    if seeds is not None and dropout_rate > 0:
-        # Computed outside, where the numbers of rows and heads are those of the whole array.
-        words = jnp.stack(line_words(seeds, (rows, heads, length, length), position_axes=2), axis=-1)
-        arguments.append(jnp.pad(words.transpose(0, 2, 1, 3), ((0, 0), (0, missing), (0, 0), (0, 0))))
-        names.append("heads")
-    else:
-        dropout_rate = 0.0
+    dropout_rate = 0.0 if seeds is None else dropout_rate
 
     def attend(query: Array, key: Array, value: Array, sequences: Array, *words: Array) -> Array:
-        grid = Grid(width, query.shape[1], window, causal, dropout_rate, precision, interpret)
-        of_lines = words[0].transpose(0, 2, 3, 1) if words else None
-        return _attend(grid, query, key, value, sequences, of_lines)
+        grid = Grid(query.shape[3], query.shape[1], window, causal, dropout_rate, precision, interpret)
+        by_line = words[0].transpose(0, 2, 3, 1) if words else None
+        return _attend(grid, query, key, value, sequences, by_line)
 
-    return placement.shard_kernel(attend, names)(*arguments)[:, :length]
+    padded_length = triton_length(query.shape[1])
+    return run_padded(attend, (query, key, value), sequence_ids, padded_length, placement, dropout_rate, seeds)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    grid: Grid,
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
-    sequences: Int[Array, "B T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> Float[Array, "B T N H"]:
+def _attend(grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None) -> Heads:
     return _forward(grid, query, key, value, sequences, words)[0]
-
-
-def _forward(grid: Grid, *arguments: Any) -> tuple[Array, tuple[Any, ...]]:
-    context, logsumexp = forward(grid, *arguments)
-    return context, (*arguments, context, logsumexp)
-
-
-def _backward(grid: Grid, kept: tuple[Any, ...], gradient: Array) -> tuple[Any, ...]:
-    arguments = (*kept, gradient)
-    return (*backward(grid, *arguments), None, None)
-
-
-_attend.defvjp(_forward, _backward)
 
 
 class Queries(NamedTuple):
@@ -165,19 +117,14 @@ class Keys(NamedTuple):
     first: Any
 
 
-def forward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-) -> tuple[Heads, Statistic]:
-    """Returns the context, and the logarithm of the sum of each query's exponentiated scores."""
+def _forward(
+    grid: Grid, query: Heads, key: Heads, value: Heads, sequences: Ids, words: Words | None
+) -> tuple[Heads, tuple[Any, ...]]:
+    """Returns the context, and what the backward pass reads: all of this and each query's logarithm of its sum."""
     rows, _, heads, _ = query.shape
     own, whole = _specs(grid)
     statistic = jax.ShapeDtypeStruct((rows, heads, grid.length), jnp.float32)
-    found = _call(
+    context, logsumexp = _call(
         grid,
         _forward_kernel,
         (rows, heads, grid.blocks),
@@ -185,22 +132,12 @@ def forward(
         [own.heads, own.statistic],
         [jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
     )(query, key, value, sequences, words)
-    context, logsumexp = found
-    return context, logsumexp
+    return context, (query, key, value, sequences, words, context, logsumexp)
 
 
-def backward(
-    grid: Grid,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    sequences: Int[Array, "B T"],
-    words: UInt32[Array, "B N 2 T"] | None,
-    context: Heads,
-    logsumexp: Statistic,
-    gradient: Heads,
-) -> tuple[Heads, Heads, Heads]:
+def _backward(grid: Grid, residuals: tuple[Any, ...], gradient: Heads) -> tuple[Heads | None, ...]:
     """Returns the gradients of queries, keys and values from that of the context."""
+    query, key, value, sequences, words, context, logsumexp = residuals
     rows, _, heads, _ = query.shape
     own, whole = _specs(grid)
     average = None
@@ -210,10 +147,13 @@ def backward(
     like = jax.ShapeDtypeStruct(query.shape, query.dtype)
 
     def run(kernel: Any, queries: "_Specs", keys: "_Specs", results: int) -> Any:
-        of_lines = None if words is None else queries.words
-        of_average = None if average is None else queries.statistic
-        specs = [queries.heads, keys.heads, keys.heads, whole.ids, of_lines, queries.statistic, of_average]
-        specs += [queries.heads]
+        specs = [
+            *(queries.heads, keys.heads, keys.heads, whole.ids),
+            None if words is None else queries.words,
+            queries.statistic,
+            None if average is None else queries.statistic,
+            queries.heads,
+        ]
         call = _call(grid, kernel, (rows, heads, grid.blocks), specs, [own.heads] * results, [like] * results)
         return call(query, key, value, sequences, words, logsumexp, average, gradient)
 
@@ -222,7 +162,10 @@ def backward(
     else:
         (query_gradient,) = run(_queries_kernel, own, whole, 1)
         key_gradient, value_gradient = run(_keys_kernel, whole, own, 2)
-    return query_gradient, key_gradient, value_gradient
+    return query_gradient, key_gradient, value_gradient, None, None
+
+
+_attend.defvjp(_forward, _backward)
 
 
 def _forward_kernel(
@@ -273,8 +216,8 @@ def _queries_kernel(grid: Grid, query: Any, key: Any, value: Any, sequences: Any
         _, of_scores = _gradients(grid, queries, keys, *statistics)
         return before + _matmul(grid, of_scores, keys.vectors, FIRST_OF_SECOND)
 
-    found = _over_blocks(grid, add, jnp.zeros((grid.block, grid.width), jnp.float32))
-    _store(grid, query_gradient, found, grid.scale)
+    sums = _over_blocks(grid, add, jnp.zeros((grid.block, grid.width), jnp.float32))
+    _store(grid, query_gradient, sums, grid.scale)
 
 
 def _keys_kernel(grid: Grid, query: Any, key: Any, value: Any, sequences: Any, words: Any, *others: Any) -> None:
@@ -357,8 +300,8 @@ def _line(grid: Grid, value: float) -> Array:
     return jnp.full((grid.block,), value, jnp.float32)
 
 
-def _store(grid: Grid, result: Any, found: Array, factor: float = 1.0) -> None:
-    result[...] = (found * (factor / (1.0 - grid.dropout_rate))).astype(result.dtype)
+def _store(grid: Grid, result: Any, sums: Array, factor: float = 1.0) -> None:
+    result[...] = (sums * (factor / (1.0 - grid.dropout_rate))).astype(result.dtype)
 
 
 def _matmul(grid: Grid, one: Array, other: Array, summed: tuple[tuple[int], tuple[int]]) -> Array:
@@ -400,7 +343,7 @@ def _call(
         out_specs=out_specs,
         out_shape=out_shape,
         # Eight warps share the scores of a row of 128 positions, four those of two smaller blocks.
-        compiler_params=triton.CompilerParams(num_warps=8 if grid.block > BLOCK else 4, num_stages=1),
+        compiler_params=triton.CompilerParams(num_warps=8 if grid.block > TRITON_BLOCK else 4, num_stages=1),
         interpret=grid.interpret,
         name=f"triton_attention{kernel.__name__}",
     )

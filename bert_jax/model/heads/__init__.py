@@ -1,15 +1,8 @@
-"""Heads: modules on top of the encoder, chosen by `Heads` and listed by name in `HEADS`.
+"""The heads on top of the encoder, by name: the one place where a head is listed.
 
-config          the choice of heads of a model
-table           every head by name; an extension adds its own here
-pooling         one vector of a sequence
-classification  dense layers to logits: classes, scores, tags, both ends of an answer
-language_model  logits of tokens: masked ones, next ones, those inside a span from its boundaries
-replaced_tokens whether a token was replaced, and the generator of replacements
-layer_mix       a learned mix of all layers, which other heads read
-hidden_projection  hidden states in the width of a teacher
-crf             a linear-chain conditional random field over tags
-spans           vectors of all spans up to a length, their classes, and relations between them
+A model has the heads that its `Heads` (config.py) choose; a head's name is also the first component of its parameters'
+paths (`mlm_head/transform/kernel`). The modules are in basic.py (dense layers, pooling, a mix of layers), tokens.py
+(logits of tokens) and structured.py (a CRF over tags, spans). An extension adds its own to HEADS.
 """
 
 from collections.abc import Callable
@@ -22,6 +15,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model.heads.basic import (
     ANSWER_ENDS,
+    HIDDEN_PROJECTION,
     NEXT_SENTENCE_CLASSES,
     AttentionPooling,
     Classifier,
@@ -29,15 +23,10 @@ from bert_jax.model.heads.basic import (
     LayerMix,
     Pooler,
 )
-from bert_jax.model.heads.basic import NAME as HIDDEN_PROJECTION
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.structured import CRF, SpanClassifier, SpanPairs, SpanVectors
 from bert_jax.model.heads.tokens import Generator, LanguageModel, MaskedLanguageModel, ReplacedTokens, SpanBoundary
 from bert_jax.model.runtime import Runtime
-
-# The heads that a model may have, by name: the one place where a head is listed.
-#
-# A head's name is also the first component of its parameters' paths (`mlm_head/transform/kernel`).
 
 
 class Head(NamedTuple):
@@ -86,7 +75,7 @@ HEADS: dict[str, Head] = {
 }
 
 
-def heads_of(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[..., nnx.Module], tuple[Any, ...]]]:
+def chosen_heads(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[..., nnx.Module], tuple[Any, ...]]]:
     """The heads of a model by name: the module and its arguments.
 
     Raises UserError for a name in heads.named that HEADS lacks.
@@ -96,11 +85,10 @@ def heads_of(heads: Heads, config: ModelConfig) -> dict[str, tuple[Callable[...,
             f"unknown head {unknown[0]!r}; choose from {', '.join(HEADS)}, or import the module that adds it to "
             "bert_jax.model.heads.HEADS first"
         )
-    found = {}
+    chosen = {}
     for name, head in HEADS.items():
-        arguments: tuple[Any, ...] | None = () if name in heads.named else None
-        if head.arguments is not None:
-            arguments = head.arguments(heads, config)
+        named = () if name in heads.named else None
+        arguments = named if head.arguments is None else head.arguments(heads, config)
         if arguments is not None:
-            found[name] = (head.module, arguments)
-    return found
+            chosen[name] = (head.module, arguments)
+    return chosen

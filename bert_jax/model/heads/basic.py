@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout
@@ -11,24 +11,17 @@ from bert_jax.model.layers import Dense, LayerNorm, activation, child_key, trunc
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 
-# Dense layers to logits: of classes, of tags, of both ends of an answer.
-
-
 NEXT_SENTENCE_CLASSES = 2  # is next, random
 ANSWER_ENDS = 2  # first position, last position
+HIDDEN_PROJECTION = "hidden_projection"  # the name of that head; only training has it
+SHORTEST = 1e-12  # lengths below are not divided by, as in torch.nn.functional.normalize
 
 
 class Classifier(nnx.Module):
     """Dropout and a dense layer to float32 logits, over pooled vectors or over every token."""
 
     def __init__(self, config: ModelConfig, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.dense = Dense(
-            (config.width,),
-            (outputs,),
-            deviation=config.initializer_range,
-            runtime=runtime,
-            key=child_key(key, "dense"),
-        )
+        self.dense = biased_dense(config, config.width, outputs, runtime=runtime, key=child_key(key, "dense"))
         self.dropout_rate = config.dropout
 
     def __call__(
@@ -42,13 +35,7 @@ class Network(nnx.Module):
 
     def __init__(self, config: ModelConfig, inputs: int, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.hidden = dense(config, inputs, runtime=runtime, key=child_key(key, "hidden"))
-        self.output = Dense(
-            (config.width,),
-            (outputs,),
-            deviation=config.initializer_range,
-            runtime=runtime,
-            key=child_key(key, "output"),
-        )
+        self.output = biased_dense(config, config.width, outputs, runtime=runtime, key=child_key(key, "output"))
         self.activation = config.activation
         self.dropout_rate = config.dropout
 
@@ -60,15 +47,14 @@ class Network(nnx.Module):
 
 
 def dense(config: ModelConfig, inputs: int, outputs: int = 0, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
-    """A dense layer inside a head, to the model's width or to `outputs`."""
-    return Dense(
-        (inputs,),
-        (outputs or config.width,),
-        deviation=config.initializer_range,
-        runtime=runtime,
-        key=key,
-        bias=config.bias,
-    )
+    """A dense layer inside a head, to the model's width or to `outputs`. It has a bias if the encoder's layers do."""
+    shapes, deviation = ((inputs,), (outputs or config.width,)), config.initializer_range
+    return Dense(*shapes, deviation=deviation, runtime=runtime, key=key, bias=config.bias)
+
+
+def biased_dense(config: ModelConfig, inputs: int, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
+    """A dense layer that ends a head: it has a bias in every model."""
+    return Dense((inputs,), (outputs,), deviation=config.initializer_range, runtime=runtime, key=key)
 
 
 def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime) -> LayerNorm:
@@ -76,14 +62,11 @@ def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime) -> LayerNorm:
     return LayerNorm(width or config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
 
 
-# A learned mix of the embeddings and of all layers, as the input of other heads.
-
-
 class LayerMix(nnx.Module):
     """gamma * sum_j softmax(s)_j h_j, over embeddings h_0 and layers h_1 to h_L (Peters et al. 2018, equation 1).
 
     scores [L + 1] are s, gamma [1] scales the mix. They begin as the mean of all layers. The layers are not normalized
-    before, which section 3.2 has as an option.
+    before, which section 3.2 has as an option. Other heads read the mix instead of the last layer.
     """
 
     def __init__(self, count: int) -> None:
@@ -99,12 +82,6 @@ class LayerMix(nnx.Module):
     def weights(self) -> Float[Array, " J"]:
         """Returns softmax(s), the weights of the embeddings and of the layers from the lowest to the highest."""
         return jax.nn.softmax(self.scores[...])
-
-
-# One vector of each sequence: of [CLS] or the last token, or the mean, maximum or weighted sum of all positions.
-
-
-SHORTEST = 1e-12  # lengths below are not divided by, as in torch.nn.functional.normalize
 
 
 class Pooler(nnx.Module):
@@ -173,8 +150,10 @@ def pool_sequences(
     if pooling == "max":
         highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
         return jnp.where(inside.any(axis=2)[..., None], highest, 0)
-    wanted = jnp.zeros(hidden.shape[:2]) if scores is None else scores
-    weights = _softmax_over(wanted[:, None], inside).astype(hidden.dtype)
+    # A softmax over the positions inside each sequence; equal scores give the mean. All zero for an absent sequence.
+    scores = jnp.zeros(hidden.shape[:2]) if scores is None else scores
+    softmax = jax.nn.softmax(jnp.where(inside, scores[:, None], -1e30), axis=-1)
+    weights = jnp.where(inside, softmax, 0).astype(hidden.dtype)
     return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -191,28 +170,14 @@ def unit_vectors(vectors: Float[Array, "*B W"]) -> Float[Array, "*B W"]:
     return vectors / jnp.sqrt(jnp.maximum(squares, SHORTEST**2))
 
 
-def _softmax_over(scores: Float[Array, "B 1 T"], inside: Bool[Array, "B S T"]) -> Float[Array, "B S T"]:
-    """Softmax over the positions inside a sequence; all zero where there is none."""
-    masked = jnp.where(inside, scores, -1e30)
-    return jnp.where(inside, jax.nn.softmax(masked, axis=-1), 0)
-
-
-# A projection of hidden states to the width of a teacher, which only training uses.
-
-
-NAME = "hidden_projection"  # of the head, and the first component of its parameters' paths
-
-
 class HiddenProjection(nnx.Module):
-    """A dense layer from the width of the model to that of its teacher, the same for all layers.
+    """A dense layer from the width of the model to that of its teacher, the same for all layers; for training only.
 
     Jiao et al. 2020, equation 8, where each layer may have its own; their code has one (modeling.py, fit_dense).
     """
 
     def __init__(self, config: ModelConfig, width: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        deviation = config.initializer_range
-        dense_key = child_key(key, "dense")
-        self.dense = Dense((config.width,), (width,), deviation=deviation, runtime=runtime, key=dense_key)
+        self.dense = biased_dense(config, config.width, width, runtime=runtime, key=child_key(key, "dense"))
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.dense(hidden)

@@ -8,14 +8,12 @@ from bert_jax.errors import UserError
 POOLINGS = ("cls", "mean", "max", "last", "attention_dot", "attention_additive")
 BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
-
-
 LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "hidden_projection", "named")
 
 
 @dataclass(frozen=True)
 class SpanHeads:
-    """The heads over all spans of up to `length` positions; a length of 0 means none. See heads/spans.py.
+    """The heads over all spans of up to `length` positions; a length of 0 means none. See SpanVectors.
 
     Raises UserError for an unknown choice, and for heads over spans of length 0.
     """
@@ -27,8 +25,8 @@ class SpanHeads:
     relations: int = 0  # classes of a pair of spans, where class 0 is NULL
 
     def __post_init__(self) -> None:
-        _one_of("heads.spans.boundaries", self.boundaries, BOUNDARIES)
-        _one_of("heads.spans.content", self.content, CONTENTS)
+        _check_choice("heads.spans.boundaries", self.boundaries, BOUNDARIES)
+        _check_choice("heads.spans.content", self.content, CONTENTS)
         if self.length < 0 or (not self.length and (self.classes or self.relations)):
             raise UserError(
                 f"heads.spans.length is {self.length}; give the length of the longest span, or leave out "
@@ -83,7 +81,7 @@ class Heads:
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("heads.pooling", self.pooling, POOLINGS)
+        _check_choice("heads.pooling", self.pooling, POOLINGS)
         read_pooled = self.next_sentence or (self.pooling == "cls" and (self.classes or self.choices))
         if read_pooled and not self.pooler:
             raise UserError(
@@ -108,6 +106,6 @@ class Heads:
         return {name: value for name, value in asdict(self).items() if value or name not in LATER_HEADS}
 
 
-def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:
+def _check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(f"unknown {field_name} {value!r}; choose from {', '.join(known)}")

@@ -16,12 +16,8 @@ from bert_jax.model.layers import activation, child_key
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import gather_positions
 
-# Which tags of entities may follow which: IOB1 and IOB2 (O, B-X, I-X), and IOBES (O, B-X, I-X, E-X, S-X).
-#
-# Files with a single type of entity may omit the type (B, I, O).
-
-
-# Outside an entity; or the beginning, inside, end or single word of one, with or without a type.
+# Tags of entities by IOB1 and IOB2 (O, B-X, I-X) and by IOBES (O, B-X, I-X, E-X, S-X): outside an entity, or the
+# beginning, inside, end or single word of one. Files with a single type of entity may omit the type (B, I, O).
 ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 
 
@@ -82,9 +78,6 @@ def scheme_of(labels: Sequence[str]) -> Scheme | None:
         tuple(not breaks("O", tag) for tag in labels),
         tuple(not (ends and breaks(tag, "O")) for tag in labels),
     )
-
-
-# A linear-chain conditional random field over tags: a path's score, the partition function, the best path.
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -243,13 +236,10 @@ def _first_of_chain(tagged: Bool[Array, "B T"], sequence_ids: Int[Array, "B T"])
     return tagged & ~(follows & (before < positions))
 
 
-# Heads over spans of up to K positions: a vector, a class, and the relation of two spans.
-#
-# Spans are stored in arrays [B, T, K]: entry [t, n - 1] is the span of length n (1 to K) that begins at position t. For
-# spans of words, pass the hidden states of the words' first tokens (gather_positions) instead of those of all tokens.
-# Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
-
-
+# Spans of up to K positions are stored in arrays [B, T, K]: entry [t, n - 1] is the span of length n (1 to K) that
+# begins at position t. For spans of words, pass the hidden states of the words' first tokens (gather_positions) instead
+# of those of all tokens. Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for
+# Span-Based Applications".
 PARTS = 3  # of a span's vector: begin, end, content
 
 

@@ -10,15 +10,12 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model.embeddings import Embedding, is_unpacked, token_table
-from bert_jax.model.heads.basic import dense, norm
-from bert_jax.model.layers import Dense, activation, child_key
-from bert_jax.model.ops import VocabularyProduct, rows_by_matmul
+from bert_jax.model.heads.basic import biased_dense, dense, norm
+from bert_jax.model.layers import activation, child_key
+from bert_jax.model.ops import VocabularyProduct, look_up_by_matmul
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.transformer import Encoder
 from bert_jax.shapes import padded_vocabulary
-
-# Logits of tokens: masked ones, next ones, and those of a span from the positions around it.
-
 
 # facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens beyond that offset in a span
 # are not predicted.
@@ -43,13 +40,8 @@ class MaskedLanguageModel(nnx.Module):
         self.config = config
         self.runtime = runtime
 
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
-        """float32 logits, by the token table where model.tied_output is set. Those of padding entries are -inf, so that
-        no gradient reaches them."""
-        return self.product(vectors, tokens).logits()
-
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
-        """The same logits before they are computed."""
+        """The logits before they are computed, by the token table where model.tied_output is set."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
         table = tokens if self.config.tied_output else self.output.table[...]
         return VocabularyProduct(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
@@ -71,10 +63,6 @@ class LanguageModel(nnx.Module):
             self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
-
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
-        """As MaskedLanguageModel."""
-        return self.product(vectors, tokens).logits()
 
     def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
         """As MaskedLanguageModel.product."""
@@ -115,15 +103,12 @@ class SpanBoundary(nnx.Module):
     ) -> VocabularyProduct:
         """The logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
         last."""
-        places = rows_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
+        places = look_up_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
         joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
         function = activation(self.config.activation)
         hidden = self.first_norm(function(self.first(joined)))
         hidden = self.second_norm(function(self.second(hidden)))
         return VocabularyProduct(hidden, table, self.bias[...], self.config.vocab_size, self.runtime)
-
-
-# The parts of replaced token detection: a generator of replacements, and the detector's head (Clark et al. 2020).
 
 
 class ReplacedTokens(nnx.Module):
@@ -134,8 +119,7 @@ class ReplacedTokens(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
-        deviation = config.initializer_range
-        self.output = Dense((config.width,), (1,), deviation=deviation, runtime=runtime, key=child_key(key, "output"))
+        self.output = biased_dense(config, config.width, 1, runtime=runtime, key=child_key(key, "output"))
         self.activation = activation(config.activation)
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
@@ -176,7 +160,7 @@ class Generator(nnx.Module):
             dropout_key,
             unpacked=is_unpacked(batch),
         )
-        return self.mlm_head(vectors, tokens)
+        return self.mlm_head.product(vectors, tokens).logits()
 
 
 def generator_config(config: ModelConfig, width: int) -> ModelConfig:

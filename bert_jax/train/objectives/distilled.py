@@ -17,7 +17,7 @@ from bert_jax.config import DistillConfig, ModelConfig
 from bert_jax.config.training import Pairs
 from bert_jax.model import bert
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads.basic import NAME as HIDDEN_PROJECTION
+from bert_jax.model.heads.basic import HIDDEN_PROJECTION
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.outputs import vocabulary_logits

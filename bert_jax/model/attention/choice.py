@@ -1,0 +1,170 @@
+"""Chooses the attention kernel of a layer. `choose` reads top to bottom; the choice is always logged.
+
+    splash   the splash kernel on TPUs, bfloat16, without attention dropout (kernels.py)
+    banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum (kernels.py)
+    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
+             rows, and otherwise a mask (kernels.py)
+    flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (flash.py)
+    triton   the same on NVIDIA GPUs (triton.py)
+    einsum   plain XLA, every platform, with dropout, relative positions and attention maps (kernels.py)
+
+The limits of the kernels are here, so that a choice imports none of them: importing Pallas takes a second.
+"""
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.model.runtime import NVIDIA
+
+KERNELS = ("splash", "banded", "cudnn", "flash", "triton", "einsum")
+# Kernels that read queries, keys and values as three arrays [B, T, N, H].
+SEPARATE = ("cudnn", "triton")
+
+SMALLEST_BAND = 16  # positions; smaller blocks of banded make matmuls too small to pay on any device
+
+CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD = 8, 128
+CUDNN_LEAST_GENERATION = 8  # of the compute capability: Ampere
+
+PALLAS_HEAD_MULTIPLE = 8  # for splash and flash, head widths from 8 to 192 were compiled for TPU v4 to v6e
+
+TRITON_HEAD_WIDTHS = (16, 32, 64, 128)
+TRITON_LEAST_BLOCK = 16  # the smallest tile of a matmul in Triton
+TRITON_WHOLE_ROW = 128  # rows of up to this many positions are one block
+TRITON_BLOCK = 64  # positions of a block of longer rows
+HOPPER, TIMED_WIDTH = "9.0", 64  # the compute capability and the head width for which triton was timed
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the choice of a kernel depends on."""
+
+    platform: str
+    compute_dtype: str
+    head_width: int
+    dropout_rate: float  # of attention probabilities; 0 in evaluation
+    needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
+    window: int = 0  # of the local layers of the architecture; 0: it has none
+    local: bool = False  # this layer is one of them
+    length: int = 0  # positions of a row; 0: unknown
+    causal: bool = False
+    some_queries: bool = False  # only some positions have queries
+    capability: str = ""  # the compute capability of an NVIDIA GPU, where it is known
+    shardable: bool = True  # Pallas kernels can be sharded over the devices: there is only one, or a mesh is set
+
+
+def choose(requested: str, situation: Situation) -> str:
+    """Returns the name of the kernel that runs in a layer.
+
+    Raises UserError for an unknown choice, or for one that cannot run, with the reason.
+    """
+    if requested not in (known := ("auto", *KERNELS)):
+        raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(known)}")
+    obstacles = {kernel: _obstacle(kernel, situation) for kernel in KERNELS}
+    exceptions = {kernel: _exception(kernel, situation) for kernel in KERNELS}
+    possible = [kernel for kernel in KERNELS if not obstacles[kernel] and not exceptions[kernel]]
+    fused = "splash" if situation.platform == "tpu" else "cudnn"
+
+    if requested != "auto":
+        if obstacles[requested]:
+            raise UserError(
+                f"config.model.attention={requested} cannot run: {requested} {obstacles[requested]}; or use "
+                "config.model.attention=auto"
+            )
+        if exceptions[requested]:
+            kernel, reason = "einsum", f"{requested} {exceptions[requested]}"
+        else:
+            kernel, reason = requested, "as requested"
+    elif "splash" in possible:
+        # Splash skips blocks outside a window itself (docs/decisions/model_and_attention.md).
+        kernel, reason = "splash", "fastest on this platform"
+    elif "banded" in possible and bands_save_work(situation.window, situation.length):
+        # Long rows with a narrow window: cuDNN would compute all of the scores (docs/decisions/model_and_attention.md).
+        against = obstacles[fused] or exceptions[fused]
+        kernel, reason = "banded", f"{fused} {against or 'would compute scores outside the window'}"
+    elif "cudnn" in possible:
+        kernel, reason = "cudnn", "fastest on this platform"
+    elif "triton" in possible and _triton_is_faster(situation):
+        kernel, reason = "triton", f"{fused} {obstacles[fused]}"
+    else:
+        # Never flash, which nobody has run on a TPU (docs/decisions/model_and_attention.md).
+        kernel, reason = "einsum", f"{fused} {obstacles[fused] or exceptions[fused]}"
+    log_once(f"attention kernel: {kernel} ({reason})")
+    return kernel
+
+
+def _obstacle(kernel: str, s: Situation) -> str:
+    """Returns the first reason why a kernel cannot run in a model; empty if it can. A request is refused with it."""
+    tpu = (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")
+    nvidia = (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA)
+    half = (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16")
+    no_dropout = (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0)
+    no_scores = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
+    mesh = ("on several devices needs a mesh (jax.set_mesh)", not s.shardable)
+    multiple, largest = CUDNN_HEAD_MULTIPLE, CUDNN_LARGEST_HEAD
+    cudnn_width = (
+        f"needs a head width that is a multiple of {multiple} up to {largest}, got {s.head_width}",
+        s.head_width % multiple or s.head_width > largest,
+    )
+    pallas_width = (
+        f"needs a head width that is a multiple of {PALLAS_HEAD_MULTIPLE}, got {s.head_width}",
+        s.head_width % PALLAS_HEAD_MULTIPLE,
+    )
+    widths = f"{', '.join(map(str, TRITON_HEAD_WIDTHS[:-1]))} or {TRITON_HEAD_WIDTHS[-1]}"
+    triton_width = (
+        f"needs a head width of {widths}, got {s.head_width}",
+        s.head_width not in TRITON_HEAD_WIDTHS,
+    )
+    generation = s.capability.partition(".")[0]
+    ampere = (
+        f"needs an Ampere GPU (compute capability 8.0) or a later one, and this one has {s.capability}",
+        generation.isdecimal() and int(generation) < CUDNN_LEAST_GENERATION,
+    )
+    reasons: dict[str, list[tuple[str, Any]]] = {
+        "splash": [tpu, half, no_dropout, no_scores, pallas_width, mesh],
+        "banded": [("needs an architecture with windowed layers (model.window)", not s.window), no_scores],
+        "cudnn": [nvidia, ampere, half, no_dropout, no_scores, cudnn_width],
+        "flash": [tpu, half, no_scores, pallas_width, mesh],
+        "triton": [nvidia, half, no_scores, triton_width, mesh],
+        "einsum": [],
+    }
+    return next((reason for reason, holds in reasons[kernel] if holds), "")
+
+
+def _exception(kernel: str, s: Situation) -> str:
+    """Returns why a layer uses einsum instead, though the kernel may run in other layers of the model; or nothing."""
+    if s.some_queries and kernel not in ("cudnn", "einsum"):
+        return "cannot compute some queries only"
+    return "needs a layer with a window" if kernel == "banded" and not s.local else ""
+
+
+def band_block(window: int) -> int:
+    """Returns the positions of a block of banded: a query's keys lie in its own block and the two next to it."""
+    return max(window, SMALLEST_BAND)
+
+
+def bands_save_work(window: int, length: int) -> bool:
+    """Returns whether bands save work on rows of that length: with four blocks, 3/4 of the scores remain."""
+    return length > 4 * band_block(window)
+
+
+def triton_length(length: int) -> int:
+    """Returns the positions of a row after padding for triton, which takes powers of two."""
+    if length <= TRITON_WHOLE_ROW:
+        return max(TRITON_LEAST_BLOCK, 2 ** (length - 1).bit_length())
+    return -(-length // TRITON_BLOCK) * TRITON_BLOCK
+
+
+def _triton_is_faster(s: Situation) -> bool:
+    """Whether triton was measured to be faster than einsum (docs/plan.md, Measured on an H200)."""
+    filled = s.length >= TRITON_WHOLE_ROW and triton_length(s.length) == s.length
+    timed = s.capability == HOPPER and s.head_width == TIMED_WIDTH and not (s.local or s.causal)
+    return timed and filled and s.dropout_rate > 0
+
+
+@functools.cache
+def log_once(line: str, level: int = logging.INFO) -> None:
+    """Logs a line once, and not at every trace."""
+    logging.getLogger(__name__).log(level, line)
