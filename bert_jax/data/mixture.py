@@ -297,7 +297,7 @@ def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
 # it alone would read it: in its own epochs, in the same order and with the same masks.
 
 
-class MixtureLoader:
+class MixtureLoader(StepBatches):
     """The batches of the steps of some segments, with rows of all sources of a mixture.
 
     read     how many rows of each source [K] earlier phases read in each lane [L]
@@ -318,6 +318,7 @@ class MixtureLoader:
         lanes: int = 1,
         readers: Mapping[str, RowReader],
     ) -> None:
+        super().__init__(segments, mixture.dataset.seq_len, str(mixture.dataset.directory), lanes)
         self._read = read
         self._shares = lane_shares(mixture, segments, lanes)
         datasets = [source.dataset for source in mixture.sources]
@@ -328,31 +329,22 @@ class MixtureLoader:
             )
             for each in datasets
         ]
-        dataset = mixture.dataset
-        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows, lanes)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
         """The fingerprints of the rows and masks of each source."""
         return tuple(loader.fingerprint for loader in self._loaders)
 
-    def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
-        return self._steps.rows_at(step)
-
-    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or only the selected `rows` of it. Raises ValueError as `rows_at` does."""
-        return self._steps.batch(step, rows)
-
     def counts_before(self, step: int) -> tuple[int, ...]:
         """How many rows of each source the steps of the segments before this one read."""
-        return tuple(self._shares.counts(self._steps.rows_before(step)).sum(axis=1).tolist())
+        return tuple(self._shares.counts(self.rows_before(step)).sum(axis=1).tolist())
 
-    def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"], ahead: bool = True) -> Batch:
+        """The rows with these numbers among all that the phase reads, from the data sets of its mixture."""
         sources, ordinals = self._shares.assign(numbers)
         lane = numbers % self._shares.lanes
         ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
-        ahead = numbers.size > 1  # a run reads a single row to learn the shape of a later batch
+        ahead &= numbers.size > 1  # a run reads a single row to learn the shape of a later batch
         if len(self._loaders) == 1 or not numbers.size:
             return self._loaders[0].rows(ordinals, steps, ahead)
         order = np.argsort(sources, kind="stable")
