@@ -1,7 +1,11 @@
-"""Locations of runs: a folder on disk, in Google Cloud Storage (gs://) or in Amazon S3 (s3://).
+"""Folders of runs on disk, in Google Cloud Storage (gs://) and in Amazon S3 (s3://), by the interface of pathlib.
 
-`location` turns what the user wrote into a path object. The first part describes the stores: packages, credentials,
-and what their errors mean.
+`location` turns what the user wrote into a path. The first part describes the stores: packages, credentials, and what
+their errors mean. The rest reads, writes and moves files and folders.
+
+A store has no folders, appends nothing and renames by copying, but shows an object only once it is complete. So files
+in a store are written whole, and a folder exists as long as something is in it. Orbax uses the same paths (etils) and
+the same packages.
 """
 
 import contextlib
@@ -21,8 +25,6 @@ from etils import epath
 from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage import files
 from bert_jax.storage.remote import first_line, is_denied
-
-# The object stores that hold workdirs, and what differs between them: packages, credentials, and their errors.
 
 
 class Store(NamedTuple):
@@ -152,13 +154,6 @@ def _no_bucket(path: PurePath, bucket: str) -> UserError:
 
 def _no_answer(path: PurePath, error: Exception) -> str:
     return f"{path}: {first_line(error)}. Check the address and the network"
-
-
-# Folders of runs on disk, in Google Cloud Storage (gs://) and in Amazon S3 (s3://), by the interface of pathlib.
-#
-# A store has no folders, appends nothing and renames by copying, but shows an object only once it is complete. So files
-# in a store are written whole, and a folder exists as long as something is in it. Orbax uses the same paths (etils) and
-# the same packages (storage/location.py).
 
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
