@@ -265,8 +265,8 @@ class PretrainingLoader(StepBatches):
             indices = start + picked
             indices = indices[indices < count]
             gathered = self.dataset.gather(indices)
-            filled = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
-            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in filled))
+            batch = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
+            yield fill_up(batch, picked.size)
 
     def _make_masker(self, seed: int) -> Masker | None:
         if self.dataset.static:
@@ -356,9 +356,12 @@ def _expand(values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], 
     return columns.reshape(len(runs), width)
 
 
-def fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
-    """The rows of a field followed by zeros, batch_size in all."""
-    return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))
+def fill_up(batch: Batch, rows: int) -> Batch:
+    """The rows of a batch followed by rows of zeros, which have weight 0."""
+    added = rows - len(batch.input_ids)
+    return Batch(
+        *(None if field is None else np.pad(field, [(0, added)] + [(0, 0)] * (field.ndim - 1)) for field in batch)
+    )
 
 
 # What evaluation divides a log-likelihood by, and the rows of a pseudo-log-likelihood.
@@ -379,10 +382,8 @@ def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 
     after it. A continuation token after a special token begins a word.
     """
     kinds = token_kinds(tokenizer, dataset.masking.words)
-    count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
     total = np.zeros(3, np.int64)
-    for start in range(0, count, ROWS_AT_ONCE):
-        rows = dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count)))
+    for rows in _first_rows(dataset, max_rows):
         sequences = cut(rows, kinds.take(unmasked_ids(rows)))
         ordinary = int((sequences.kinds[:, 1:] != SPECIAL).sum())
         after_first = int(np.maximum(sequences.lengths - 1, 0).sum())
@@ -390,23 +391,25 @@ def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 
     return WordCounts(*total.tolist())
 
 
+def _first_rows(dataset: RowTable, max_rows: int) -> Iterator[Rows]:
+    count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
+    for start in range(0, count, ROWS_AT_ONCE):
+        yield dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count)))
+
+
 class SingleMasks:
     """Held-out rows in which each token is masked in turn: copies of the first max_rows rows (0: of all).
 
-    Every ordinary token is the mask of one copy. Copy k of a row has a mask at the k-th ordinary token of each of its sequences. Sequences of a row do not see each
-    other, so each token is predicted from all other tokens of its own sequence. The masks of the shards are undone.
-    Special tokens are never masked.
+    Every ordinary token is the mask of one copy. Copy k of a row has a mask at the k-th ordinary token of each of its
+    sequences. Sequences of a row do not see each other, so each token is predicted from all other tokens of its own
+    sequence. The masks of the shards are undone. Special tokens are never masked.
     """
 
     def __init__(self, dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 0) -> None:
         self._dataset, self._mask_id = dataset, tokenizer.mask_id
         self._ordinary = np.ones(tokenizer.vocab_size, bool)
         self._ordinary[list(tokenizer.special_ids)] = False
-        count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
-        copies = [
-            self._numbers(dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count))))[0].max(axis=1) + 1
-            for start in range(0, count, ROWS_AT_ONCE)
-        ]
+        copies = [self._numbers(rows)[0].max(axis=1) + 1 for rows in _first_rows(dataset, max_rows)]
         self._ends = np.cumsum(np.concatenate(copies) if copies else np.zeros(0, np.int64))
 
     @property
@@ -424,8 +427,7 @@ class SingleMasks:
         for start in range(0, self.count, batch_size):
             copies = start + picked
             copies = copies[copies < self.count]
-            batch = self._batch(copies)
-            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in batch))
+            yield fill_up(self._batch(copies), picked.size)
 
     def _batch(self, copies: Int64[np.ndarray, "K"]) -> Batch:
         row = np.searchsorted(self._ends, copies, side="right")

@@ -1,4 +1,10 @@
-"""Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1)."""
+"""Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1).
+
+`parse_mixture` reads what a user writes, `Mixture.of` opens it, `RowShares` divides rows among the sources, and
+`MixtureLoader` makes the batches. The rows of a phase are numbered in the order in which its steps read them. RowShares
+says which source a number belongs to and how many rows of that source come before it, so a batch needs no state. Each
+source is read as a run on it alone would read it: in its own epochs, in the same order and with the same masks.
+"""
 
 import functools
 import math
@@ -18,7 +24,6 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 
 # The text of a mixture: NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, or NAME=DIR,NAME=DIR:alpha=A.
-
 
 _NAMED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)=(.*)")
 _ALPHA = re.compile(r"(.*):\s*alpha=([^:,=]*)")
@@ -82,9 +87,6 @@ def _named_folder(entry: str, weighted: bool) -> NamedFolder:
     if not folder.strip() or (not weighted and _WEIGHT.search(folder)):
         raise ValueError(f"{entry!r} lacks a folder or a weight, or has a weight next to alpha")
     return NamedFolder(named[1], folder.strip(), float(weight) if weighted else None)
-
-
-# Divides the rows of a mixture among its sources, in given shares, without state and without random draws (law 1).
 
 
 DIGITS = 7  # of a share, so that 0.3 is exact
@@ -182,9 +184,6 @@ def _rounded_share(rows: Number, weight: int, total: int) -> Number:
     """rows * weight / total, rounded to the nearest integer and half up, without a product that exceeds 64 bits."""
     wholes, rest = rows // total, rows % total
     return wholes * weight + (2 * rest * weight + total) // (2 * total)
-
-
-# The data sets whose rows the steps of a phase read: one, or several in given shares.
 
 
 class Source(NamedTuple):
@@ -288,13 +287,6 @@ def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
         ("the masking rule", "options of masking", rule),
         ("a maximum of predictions per row of", "options of masking", dataset.max_predictions),
     )
-
-
-# Makes the batches of a phase from the data sets of its mixture (law 1).
-#
-# The rows of a phase are numbered in the order in which its steps read them. RowShares says which source a number
-# belongs to and how many rows of that source come before it, so a batch needs no state. Each source is read as a run on
-# it alone would read it: in its own epochs, in the same order and with the same masks.
 
 
 class MixtureLoader(StepBatches):

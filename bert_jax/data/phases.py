@@ -1,6 +1,7 @@
-"""Pretraining in phases: other shards from a given step, possibly of another length.
+"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
 
-`open_phases` and `open_held_out` open what a configuration names; `PhasedLoader` returns the batch of any step.
+A phase reads one data set, or a mixture of several (data/mixture.py). `open_phases` and `open_held_out` open what a
+configuration names; `PhasedLoader` returns the batch of any step.
 """
 
 import bisect
@@ -35,10 +36,6 @@ from bert_jax.data.shards import Dataset, check_arrow, check_has_rows, local_cop
 from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of, is_remote
-
-# Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
-#
-# A phase reads one data set, or a mixture of several (mixture.py).
 
 
 class Phase(NamedTuple):
@@ -225,7 +222,9 @@ class PhasedLoader:
         first   the first step that epochs count; phases that end before it are left out
         """
         lines = []
-        for phase, stop in zip(self._phases, self._stops(end), strict=True):
+        # The step after the last one of each phase; 0: unknown.
+        stops = [min(phase.first, end) if end else phase.first for phase in self._phases[1:]] + [end]
+        for phase, stop in zip(self._phases, stops, strict=True):
             if not phase.mixture.named or (stop and stop <= max(phase.first, first)):
                 continue
             epochs = self.epochs_before(stop, first) if stop else {}
@@ -237,11 +236,6 @@ class PhasedLoader:
             until = f", and epochs {since}until step {stop:,}" if stop else ""
             lines.append(f"{phase.key}, shares of the rows{until}: {', '.join(sources)}")
         return lines
-
-    def _stops(self, end: int) -> list[int]:
-        """The step after the last one of each phase in a run that ends at `end`; 0: unknown."""
-        stops = [phase.first for phase in self._phases[1:]]
-        return [*(min(stop, end) if end else stop for stop in stops), end]
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""
@@ -371,7 +365,6 @@ def _log(line: str) -> None:
 
 
 # What config.json of a pretraining run records of its shards: enough to describe them without the shards.
-
 
 FILES = 20  # names of input files that are recorded of each source
 
