@@ -130,17 +130,18 @@ class RowShares:
 
     def counts(self, rows: int) -> tuple[int, ...]:
         """How many of the first `rows` rows belong to each source."""
-        found: list[int] = []
+        counts: list[int] = []
         rest, total = rows, sum(self.weights)
         for weight in self.weights:
-            count = _rounded_share(rest, weight, total)
-            found.append(count)
-            rest, total = rest - count, total - weight
-        return tuple(found)
+            counts.append(_rounded_share(rest, weight, total))
+            rest, total = rest - counts[-1], total - weight
+        return tuple(counts)
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
         """The source of each row, and its number among the rows of that source. `numbers` are from 0."""
         sources, ordinals = np.zeros((2, *numbers.shape), np.int64)
+        # `left` are the rows that no source has yet; `rest`, their numbers among such rows. A row belongs to the source
+        # whose rounded share grows with it.
         left, rest, total = np.arange(len(numbers)), numbers, sum(self.weights)
         for source, weight in enumerate(self.weights):
             before = _rounded_share(rest, weight, total)
@@ -224,8 +225,8 @@ class Mixture(NamedTuple):
             tokens = [training_counts(dataset)["tokens"] for dataset in datasets]
             weights = [(count / max(*tokens, 1)) ** spec.alpha for count in tokens]
         shares = RowShares.of(weights, names, key)
-        found = zip(shares.weights, names, datasets, strict=True)
-        ordered = sorted(found, key=lambda one: (-one[0], one[2].fingerprint))
+        named = zip(shares.weights, names, datasets, strict=True)
+        ordered = sorted(named, key=lambda source: (-source[0], source[2].fingerprint))
         sources = tuple(Source(name, dataset) for _, name, dataset in ordered)
         return cls(sources, RowShares(tuple(weight for weight, _, _ in ordered)))
 
@@ -238,7 +239,7 @@ class Mixture(NamedTuple):
     def filled(self) -> float:
         """The share of positions that are not padding, by the manifests, in rows of the mixture's shares."""
         counts = [training_counts(source.dataset) for source in self.sources]
-        shares = [one["tokens"] / max(one["rows"] * self.dataset.seq_len, 1) for one in counts]
+        shares = [part["tokens"] / max(part["rows"] * self.dataset.seq_len, 1) for part in counts]
         weights = self.shares.weights
         return sum(weight * share for weight, share in zip(weights, shares, strict=True)) / sum(weights)
 
@@ -339,6 +340,7 @@ class MixtureLoader(StepBatches):
         ahead &= numbers.size > 1  # a run reads a single row to learn the shape of a later batch
         if len(self._loaders) == 1 or not numbers.size:
             return self._loaders[0].rows(ordinals, steps, ahead)
+        # Each loader makes its rows at once; then they return to the order of `numbers`.
         order = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
         made = [
@@ -346,7 +348,7 @@ class MixtureLoader(StepBatches):
             for loader, some in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
             if some.size
         ]
-        places = np.argsort(order, kind="stable")  # of the rows in the order of `numbers`
+        places = np.argsort(order, kind="stable")
         fields = zip(*made, strict=True)
         return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))
 

@@ -91,12 +91,12 @@ class BatchSegment(NamedTuple):
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
     """The segments of each phase, from the first step of each phase. The first phase begins at step 0."""
     borders = sorted({*batches.steps, *starts})
-    found: list[list[BatchSegment]] = [[] for _ in starts]
+    phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
-        segments = found[bisect.bisect_right(starts, first) - 1]
+        segments = phases[bisect.bisect_right(starts, first) - 1]
         before = sum(segment.rows * segment.steps_before(first) for segment in segments)
         segments.append(BatchSegment(first, end, batches.at(first), before))
-    return found
+    return phases
 
 
 def check_batch_size(rows: int, where: str = "") -> None:

@@ -203,11 +203,12 @@ class Dataset:
         """
         if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are not all in [0, {self.rows})")
-        shard_of = np.searchsorted(self._ends, indices, side="right")
-        first = self._columns(int(shard_of[0]) if len(indices) else 0)
+        # Each shard is read once, for all of its rows among `indices`, whose places in the output are in `order`.
+        owners = np.searchsorted(self._ends, indices, side="right")
+        first = self._columns(int(owners[0]) if len(indices) else 0)
         out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
-        order = np.argsort(shard_of, kind="stable")
-        numbers, begins = np.unique(shard_of[order], return_index=True)
+        order = np.argsort(owners, kind="stable")
+        numbers, begins = np.unique(owners[order], return_index=True)
         ends = np.append(begins, len(order))[1:]
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             columns = self._columns(shard)

@@ -243,11 +243,11 @@ class ShardRanges:
             problem = str(error)
         if problem:
             raise self._damaged(name, problem)
-        found = {
+        places = {
             column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
         }
-        before = min(found.values())
-        if found != self._place_columns(rows, before):
+        before = min(places.values())
+        if places != self._place_columns(rows, before):
             raise UserError(
                 f"the columns of {self.address}/{name} are not in the order of docs/data_format.md, so its rows cannot "
                 "be read by ranges; leave out data.cache_bytes"

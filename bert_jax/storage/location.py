@@ -305,17 +305,17 @@ def move_folder(source: Location, target: Location) -> None:
         source.rename(target)
     else:
         with store_errors(source, f"move {source}"):
-            files, inside, names = _files_below(source)
-            files.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+            store, inside, names = _files_below(source)
+            store.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
             remove_folder(source)
 
 
 def upload_folder(source: Path, target: Location) -> None:
     """Copies all files below a folder on disk to one in a store, whatever that held before. A kill can leave some."""
     remove_folder(target)
-    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
-    names = [f"{target}/{path.relative_to(source).as_posix()}" for path in files]
-    file_system(target).put([str(path) for path in files], names)
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    names = [f"{target}/{path.relative_to(source).as_posix()}" for path in paths]
+    file_system(target).put([str(path) for path in paths], names)
 
 
 def download_folder(source: Location, target: Path) -> None:
@@ -323,9 +323,9 @@ def download_folder(source: Location, target: Path) -> None:
 
     Raises UserError for a full disk.
     """
-    files, inside, names = _files_below(source)
+    store, inside, names = _files_below(source)
     try:
-        files.get(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+        store.get(names, [f"{target}{name.removeprefix(inside)}" for name in names])
     except OSError as error:
         if error.errno in _DISK_FULL:
             raise UserError(
@@ -363,14 +363,14 @@ def local_folder(path: Location) -> Path:
 
 def read_files(paths: Iterable[Location]) -> list[tuple[str, bytes]]:
     """Returns name and content of each file; without those that disappear meanwhile."""
-    found = []
+    contents = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            found.append((path.name, path.read_bytes()))
-    return found
+            contents.append((path.name, path.read_bytes()))
+    return contents
 
 
 def _files_below(folder: Location) -> tuple[Any, str, list[str]]:
     """Returns the file system of a folder in a store, its name there, and the names of all files below it."""
-    files, inside = file_system(folder), "/".join(bucket_and_name(folder))
-    return files, inside, files.find(inside)
+    store, inside = file_system(folder), "/".join(bucket_and_name(folder))
+    return store, inside, store.find(inside)

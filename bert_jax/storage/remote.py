@@ -220,20 +220,20 @@ def failure(address: str, error: Exception) -> UserError | RunAgain:
 def is_denied(error: BaseException | None) -> bool:
     """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
     return any(
-        (isinstance(one, PermissionError) or _http_status(one) in (401, 403) or _DENIED.search(str(one)))
-        and not _EXPIRED.search(str(one))
-        for one in _with_causes(error)
+        (isinstance(cause, PermissionError) or _http_status(cause) in (401, 403) or _DENIED.search(str(cause)))
+        and not _EXPIRED.search(str(cause))
+        for cause in _with_causes(error)
     )
 
 
 def _is_lasting(error: BaseException) -> bool:
     """Whether the same command meets this error again, unless an address or a setting changes."""
     return any(
-        isinstance(one, ValueError | NotImplementedError)
-        or _http_status(one) in _LASTING_STATUS
-        or _LASTING.search(str(one))
-        for one in _with_causes(error)
-        if not isinstance(one, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
+        isinstance(cause, ValueError | NotImplementedError)
+        or _http_status(cause) in _LASTING_STATUS
+        or _LASTING.search(str(cause))
+        for cause in _with_causes(error)
+        if not isinstance(cause, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from row_tables import WORDS, Facts, Table, packed_rows
+from row_tables import CLS, WORDS, Facts, Table, packed_rows
 
 from bert_jax.data import loader, shards
 from bert_jax.data.example import Batch, Rows, max_predictions
