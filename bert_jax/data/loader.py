@@ -1,12 +1,27 @@
 """Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
-Read `PretrainingLoader` first. Batches are made several steps at a time when they are requested in order. Evaluation
-has two helpers: word counts for likelihoods per word, and rows in which each token is masked in turn.
+Step s reads the B(s) rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is a
+permutation of all rows, keyed by (seed, epoch, dataset); data/order.py has that of streamed rows. No tail is dropped: a
+batch may span two epochs, and each row has the masks of its own epoch.
+
+Read `StepBatches` first: it turns a step into numbers of rows. `PretrainingLoader` turns the numbers into a batch.
+data/mixture.py does so for several data sets, data/phases.py chooses by the step. Two helpers of evaluation come last:
+word counts for likelihoods per word, and rows in which each token is masked in turn.
+
+An index on the way from a step to a stored row is one of these:
+
+step      of training
+row       of a global batch; `picked` are those that a process loads
+number    of a row among all rows that the steps of a phase read, in the order in which they read them
+lane      number % lanes: rows of one lane are read by one process; without streaming there is one lane
+ordinal   of a row among those that are read from one data set: epoch * dataset.rows + place in the epoch
+index     of a row of the data set, in the order of its shards: the permuted place in the epoch
 """
 
+import abc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -22,12 +37,12 @@ from bert_jax.data.schedules import BatchSegment, StepSchedule, check_batch_size
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 
-# Batches by step, made several steps at a time where steps are requested in order.
-
-
 # Positions that are made together if steps are requested in order: numpy's calls then cost little even for batches of
 # a few rows. The number changes no batch.
 _BLOCK_POSITIONS = 1 << 18
+# Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
+EVALUATION_SEED = 0
+ROWS_AT_ONCE = 4096  # of those that are counted, not batched
 
 
 class _Block(NamedTuple):
@@ -39,27 +54,26 @@ class _Block(NamedTuple):
     batches: Batch
 
 
-class StepBatches:
-    """The batches of the steps of some segments, from a function that makes rows by number.
+class StepBatches(abc.ABC):
+    """The batches of the steps of some segments. A subclass makes their rows by number.
 
     seq_len   the positions of a row
-    what      the data, for messages
-    make      (numbers [R], steps [R]) -> these rows of the segments' data, each as its step reads it, as one Batch
+    source    the data, for messages
     lanes     divides the number of rows of all batches. The rows of a batch whose numbers are equal modulo this follow
               one another in it, so that a process, which loads consecutive rows, reads few lanes
     """
 
-    def __init__(
-        self,
-        segments: Sequence[BatchSegment],
-        seq_len: int,
-        what: str,
-        make: Callable[[np.ndarray, np.ndarray], Batch],
-        lanes: int = 1,
-    ) -> None:
+    def __init__(self, segments: Sequence[BatchSegment], seq_len: int, source: str, lanes: int = 1) -> None:
         self.segments, self._lanes = tuple(segments), lanes
-        self._seq_len, self._what, self._make = seq_len, what, make
+        self._seq_len, self._source = seq_len, source
         self._block: _Block | None = None
+
+    @abc.abstractmethod
+    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"], ahead: bool = True) -> Batch:
+        """The rows with these numbers, from 0, each as its step reads it.
+
+        ahead   whether what follows these rows may be loaded, too
+        """
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -94,34 +108,23 @@ class StepBatches:
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
 
     def _segment(self, step: int) -> BatchSegment:
-        found = next((segment for segment in self.segments if segment.contains(step)), None)
-        if found is None:
-            raise ValueError(f"no batch of {self._what} is assigned to step {step}")
-        return found
+        for segment in self.segments:
+            if segment.contains(step):
+                return segment
+        raise ValueError(f"no batch of {self._source} is assigned to step {step}")
 
     def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
         """The picked rows of `count` consecutive steps of a segment, concatenated."""
         steps = np.arange(first, first + count)
-        lane, index = np.divmod(picked, segment.rows // self._lanes)
-        within = index * self._lanes + lane  # `picked` itself with one lane
+        # Rows are grouped by lane in a batch, but dealt to the lanes in turn by number.
+        lane, place = np.divmod(picked, segment.rows // self._lanes)
+        within = place * self._lanes + lane  # `picked` itself with one lane
         numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
-        made = self._make(numbers.reshape(-1), np.repeat(steps, picked.size))
+        made = self.rows(numbers.reshape(-1), np.repeat(steps, picked.size))
         for field in made:
             if field is not None:
                 field.flags.writeable = False
         return made
-
-
-# Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
-#
-# Step s reads the B(s) global rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is
-# a permutation of all rows, keyed by (seed, epoch, dataset); that of streamed rows is in window_order.py. No tail is
-# dropped: a batch may span two epochs, and each row has the masks of its own epoch. Batches of several data sets and of
-# several sizes are made by mixture_loader.py.
-
-
-# Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
-EVALUATION_SEED = 0
 
 
 @runtime_checkable
@@ -178,7 +181,7 @@ def batch_predictions(dataset: RowTable, rates: StepSchedule[float] | None) -> i
     return max_predictions(dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate)
 
 
-class PretrainingLoader:
+class PretrainingLoader(StepBatches):
     """Batches of one data set for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
     Rows with static masks keep them; others are masked here by the dataset's rule. `rates` replace the rule's rate in
@@ -198,6 +201,7 @@ class PretrainingLoader:
         reader: RowReader | None = None,
     ) -> None:
         check_batch_size(batch_size)
+        super().__init__((BatchSegment(0, None, batch_size, 0),), dataset.seq_len, str(dataset.directory))
         check_tokenizer(dataset, tokenizer)
         if rates is not None and dataset.static:
             raise UserError(
@@ -213,8 +217,6 @@ class PretrainingLoader:
         self._tokenizer = tokenizer
         self._masker = self._make_masker(seed)
         self._dataset_word = order.hash_text(dataset.fingerprint)
-        one_size = (BatchSegment(0, None, batch_size, 0),)
-        self._steps = StepBatches(one_size, dataset.seq_len, str(dataset.directory), self.rows)
 
     @property
     def fingerprint(self) -> str:
@@ -235,35 +237,16 @@ class PretrainingLoader:
         """The fingerprint by the configuration key that names the rows."""
         return {"data.train": self.fingerprint}
 
-    @property
-    def changes(self) -> tuple[int, ...]:
-        """The steps from which on batches may have another number of rows: only the first."""
-        return self._steps.changes
-
-    def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch. Raises ValueError for a negative step."""
-        return self._steps.rows_at(step)
-
-    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or only the selected `rows` of it, which alone are then loaded.
-
-        The arrays are read-only. Raises ValueError for a negative step.
-        """
-        return self._steps.batch(step, rows)
-
     def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"], ahead: bool = True) -> Batch:
-        """The rows with these numbers in the concatenated epochs, from 0, with masks at the rates of these steps.
-
-        ahead   whether a reader may load what follows these rows, too
-        """
-        epochs, ordinals = np.divmod(numbers, self.dataset.rows)
+        """The rows with these numbers in the concatenated epochs, with masks at the rates of these steps."""
+        epochs, places = np.divmod(numbers, self.dataset.rows)
         if self._reader is None:
             keys = order.combine(self._dataset_word, self.seed, epochs)
-            gathered = self.dataset.gather(order.permute(ordinals, self.dataset.rows, keys))
+            gathered = self.dataset.gather(order.permute(places, self.dataset.rows, keys))
         else:
             gathered = self._reader.read(numbers, ahead)
-        distinct, places = np.unique(steps, return_inverse=True)
-        rates = np.array([self.rates.at(step) for step in distinct.tolist()], np.float64)[places]
+        distinct, which = np.unique(steps, return_inverse=True)
+        rates = np.array([self.rates.at(step) for step in distinct.tolist()], np.float64)[which]
         return self._batch(gathered, self._masker, epochs, self.max_predictions, rates)
 
     def evaluation_batches(
@@ -282,8 +265,8 @@ class PretrainingLoader:
             indices = start + picked
             indices = indices[indices < count]
             gathered = self.dataset.gather(indices)
-            filled = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
-            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in filled))
+            batch = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
+            yield fill_up(batch, picked.size)
 
     def _make_masker(self, seed: int) -> Masker | None:
         if self.dataset.static:
@@ -373,15 +356,15 @@ def _expand(values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], 
     return columns.reshape(len(runs), width)
 
 
-def fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
-    """The rows of a field followed by zeros, batch_size in all."""
-    return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))
+def fill_up(batch: Batch, rows: int) -> Batch:
+    """The rows of a batch followed by rows of zeros, which have weight 0."""
+    added = rows - len(batch.input_ids)
+    return Batch(
+        *(None if field is None else np.pad(field, [(0, added)] + [(0, 0)] * (field.ndim - 1)) for field in batch)
+    )
 
 
-# Counts the tokens and the words of held-out rows, which divide a log-likelihood.
-
-
-ROWS_AT_ONCE = 4096
+# What evaluation divides a log-likelihood by, and the rows of a pseudo-log-likelihood.
 
 
 class WordCounts(NamedTuple):
@@ -399,10 +382,8 @@ def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 
     after it. A continuation token after a special token begins a word.
     """
     kinds = token_kinds(tokenizer, dataset.masking.words)
-    count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
     total = np.zeros(3, np.int64)
-    for start in range(0, count, ROWS_AT_ONCE):
-        rows = dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count)))
+    for rows in _first_rows(dataset, max_rows):
         sequences = cut(rows, kinds.take(unmasked_ids(rows)))
         ordinary = int((sequences.kinds[:, 1:] != SPECIAL).sum())
         after_first = int(np.maximum(sequences.lengths - 1, 0).sum())
@@ -410,26 +391,25 @@ def count_words(dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 
     return WordCounts(*total.tolist())
 
 
-# Held-out rows in which each token is masked in turn, for the pseudo-log-likelihood of a masked language model.
+def _first_rows(dataset: RowTable, max_rows: int) -> Iterator[Rows]:
+    count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
+    for start in range(0, count, ROWS_AT_ONCE):
+        yield dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count)))
 
 
 class SingleMasks:
-    """Copies of the first max_rows rows (0: of all), so that every ordinary token is the mask of one copy.
+    """Held-out rows in which each token is masked in turn: copies of the first max_rows rows (0: of all).
 
-    Copy k of a row has a mask at the k-th ordinary token of each of its sequences. Sequences of a row do not see each
-    other, so each token is predicted from all other tokens of its own sequence. The masks of the shards are undone.
-    Special tokens are never masked.
+    Every ordinary token is the mask of one copy. Copy k of a row has a mask at the k-th ordinary token of each of its
+    sequences. Sequences of a row do not see each other, so each token is predicted from all other tokens of its own
+    sequence. The masks of the shards are undone. Special tokens are never masked.
     """
 
     def __init__(self, dataset: RowTable, tokenizer: MaskingTokenizer, max_rows: int = 0) -> None:
         self._dataset, self._mask_id = dataset, tokenizer.mask_id
         self._ordinary = np.ones(tokenizer.vocab_size, bool)
         self._ordinary[list(tokenizer.special_ids)] = False
-        count = min(dataset.rows, max_rows) if max_rows > 0 else dataset.rows
-        copies = [
-            self._numbers(dataset.gather(np.arange(start, min(start + ROWS_AT_ONCE, count))))[0].max(axis=1) + 1
-            for start in range(0, count, ROWS_AT_ONCE)
-        ]
+        copies = [self._numbers(rows)[0].max(axis=1) + 1 for rows in _first_rows(dataset, max_rows)]
         self._ends = np.cumsum(np.concatenate(copies) if copies else np.zeros(0, np.int64))
 
     @property
@@ -447,8 +427,7 @@ class SingleMasks:
         for start in range(0, self.count, batch_size):
             copies = start + picked
             copies = copies[copies < self.count]
-            batch = self._batch(copies)
-            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in batch))
+            yield fill_up(self._batch(copies), picked.size)
 
     def _batch(self, copies: Int64[np.ndarray, "K"]) -> Batch:
         row = np.searchsorted(self._ends, copies, side="right")

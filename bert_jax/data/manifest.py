@@ -37,7 +37,7 @@ Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
 _NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
-_AGAIN = "Copy the folder again, or build the examples again"
+AGAIN = "Copy the folder again, or build the examples again"
 
 
 class _Number(NamedTuple):
@@ -148,10 +148,10 @@ def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:
             "Build the examples again, or use the version that wrote them"
         )
     if problem := _problem(manifest, _LAYOUT, ""):
-        raise UserError(f"damaged {path}: {problem}. {_AGAIN}")
+        raise UserError(f"damaged {path}: {problem}. {AGAIN}")
     for name in [manifest["unigram_counts"], *(shard["name"] for shard in manifest["shards"])]:
         if not _NAME.fullmatch(name):
-            raise UserError(f"damaged {path}: {name!r} is not the name of a file in the folder. {_AGAIN}")
+            raise UserError(f"damaged {path}: {name!r} is not the name of a file in the folder. {AGAIN}")
     return manifest
 
 
@@ -161,11 +161,11 @@ def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[n
     try:
         counts = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise UserError(f"missing {path}. {_AGAIN}") from None
+        raise UserError(f"missing {path}. {AGAIN}") from None
     except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # from a damaged header
-        raise UserError(f"damaged {path} ({error}). {_AGAIN}") from error
+        raise UserError(f"damaged {path} ({error}). {AGAIN}") from error
     if not isinstance(counts, np.ndarray) or counts.dtype != np.int64 or counts.shape != (size,):
-        raise UserError(f"damaged {path}: not an int64[{size}] array of counts. {_AGAIN}")
+        raise UserError(f"damaged {path}: not an int64[{size}] array of counts. {AGAIN}")
     return counts
 
 

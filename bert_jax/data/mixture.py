@@ -1,4 +1,10 @@
-"""Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1)."""
+"""Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1).
+
+`parse_mixture` reads what a user writes, `Mixture.of` opens it, `RowShares` divides rows among the sources, and
+`MixtureLoader` makes the batches. The rows of a phase are numbered in the order in which its steps read them. RowShares
+says which source a number belongs to and how many rows of that source come before it, so a batch needs no state. Each
+source is read as a run on it alone would read it: in its own epochs, in the same order and with the same masks.
+"""
 
 import functools
 import math
@@ -18,7 +24,6 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 
 # The text of a mixture: NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, or NAME=DIR,NAME=DIR:alpha=A.
-
 
 _NAMED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)=(.*)")
 _ALPHA = re.compile(r"(.*):\s*alpha=([^:,=]*)")
@@ -84,9 +89,6 @@ def _named_folder(entry: str, weighted: bool) -> NamedFolder:
     return NamedFolder(named[1], folder.strip(), float(weight) if weighted else None)
 
 
-# Divides the rows of a mixture among its sources, in given shares, without state and without random draws (law 1).
-
-
 DIGITS = 7  # of a share, so that 0.3 is exact
 WHOLE = 10**DIGITS
 
@@ -128,17 +130,18 @@ class RowShares:
 
     def counts(self, rows: int) -> tuple[int, ...]:
         """How many of the first `rows` rows belong to each source."""
-        found: list[int] = []
+        counts: list[int] = []
         rest, total = rows, sum(self.weights)
         for weight in self.weights:
-            count = _rounded_share(rest, weight, total)
-            found.append(count)
-            rest, total = rest - count, total - weight
-        return tuple(found)
+            counts.append(_rounded_share(rest, weight, total))
+            rest, total = rest - counts[-1], total - weight
+        return tuple(counts)
 
     def assign(self, numbers: Int64[np.ndarray, "R"]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
         """The source of each row, and its number among the rows of that source. `numbers` are from 0."""
         sources, ordinals = np.zeros((2, *numbers.shape), np.int64)
+        # `left` are the rows that no source has yet; `rest`, their numbers among such rows. A row belongs to the source
+        # whose rounded share grows with it.
         left, rest, total = np.arange(len(numbers)), numbers, sum(self.weights)
         for source, weight in enumerate(self.weights):
             before = _rounded_share(rest, weight, total)
@@ -184,9 +187,6 @@ def _rounded_share(rows: Number, weight: int, total: int) -> Number:
     return wholes * weight + (2 * rest * weight + total) // (2 * total)
 
 
-# The data sets whose rows the steps of a phase read: one, or several in given shares.
-
-
 class Source(NamedTuple):
     """A data set of a mixture."""
 
@@ -225,8 +225,8 @@ class Mixture(NamedTuple):
             tokens = [training_counts(dataset)["tokens"] for dataset in datasets]
             weights = [(count / max(*tokens, 1)) ** spec.alpha for count in tokens]
         shares = RowShares.of(weights, names, key)
-        found = zip(shares.weights, names, datasets, strict=True)
-        ordered = sorted(found, key=lambda one: (-one[0], one[2].fingerprint))
+        named = zip(shares.weights, names, datasets, strict=True)
+        ordered = sorted(named, key=lambda source: (-source[0], source[2].fingerprint))
         sources = tuple(Source(name, dataset) for _, name, dataset in ordered)
         return cls(sources, RowShares(tuple(weight for weight, _, _ in ordered)))
 
@@ -239,7 +239,7 @@ class Mixture(NamedTuple):
     def filled(self) -> float:
         """The share of positions that are not padding, by the manifests, in rows of the mixture's shares."""
         counts = [training_counts(source.dataset) for source in self.sources]
-        shares = [one["tokens"] / max(one["rows"] * self.dataset.seq_len, 1) for one in counts]
+        shares = [part["tokens"] / max(part["rows"] * self.dataset.seq_len, 1) for part in counts]
         weights = self.shares.weights
         return sum(weight * share for weight, share in zip(weights, shares, strict=True)) / sum(weights)
 
@@ -290,14 +290,7 @@ def _layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
     )
 
 
-# Makes the batches of a phase from the data sets of its mixture (law 1).
-#
-# The rows of a phase are numbered in the order in which its steps read them. RowShares says which source a number
-# belongs to and how many rows of that source come before it, so a batch needs no state. Each source is read as a run on
-# it alone would read it: in its own epochs, in the same order and with the same masks.
-
-
-class MixtureLoader:
+class MixtureLoader(StepBatches):
     """The batches of the steps of some segments, with rows of all sources of a mixture.
 
     read     how many rows of each source [K] earlier phases read in each lane [L]
@@ -318,6 +311,7 @@ class MixtureLoader:
         lanes: int = 1,
         readers: Mapping[str, RowReader],
     ) -> None:
+        super().__init__(segments, mixture.dataset.seq_len, str(mixture.dataset.directory), lanes)
         self._read = read
         self._shares = lane_shares(mixture, segments, lanes)
         datasets = [source.dataset for source in mixture.sources]
@@ -328,33 +322,25 @@ class MixtureLoader:
             )
             for each in datasets
         ]
-        dataset = mixture.dataset
-        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows, lanes)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
         """The fingerprints of the rows and masks of each source."""
         return tuple(loader.fingerprint for loader in self._loaders)
 
-    def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
-        return self._steps.rows_at(step)
-
-    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or only the selected `rows` of it. Raises ValueError as `rows_at` does."""
-        return self._steps.batch(step, rows)
-
     def counts_before(self, step: int) -> tuple[int, ...]:
         """How many rows of each source the steps of the segments before this one read."""
-        return tuple(self._shares.counts(self._steps.rows_before(step)).sum(axis=1).tolist())
+        return tuple(self._shares.counts(self.rows_before(step)).sum(axis=1).tolist())
 
-    def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"], ahead: bool = True) -> Batch:
+        """The rows with these numbers among all that the phase reads, from the data sets of its mixture."""
         sources, ordinals = self._shares.assign(numbers)
         lane = numbers % self._shares.lanes
         ordinals = (self._read[sources, lane] + ordinals) * self._shares.lanes + lane
-        ahead = numbers.size > 1  # a run reads a single row to learn the shape of a later batch
+        ahead &= numbers.size > 1  # a run reads a single row to learn the shape of a later batch
         if len(self._loaders) == 1 or not numbers.size:
             return self._loaders[0].rows(ordinals, steps, ahead)
+        # Each loader makes its rows at once; then they return to the order of `numbers`.
         order = np.argsort(sources, kind="stable")
         ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
         made = [
@@ -362,7 +348,7 @@ class MixtureLoader:
             for loader, some in zip(self._loaders, np.split(order, ends[:-1]), strict=True)
             if some.size
         ]
-        places = np.argsort(order, kind="stable")  # of the rows in the order of `numbers`
+        places = np.argsort(order, kind="stable")
         fields = zip(*made, strict=True)
         return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))
 

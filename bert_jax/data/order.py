@@ -18,7 +18,6 @@ from bert_jax.errors import UserError
 # `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators",
 # OOPSLA; constants of David Stafford's variant 13), vectorized by numpy. All arithmetic is modulo 2**64.
 
-
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
@@ -66,7 +65,6 @@ def _words(part: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 # A keyed permutation of any number of rows, computed row by row: a shuffle without a table (law 1).
-
 
 # Twice the four rounds of Luby and Rackoff (1988). With four rounds, neighbors among 97 rows stay visibly related; with
 # six they do not (100 000 keys). For a handful of rows the n! orders are not equally likely even so.
@@ -124,9 +122,8 @@ def _network(
 # The numbers of an epoch's rows, 0 to R - 1, are dealt to L lanes in turn: number n is row n // L of lane n mod L. An
 # epoch's blocks, of as many consecutive rows of the data set each, are put in a random order, which lane l reads from
 # l/L to (l + 1)/L of the rows on. Each lane shuffles the rows within windows of a few blocks. All of it is computed
-# from (seed, epoch, data set) and the number, as a full permutation is (permutation.py), so a batch needs no state (law
+# from (seed, epoch, data set) and the number, as a full permutation is, so a batch needs no state (law
 # 1). A process that only reads some lanes reads only their part of the data set.
-
 
 # Batches depend on all of these numbers.
 #

@@ -1,6 +1,7 @@
-"""Pretraining in phases: other shards from a given step, possibly of another length.
+"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
 
-`open_phases` and `open_held_out` open what a configuration names; `PhasedLoader` returns the batch of any step.
+A phase reads one data set, or a mixture of several (data/mixture.py). `open_phases` and `open_held_out` open what a
+configuration names; `PhasedLoader` returns the batch of any step.
 """
 
 import bisect
@@ -35,10 +36,6 @@ from bert_jax.data.shards import Dataset, check_arrow, check_has_rows, local_cop
 from bert_jax.data.streaming import StreamedDataset, open_streamed, window_caches
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of, is_remote
-
-# Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
-#
-# A phase reads one data set, or a mixture of several (mixture.py).
 
 
 class Phase(NamedTuple):
@@ -111,18 +108,18 @@ def rows_read(
     If an earlier phase has read a data set, a later phase resumes it there: within an epoch no row is left out or
     repeated, whether the phases read it alone or in mixtures.
     """
-    read: dict[str, np.ndarray] = {}
-    found = []
+    read: dict[str, np.ndarray] = {}  # by fingerprint, by all phases so far
+    before = []
     for phase, part in zip(phases, segments, strict=True):
         fingerprints = [source.dataset.fingerprint for source in phase.mixture.sources]
         none = np.zeros(lanes, np.int64)
-        found.append(np.array([read.get(fingerprint, none) for fingerprint in fingerprints]))
+        before.append(np.array([read.get(fingerprint, none) for fingerprint in fingerprints]))
         if (end := part[-1].end) is not None:
             rows = part[-1].before + (end - part[-1].first) * part[-1].rows
             counts = lane_shares(phase.mixture, part, lanes).counts(rows)
             for fingerprint, count in zip(fingerprints, counts, strict=True):
                 read[fingerprint] = read.get(fingerprint, none) + count
-    return found
+    return before
 
 
 class PhasedLoader:
@@ -204,10 +201,10 @@ class PhasedLoader:
         step's mixture."""
         read, earlier = self._rows_before(step), self._rows_before(first)
         mixture = self._phases[self.phase(max(step - 1, 0))].mixture
-        found = {source.name: source.dataset for source in mixture.sources if source.name}
         return {
-            name: (read[dataset.fingerprint] - earlier[dataset.fingerprint]) / dataset.rows
-            for name, dataset in found.items()
+            source.name: (read[source.dataset.fingerprint] - earlier[source.dataset.fingerprint]) / source.dataset.rows
+            for source in mixture.sources
+            if source.name
         }
 
     def _rows_before(self, step: int) -> Mapping[str, int]:
@@ -225,7 +222,9 @@ class PhasedLoader:
         first   the first step that epochs count; phases that end before it are left out
         """
         lines = []
-        for phase, stop in zip(self._phases, self._stops(end), strict=True):
+        # The step after the last one of each phase; 0: unknown.
+        stops = [min(phase.first, end) if end else phase.first for phase in self._phases[1:]] + [end]
+        for phase, stop in zip(self._phases, stops, strict=True):
             if not phase.mixture.named or (stop and stop <= max(phase.first, first)):
                 continue
             epochs = self.epochs_before(stop, first) if stop else {}
@@ -238,15 +237,10 @@ class PhasedLoader:
             lines.append(f"{phase.key}, shares of the rows{until}: {', '.join(sources)}")
         return lines
 
-    def _stops(self, end: int) -> list[int]:
-        """The step after the last one of each phase in a run that ends at `end`; 0: unknown."""
-        stops = [phase.first for phase in self._phases[1:]]
-        return [*(min(stop, end) if end else stop for stop in stops), end]
-
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""
         phase = self.phase(step)
-        if phase != self._reading:
+        if phase != self._reading:  # the windows of data sets that only the last phase read are of no use now
             read = {source.dataset.fingerprint for source in self._phases[phase].mixture.sources}
             for fingerprint in self._caches.keys() - read:
                 self._caches[fingerprint].release()
@@ -332,10 +326,11 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
                 "one by --config.data.eval, or do not set checkpoint.best"
             )
     name, slash, _ = config.checkpoint.best.removeprefix("eval_").partition("/")  # of one source of a mixture
-    if not any(one.name == name for sources in held_out for one in sources):
+    if not any(source.name == name for sources in held_out for source in sources):
         name = name.removeprefix("ema_")
     folders = {
-        frozenset(one.dataset.directory for one in sources if not slash or one.name == name) for sources in held_out
+        frozenset(source.dataset.directory for source in sources if not slash or source.name == name)
+        for sources in held_out
     }
     if config.checkpoint.best and len(folders) > 1:
         raise UserError(
@@ -348,8 +343,11 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
 def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
     """Opens data.eval, without a name, or the held-out part of each source for which build_examples kept one."""
     if not config.data.eval:
-        kept = [source for source in phase.mixture.sources if source.dataset.manifest["parts"]["eval"]["rows"]]
-        return tuple(Source(source.name, open_dataset(source.dataset.directory, "eval")) for source in kept)
+        return tuple(
+            Source(source.name, open_dataset(source.dataset.directory, "eval"))
+            for source in phase.mixture.sources
+            if source.dataset.manifest["parts"]["eval"]["rows"]
+        )
     held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)), "eval")
     if held_out.tokenizer_hash != phase.mixture.dataset.tokenizer_hash:
         raise UserError(
@@ -371,7 +369,6 @@ def _log(line: str) -> None:
 
 
 # What config.json of a pretraining run records of its shards: enough to describe them without the shards.
-
 
 FILES = 20  # names of input files that are recorded of each source
 

@@ -1,4 +1,7 @@
-"""Values that depend on the training step: batch sizes, mask rates, folders of shards."""
+"""Values that depend on the training step: batch sizes, mask rates, folders of shards.
+
+`StepSchedule` and `parse` serve all of them. Segments say which rows each step reads, and how many (law 1).
+"""
 
 import bisect
 import itertools
@@ -9,9 +12,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from bert_jax.data.masking.rule import check_rate
 from bert_jax.errors import UserError
-
-# Values by training step: batch sizes, mask rates and folders of shards.
-
 
 Value = TypeVar("Value")
 _NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
@@ -58,9 +58,6 @@ def parse(
     return StepSchedule(steps, values)
 
 
-# Which rows a step reads: how many, and after how many rows that earlier steps of its phase read (law 1).
-
-
 def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
     """The number of rows of each step's global batch, B(s): `0:256,10000:512`, or batch_size if the text is empty.
 
@@ -94,12 +91,12 @@ class BatchSegment(NamedTuple):
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
     """The segments of each phase, from the first step of each phase. The first phase begins at step 0."""
     borders = sorted({*batches.steps, *starts})
-    found: list[list[BatchSegment]] = [[] for _ in starts]
+    phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
-        segments = found[bisect.bisect_right(starts, first) - 1]
+        segments = phases[bisect.bisect_right(starts, first) - 1]
         before = sum(segment.rows * segment.steps_before(first) for segment in segments)
         segments.append(BatchSegment(first, end, batches.at(first), before))
-    return found
+    return phases
 
 
 def check_batch_size(rows: int, where: str = "") -> None:
@@ -114,7 +111,6 @@ def check_batch_size(rows: int, where: str = "") -> None:
 #
 # mmBERT lowers its rate from phase to phase (Marone et al. 2025, section 3: 30%, then 15%, then 5%). Ankner et al. 2024
 # lower it linearly over the whole run, from 30% to 15%.
-
 
 STEPS, LINEAR = "steps", "linear"  # the values of data.mask_shape
 EXAMPLE = "0:0.30,50000:0.15"

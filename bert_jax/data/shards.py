@@ -1,6 +1,8 @@
 """Shards on disk: Arrow IPC files of fixed-width columns with a manifest (docs/data_format.md).
 
-`Dataset` opens them. A cache keeps local copies of shards in object stores, and TFDS folders open without
+`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of bert-jax build-examples as a
+`Dataset`: opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested.
+`local_copy` keeps copies of outputs that are in object stores, and `open_tfds` opens data sets of TFDS without
 TensorFlow.
 """
 
@@ -18,19 +20,22 @@ import pyarrow as pa
 
 from bert_jax.array_types import Int64
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, parse_manifest, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import (
+    AGAIN,
+    MANIFEST,
+    PAIRS,
+    PARTS,
+    Part,
+    parse_manifest,
+    read_manifest,
+    read_unigram_counts,
+)
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import UserError, install_hint
 from bert_jax.storage.files import wait_for_lock, write_atomic
 from bert_jax.storage.remote import Folder, address_of, first_line, is_remote
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.vocabulary import load as load_vocabulary
-
-# Shards on disk: Arrow IPC files of fixed-width columns, with a manifest (docs/data_format.md).
-#
-# `write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of bert-jax build-examples.
-# Opening checks names and sizes only. A shard is memory-mapped when one of its rows is first requested.
-
 
 # The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
@@ -105,18 +110,21 @@ def _not_arrow(error: Exception) -> Corrupt:
     return Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})")
 
 
-def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
-    """Raises UserError for the first shard that is missing or whose size differs from the manifest."""
+def check_sizes(
+    directory: str | Path, shards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int] | None = None
+) -> None:
+    """Raises UserError for the first shard that is missing or whose size differs from the manifest.
+
+    sizes   those of the files in a store, by name; None: the directory is on disk
+    """
     for shard in shards:
         path = os.path.join(directory, shard["name"])  # pathlib would take as long as the stat, for thousands of shards
-        try:
-            size = os.stat(path).st_size
-        except FileNotFoundError:
-            raise UserError(f"missing shard {path}. Copy the folder again, or build the examples again") from None
+        size = _size(path) if sizes is None else sizes.get(shard["name"])
+        if size is None:
+            raise UserError(f"missing shard {path}. {AGAIN}")
         if size != shard["bytes"]:
             raise UserError(
-                f"truncated or changed shard {path}: it has {size} bytes instead of {shard['bytes']}. "
-                "Copy the folder again, or build the examples again"
+                f"truncated or changed shard {path}: it has {size} bytes instead of {shard['bytes']}. {AGAIN}"
             )
 
 
@@ -195,11 +203,12 @@ class Dataset:
         """
         if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
             raise IndexError(f"rows {indices.min()} to {indices.max()} are not all in [0, {self.rows})")
-        shard_of = np.searchsorted(self._ends, indices, side="right")
-        first = self._columns(int(shard_of[0]) if len(indices) else 0)
+        # Each shard is read once, for all of its rows among `indices`, whose places in the output are in `order`.
+        owners = np.searchsorted(self._ends, indices, side="right")
+        first = self._columns(int(owners[0]) if len(indices) else 0)
         out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
-        order = np.argsort(shard_of, kind="stable")
-        numbers, begins = np.unique(shard_of[order], return_index=True)
+        order = np.argsort(owners, kind="stable")
+        numbers, begins = np.unique(owners[order], return_index=True)
         ends = np.append(begins, len(order))[1:]
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             columns = self._columns(shard)
@@ -259,7 +268,7 @@ class Dataset:
 
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
-        f"damaged shard {address_of(path)}: {problem}. Copy the folder again, or build the examples again "
+        f"damaged shard {address_of(path)}: {problem}. {AGAIN} "
         f"(to list all damage: bert-jax inspect-shards {address_of(path.parent.parent)} --verify)"
     )
 
@@ -345,7 +354,6 @@ def _numpy(name: str, array: pa.Array) -> np.ndarray:
 # cache, CACHE/NAME-HASH with the hash of its manifest, so an output that was built again gets another folder. A copy is
 # used without reading it once its files have the sizes in the manifest; their hashes are checked while they are copied.
 
-
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 _DIGITS = 12  # of the hash in a folder's name
 
@@ -411,9 +419,9 @@ def _complete(
         list(pool.map(fetch, missing))
 
 
-def _size(path: Path) -> int | None:
+def _size(path: str | Path) -> int | None:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except FileNotFoundError:
         return None
 
@@ -422,7 +430,6 @@ def _size(path: Path) -> int | None:
 #
 # NAME is a TFDS name ("wikipedia/20230601.en:1.0.0", "glue/mrpc") or the folder of a prepared version. SPLIT is "train"
 # by default, and may be a slice ("train[:10%]").
-
 
 _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?)(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?")
 

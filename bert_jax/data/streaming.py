@@ -1,7 +1,8 @@
 """Trains on shards that fit neither memory nor a local disk: reads rows in windows from where they are.
 
-data/order.py decides the order of rows. The parts here read ranges of rows, keep windows in memory and load
-the next ones in threads.
+data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `ShardRanges` ranges of rows, and
+`WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens a data set that
+is read so, in windows of data.cache_bytes together, instead of from a copy.
 """
 
 import functools
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from bert_jax.array_types import Int64
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import Part, read_manifest
+from bert_jax.data.manifest import AGAIN, Part, read_manifest
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.order import Window, WindowOrder, window_sizes
 from bert_jax.data.shards import (
@@ -26,6 +27,7 @@ from bert_jax.data.shards import (
     Dataset,
     check_arrow,
     check_has_rows,
+    check_sizes,
     columns_of,
     layout_problem,
     local_copy,
@@ -36,9 +38,6 @@ from bert_jax.data.shards import (
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder, failure, is_remote, open_folder
 
-# Ranges of bytes of files on disk and in object stores, read by many threads, and again after a failed request.
-
-
 # Opening an object takes a request, so the files that are read most often stay open.
 _OPEN_FILES = 256
 # Between the attempts at one range, half a minute together, in which a busy store or a lost connection may recover.
@@ -48,7 +47,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 class RangeFiles:
     """The files of a local folder, or of an address in a store, of which ranges are read. Threads may share it.
 
-    `close` interrupts threads that wait between two attempts.
+    A request that fails is repeated for half a minute. `close` interrupts threads that wait between two attempts.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +59,7 @@ class RangeFiles:
     def read(self, name: str, offset: int, length: int) -> memoryview:
         """The bytes [offset, offset + length) of a file.
 
-        A request that fails is repeated for half a minute. Raises UserError for a file that does not exist, or ends
+        Raises UserError for a file that does not exist, or ends
         earlier, and the errors of `failure` after the last failed request.
         """
         path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
@@ -112,18 +111,8 @@ def _read_fsspec(files: Any, path: str, offset: int, length: int) -> bytes:
         raise OSError(str(error).strip() or type(error).__name__) from error
 
 
-# Reads pieces of consecutive rows of shards by ranges of bytes, without the rest of the files.
-#
-# Every column of a shard has rows of a fixed width and begins at a multiple of 8 bytes (docs/data_format.md), so the
-# place of a row follows from the number of rows of the shard and from the sizes of what precedes and follows the
-# columns, which is the same in all shards that the same version wrote. Those sizes are read from the first shard. A
-# shard whose total size differs from what they imply is opened by itself. What a range cannot show is the hash of its
-# file.
-
-
 _ALIGNMENT = 8  # of the columns in a file, in bytes
 _END_BYTES = 4096  # of a file that hold its metadata, at its beginning and at its end: 1.1 and 0.7 KB
-_AGAIN = "Copy the folder again, or build the examples again"
 
 
 class Piece(NamedTuple):
@@ -150,7 +139,13 @@ class _Framing(NamedTuple):
 
 
 class ShardRanges:
-    """The shards of a part, wherever they are. Threads may share it.
+    """Reads pieces of consecutive rows of a part's shards, wherever they are. Threads may share it.
+
+    Every column of a shard has rows of a fixed width and begins at a multiple of 8 bytes (docs/data_format.md). So the
+    place of a row follows from the number of rows of the shard and from the sizes of what precedes and follows the
+    columns, which is the same in all shards that the same version wrote. Those sizes are read from the first shard. A
+    shard whose total size differs from what they imply is opened by itself. What a range cannot show is the hash of its
+    file.
 
     address   the output of build_examples that the manifest is of: a folder, or in a store
     Raises UserError for a shard that is missing or has another size than in the manifest.
@@ -168,7 +163,7 @@ class ShardRanges:
         }
         self.row_bytes = sum(column.width for column in self._columns.values())
         self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
-        _check_sizes(address, part, self.shards)
+        check_sizes(address, self.shards, Folder(address).sizes(part))
         self._files = RangeFiles(address)
         self._framing_of = functools.cache(self._read_framing)
 
@@ -248,11 +243,11 @@ class ShardRanges:
             problem = str(error)
         if problem:
             raise self._damaged(name, problem)
-        found = {
+        places = {
             column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
         }
-        before = min(found.values())
-        if found != self._place_columns(rows, before):
+        before = min(places.values())
+        if places != self._place_columns(rows, before):
             raise UserError(
                 f"the columns of {self.address}/{name} are not in the order of docs/data_format.md, so its rows cannot "
                 "be read by ranges; leave out data.cache_bytes"
@@ -260,7 +255,7 @@ class ShardRanges:
         return _Framing(before, size - self._columns_bytes(rows))
 
     def _damaged(self, name: str, problem: str) -> UserError:
-        return UserError(f"damaged shard {self.address}/{name}: {problem}. {_AGAIN}")
+        return UserError(f"damaged shard {self.address}/{name}: {problem}. {AGAIN}")
 
 
 def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
@@ -270,25 +265,6 @@ def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _check_sizes(address: str, part: Part, shards: list[dict[str, Any]]) -> None:
-    """Raises UserError for the first shard that is missing or whose size differs from the manifest."""
-    sizes = Folder(address).sizes(part)
-    for shard in shards:
-        size = sizes.get(shard["name"])
-        if size is None:
-            raise UserError(f"missing shard {address}/{shard['name']}. {_AGAIN}")
-        if size != shard["bytes"]:
-            raise UserError(
-                f"truncated or changed shard {address}/{shard['name']}: it has {size} bytes instead of "
-                f"{shard['bytes']}. {_AGAIN}"
-            )
-
-
-# Keeps the windows of a WindowOrder in memory that are being read, and loads the next ones in threads.
-#
-# Of every lane there are at most two windows: the one that batches are read from, and the one after it.
 
 
 # Requests wait for the store and take hardly any time of a core.
@@ -312,7 +288,8 @@ class _Loading(NamedTuple):
 class WindowCache:
     """Reads rows by their numbers in the concatenated epochs, best in ascending order within each lane.
 
-    Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
+    Of every lane it holds at most two windows: the one that batches are read from, and the one after it, which threads
+    load. Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
     """
 
     def __init__(self, order: WindowOrder, ranges: ShardRanges) -> None:
@@ -402,9 +379,6 @@ class WindowCache:
 def _drop_first(held: list[_Loading]) -> None:
     for piece in held.pop(0).pieces:
         piece.cancel()
-
-
-# Training rows that are read from where they are, in windows of data.cache_bytes together, instead of from a copy.
 
 
 class StreamedDataset(Dataset):

@@ -1,7 +1,12 @@
-"""Files and folders on disk that are either complete or absent (law 7).
+"""Files and folders on disk that are either complete or absent, whenever the process stops (law 7).
 
-Read `atomic_file` and `atomic_folder` first: both write next to the target and rename. After them come compressed
-files as streams, temporary folders for data on its way to or from a store, and the refusal of pickles.
+Read `write_atomic`, `atomic_file` and `atomic_folder` first: all write under a temporary name next to the target and
+rename it at the end. Files are flushed to the disk before that, and so survive a machine that stops, too; those in
+folders are not, and readers detect what is missing by hashes. A long output is `NAME.incomplete` until then, and a lock
+on it keeps a second job from writing the same output.
+
+After them come compressed files as streams, temporary folders for data on its way to or from a store, and the refusal
+of pickles.
 """
 
 import bz2
@@ -25,13 +30,6 @@ import pyarrow as pa
 
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import BinaryFile, first_line, is_remote, open_stream
-
-# Files and folders that are either complete or absent, whenever the process stops (law 7).
-#
-# Everything is written under a temporary name and renamed at the end. Files are flushed to the disk before that, and so
-# survive a machine that stops, too; those in folders are not, and readers detect what is missing by hashes. A long
-# output is `NAME.incomplete` until then, and a lock on it keeps a second job from writing the same output.
-
 
 INCOMPLETE = ".incomplete"  # suffix of the name of an unfinished folder or long file
 # It is in an unfinished folder of atomic_folder, which replaces none without it. A kill can leave it in a complete one.
@@ -251,8 +249,7 @@ def _remove(folder: Path) -> None:
             return
 
 
-# The content of .bz2, .gz, .xz and .zst files as streams of bytes. Imports no jax.
-
+# The content of .bz2, .gz, .xz and .zst files as streams of bytes.
 
 SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 # Large enough that the cost of a call vanishes, small enough that memory does not matter.
@@ -429,7 +426,6 @@ class _BytewiseTail(io.RawIOBase):
 # A killed process leaves its folder behind, and a checkpoint is large. So each folder holds a file that its process
 # locks, and the next process of the same host that makes one removes those whose lock is free.
 
-
 IN_MEMORY = "bert_jax-in_memory-"  # begins the names of temporary folders of models and data that were in memory
 _PREFIX = "bert_jax-staging"
 _LOCK = "lock"
@@ -468,7 +464,6 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 # Files of pickled weights, which are never read.
-
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 

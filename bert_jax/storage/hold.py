@@ -1,7 +1,17 @@
 """Lets one run at a time hold a folder, on disk or in an object store.
 
-On disk the holder locks a file; in a store it renews a lease in FOLDER/holder.json with conditional writes. A second
-run learns who holds the folder, and takes over from a holder that is known to have ended.
+`hold` is the entry point. FOLDER/holder.json names the holder; another run learns from it who holds the folder, and
+takes over from a holder that has ended. Two signs show whether a holder is alive:
+
+lock    of the file (storage/files.py); it ends with the holder's process. Another process of the same machine always
+        sees it, unless the file system has no locks.
+lease   A thread of the holder renews the file's modification time every few seconds (`Times`). NFS, Lustre and
+        mounted buckets may have no locks, or may not show them to other machines. There, a run takes the folder over
+        once it has watched the file for a minute without a renewal. It compares no clocks of different machines.
+
+A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it writes.
+In an object store there is no lock: `StoredHold` writes, renews and removes the object by requests that expect its
+version, of which the store grants only one. `Objects`, at the end, sends them.
 """
 
 import contextlib
@@ -24,9 +34,6 @@ from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage.files import try_lock
 from bert_jax.storage.location import S3, Location, bucket_and_name, file_system, store_of
 from bert_jax.storage.remote import first_line, is_denied
-
-# Describes the process that holds a folder, and tells whether it is known to have ended.
-
 
 RECORD_BYTES = 512  # of any record: it is written in one piece and replaces another one completely
 
@@ -90,23 +97,6 @@ def _pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-# Lets one run at a time hold a folder: another run learns who holds it, and replaces a holder that has died.
-#
-# FOLDER/holder.json names the holder. Two signs show whether it is alive:
-#
-# lock    of the file (storage/files.py); it ends with the holder's process. Another process of the same machine always
-#         sees it, unless the file system has no locks.
-# lease   A thread of the holder renews the file's modification time every few seconds (`Times`). NFS, Lustre and
-#         mounted buckets may have no locks, or may not show them to other machines. There, a run takes the folder over
-#         once it has watched the file for a minute without a renewal. It compares no clocks of different machines.
-#
-# A holder that was suspended for longer than its lease may have been replaced, so it calls `Hold.check` before it
-# writes.
-#
-# In an object store there is no lock: `StoredHold` writes, renews and removes the object by requests with
-# preconditions, of which the store grants only one.
 
 
 HOLDER_FILE = "holder.json"
@@ -192,15 +182,15 @@ class Hold:
         return Path(self.folder / HOLDER_FILE)
 
     def _between_renewals(self) -> float:
-        """Returns the seconds between two renewals."""
         return TIMES.renew
 
     def _take(self, report: Report) -> None:
         while True:
             file, locked = _open(self._path)
             with contextlib.ExitStack() as closing:
-                closing.callback(file.close)
+                closing.callback(file.close)  # unless the folder is taken: closing it releases the lock
                 if self._wait_for_end(locked, report, TIMES.poll) is not None:
+                    # Written in place, because a new file would have another lock than the one that others wait for.
                     os.pwrite(file.fileno(), self._record.encoded(), 0)
                     os.truncate(file.fileno(), RECORD_BYTES)
                     os.fsync(file.fileno())
@@ -277,17 +267,15 @@ class Hold:
 class StoredHold(Hold):
     """A folder in an object store that this process holds, with a lease and no lock. See Hold.
 
-    The store grants one of several requests that expect the same version of the object (storage/hold.py), so
-    two runs cannot take the folder at the same time, and a holder that was suspended and replaced can neither renew its
-    lease nor remove the other's object.
+    The store grants one of several requests that expect the same version of the object. So two runs cannot take the
+    folder at the same time, and a holder that was suspended and replaced can neither renew its lease nor remove the
+    other's object.
     """
 
     def _between_renewals(self) -> float:
         return TIMES.renew_stored
 
     def _take(self, report: Report) -> None:
-        # loads tensorstore
-
         self._objects = open_objects(self.folder)
         self._writing = threading.Lock()
         try:
@@ -298,16 +286,17 @@ class StoredHold(Hold):
             raise (UserError(why) if is_denied(error) else RunAgain(why)) from None
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError), self._writing:  # an object that stays delays the next run at most
-            seen = self._look()
-            if seen is not None and seen.content == self._record.encoded():
-                self._objects.write(HOLDER_FILE, None, seen.version)
+        self._replace(None)  # an object that stays delays the next run at most
 
     def _touch(self) -> None:
+        self._replace(self._record.encoded())
+
+    def _replace(self, content: bytes | None) -> None:
+        """Writes or removes the object, if it is this run's and the store can be reached."""
         with contextlib.suppress(OSError), self._writing:
             seen = self._look()
             if seen is not None and seen.content == self._record.encoded():
-                self._objects.write(HOLDER_FILE, seen.content, seen.version)
+                self._objects.write(HOLDER_FILE, content, seen.version)
 
     def _close(self) -> None:
         pass
@@ -399,7 +388,6 @@ def _held(folder: Location, holder: Record | None) -> Held:
 # The store grants one of several requests that expect the same version: a generation in Google Cloud Storage
 # (cloud.google.com/storage/docs/request-preconditions), an ETag in S3
 # (docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-requests.html).
-
 
 _ABSENT = b"\x02"  # what tensorstore calls the generation of an object that does not exist
 _ANSWER_SECONDS = 15.0  # for a request with its repetitions; a renewal and the wait for it are shorter than a lease

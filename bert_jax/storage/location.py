@@ -1,7 +1,11 @@
-"""Locations of runs: a folder on disk, in Google Cloud Storage (gs://) or in Amazon S3 (s3://).
+"""Folders of runs on disk, in Google Cloud Storage (gs://) and in Amazon S3 (s3://), by the interface of pathlib.
 
-`location` turns what the user wrote into a path object. The first part describes the stores: packages, credentials,
-and what their errors mean.
+`location` turns what the user wrote into a path. The first part describes the stores: packages, credentials, and what
+their errors mean. The rest reads, writes and moves files and folders.
+
+A store has no folders, appends nothing and renames by copying, but shows an object only once it is complete. So files
+in a store are written whole, and a folder exists as long as something is in it. Orbax uses the same paths (etils) and
+the same packages.
 """
 
 import contextlib
@@ -21,8 +25,6 @@ from etils import epath
 from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage import files
 from bert_jax.storage.remote import first_line, is_denied
-
-# The object stores that hold workdirs, and what differs between them: packages, credentials, and their errors.
 
 
 class Store(NamedTuple):
@@ -152,13 +154,6 @@ def _no_bucket(path: PurePath, bucket: str) -> UserError:
 
 def _no_answer(path: PurePath, error: Exception) -> str:
     return f"{path}: {first_line(error)}. Check the address and the network"
-
-
-# Folders of runs on disk, in Google Cloud Storage (gs://) and in Amazon S3 (s3://), by the interface of pathlib.
-#
-# A store has no folders, appends nothing and renames by copying, but shows an object only once it is complete. So files
-# in a store are written whole, and a folder exists as long as something is in it. Orbax uses the same paths (etils) and
-# the same packages (storage/location.py).
 
 
 Location: TypeAlias = Path | epath.Path  # a path on disk, or one in a store
@@ -310,17 +305,17 @@ def move_folder(source: Location, target: Location) -> None:
         source.rename(target)
     else:
         with store_errors(source, f"move {source}"):
-            files, inside, names = _files_below(source)
-            files.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+            store, inside, names = _files_below(source)
+            store.copy(names, [f"{target}{name.removeprefix(inside)}" for name in names])
             remove_folder(source)
 
 
 def upload_folder(source: Path, target: Location) -> None:
     """Copies all files below a folder on disk to one in a store, whatever that held before. A kill can leave some."""
     remove_folder(target)
-    files = [path for path in sorted(source.rglob("*")) if path.is_file()]
-    names = [f"{target}/{path.relative_to(source).as_posix()}" for path in files]
-    file_system(target).put([str(path) for path in files], names)
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    names = [f"{target}/{path.relative_to(source).as_posix()}" for path in paths]
+    file_system(target).put([str(path) for path in paths], names)
 
 
 def download_folder(source: Location, target: Path) -> None:
@@ -328,9 +323,9 @@ def download_folder(source: Location, target: Path) -> None:
 
     Raises UserError for a full disk.
     """
-    files, inside, names = _files_below(source)
+    store, inside, names = _files_below(source)
     try:
-        files.get(names, [f"{target}{name.removeprefix(inside)}" for name in names])
+        store.get(names, [f"{target}{name.removeprefix(inside)}" for name in names])
     except OSError as error:
         if error.errno in _DISK_FULL:
             raise UserError(
@@ -368,14 +363,14 @@ def local_folder(path: Location) -> Path:
 
 def read_files(paths: Iterable[Location]) -> list[tuple[str, bytes]]:
     """Returns name and content of each file; without those that disappear meanwhile."""
-    found = []
+    contents = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            found.append((path.name, path.read_bytes()))
-    return found
+            contents.append((path.name, path.read_bytes()))
+    return contents
 
 
 def _files_below(folder: Location) -> tuple[Any, str, list[str]]:
     """Returns the file system of a folder in a store, its name there, and the names of all files below it."""
-    files, inside = file_system(folder), "/".join(bucket_and_name(folder))
-    return files, inside, files.find(inside)
+    store, inside = file_system(folder), "/".join(bucket_and_name(folder))
+    return store, inside, store.find(inside)

@@ -1,7 +1,12 @@
 """Files and folders on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
 
-`open_folder` and `open_file` are the entry points. The Hub is a store of pyarrow, and the last part finds
-files by glob patterns.
+Start with `Folder` and `open_file`; `failure` turns the errors of a store into one line for the user. `find_files`,
+at the end, searches by glob patterns.
+
+Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
+each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
+GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login). For the Hub, huggingface_hub finds the token
+(HF_TOKEN, hf auth login) and the endpoint (HF_ENDPOINT).
 """
 
 import contextlib
@@ -15,7 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import fs
@@ -23,93 +28,9 @@ from pyarrow import fs
 from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError
 
-if TYPE_CHECKING:
-    from pyarrow import fs
-
-
-# The Hugging Face Hub as a store of pyarrow: files of hf://datasets/ORG/NAME/PATH, read in ranges and never written.
-#
-# huggingface_hub finds the token (HF_TOKEN, hf auth login) and the endpoint (HF_ENDPOINT).
-
-
-def hub_store() -> fs.FileSystem:
-    """The Hub, with paths such as datasets/ORG/NAME@REVISION/PATH."""
-    from huggingface_hub import HfFileSystem
-
-    return fs.PyFileSystem(_Handler(HfFileSystem()))
-
-
-class _Handler(fs.FSSpecHandler):
-    """Turns the errors of requests, of which there are many types, into OSError. Refuses to write."""
-
-    def get_file_info(self, paths: list[str]) -> Any:
-        with _os_errors():
-            return super().get_file_info(paths)
-
-    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
-        with _os_errors():
-            return super().get_file_info_selector(selector)
-
-    def open_input_file(self, path: str) -> Any:
-        with _os_errors():
-            return pa.PythonFile(_File(self.fs.open(path, mode="rb")), mode="r")
-
-    open_input_stream = open_input_file
-
-    def open_output_stream(self, path: str, metadata: Any) -> Any:
-        raise OSError(errno.EROFS, "files on the Hub are only read here; upload with hf upload")
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        self.open_output_stream(path, None)
-
-
-class _File(io.RawIOBase):
-    """An open file of the Hub."""
-
-    def __init__(self, opened: Any) -> None:
-        self._opened = opened
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any, /) -> int:
-        with _os_errors():
-            piece = self._opened.read(len(target))
-        target[: len(piece)] = piece
-        return len(piece)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return int(self._opened.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._opened.tell())
-
-    def close(self) -> None:
-        self._opened.close()
-        super().close()
-
-
-@contextlib.contextmanager
-def _os_errors() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise OSError(errno.EIO, str(error).strip() or type(error).__name__) from error
-
-
-# Folders and files on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
-#
-# Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
-# each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
-# GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
-
-
 REMOTE = ("gs://", "s3://", "hf://")
+Errors: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+PYARROW_ERRORS: Errors = (OSError, pa.ArrowException)  # of its stores; the Hub's client has errors of many packages
 _BLOCK_BYTES = 1 << 22
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
 _TEMPORARY = ".bert_jax_tmp"
@@ -154,7 +75,7 @@ def address_of(path: Path) -> str:
     return str(path) if start is None else f"{path.parts[start]}//{'/'.join(path.parts[start + 1 :])}"
 
 
-def open_store(address: str) -> "tuple[fs.FileSystem, str]":
+def open_store(address: str) -> tuple[fs.FileSystem, str]:
     """Returns the store of a remote address and the path in it. Raises UserError if it has no bucket."""
     scheme, path = address[:5], address[5:]
     bucket = path.split("/", 1)[0]
@@ -164,24 +85,22 @@ def open_store(address: str) -> "tuple[fs.FileSystem, str]":
 
 
 @functools.lru_cache
-def _store(scheme: str, bucket: str) -> "fs.FileSystem":
+def _store(scheme: str, bucket: str) -> fs.FileSystem:
     if scheme == "hf://":
-        return hub_store()
-    from pyarrow import fs
+        from huggingface_hub import HfFileSystem
 
+        return fs.PyFileSystem(_HubHandler(HfFileSystem()))  # paths such as datasets/ORG/NAME@REVISION/PATH
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     options = f"retry_limit_seconds={_TIMEOUT_SECONDS}" if scheme == "gs://" else f"region={region}" if region else ""
     # Unlike the constructors of its stores, from_uri reads AWS_ENDPOINT_URL and finds the region of a bucket.
     return fs.FileSystem.from_uri(f"{scheme}{bucket}?{options}")[0]
 
 
-def open_folder(address: str) -> "tuple[fs.FileSystem, str]":
+def open_folder(address: str) -> tuple[fs.FileSystem, str]:
     """Returns the file system of a local folder or of an address, and the path in it, without a slash at its end.
 
     Raises UserError for an address that cannot be parsed, and the errors of `failure`.
     """
-    from pyarrow import fs
-
     try:
         if is_remote(address) and "?" not in address:
             store, path = open_store(address)
@@ -212,11 +131,35 @@ def open_stream(path: str) -> BinaryFile:
     return io.BufferedReader(cast(io.RawIOBase, file), _REQUEST_BYTES) if is_remote(path) else file
 
 
-class _StoredFile(io.RawIOBase):
-    """An open file of a store."""
+class _HubHandler(fs.FSSpecHandler):
+    """The Hub as a store of pyarrow, whose files are read in ranges and never written."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def get_file_info(self, paths: list[str]) -> Any:
+        with _numbered_errors(Exception):
+            return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        with _numbered_errors(Exception):
+            return super().get_file_info_selector(selector)
+
+    def open_input_file(self, path: str) -> Any:
+        with _numbered_errors(Exception):
+            return pa.PythonFile(_StoredFile(self.fs.open(path, mode="rb"), Exception), mode="r")
+
+    open_input_stream = open_input_file
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        raise OSError(errno.EROFS, "files on the Hub are only read here; upload with hf upload")
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.open_output_stream(path, None)
+
+
+class _StoredFile(io.RawIOBase):
+    """An open file of a store, whose errors of these types have numbers."""
+
+    def __init__(self, file: Any, kinds: Errors = PYARROW_ERRORS) -> None:
+        self._file, self._kinds = file, kinds
 
     def readable(self) -> bool:
         return True
@@ -225,15 +168,15 @@ class _StoredFile(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        with _numbered_errors():
+        with _numbered_errors(self._kinds):
             return cast(bytes, self._file.read(None if size is None or size < 0 else size))
 
     def readinto(self, target: Any, /) -> int:
-        with _numbered_errors():
+        with _numbered_errors(self._kinds):
             return cast(int, self._file.readinto(target))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        with _numbered_errors():
+        with _numbered_errors(self._kinds):
             return cast(int, self._file.seek(offset, whence))
 
     def tell(self) -> int:
@@ -245,13 +188,11 @@ class _StoredFile(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _numbered_errors() -> Iterator[None]:
-    """Gives the errors of pyarrow's stores that have no number one: ENOENT or EIO."""
-    import pyarrow as pa
-
+def _numbered_errors(kinds: Errors = PYARROW_ERRORS) -> Iterator[None]:
+    """Gives errors of these types that have no number one: ENOENT or EIO."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except kinds as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         number = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EIO
@@ -279,20 +220,20 @@ def failure(address: str, error: Exception) -> UserError | RunAgain:
 def is_denied(error: BaseException | None) -> bool:
     """Whether a store denied permission, and not because a token has expired, which may have been renewed since."""
     return any(
-        (isinstance(one, PermissionError) or _http_status(one) in (401, 403) or _DENIED.search(str(one)))
-        and not _EXPIRED.search(str(one))
-        for one in _with_causes(error)
+        (isinstance(cause, PermissionError) or _http_status(cause) in (401, 403) or _DENIED.search(str(cause)))
+        and not _EXPIRED.search(str(cause))
+        for cause in _with_causes(error)
     )
 
 
 def _is_lasting(error: BaseException) -> bool:
     """Whether the same command meets this error again, unless an address or a setting changes."""
     return any(
-        isinstance(one, ValueError | NotImplementedError)
-        or _http_status(one) in _LASTING_STATUS
-        or _LASTING.search(str(one))
-        for one in _with_causes(error)
-        if not isinstance(one, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
+        isinstance(cause, ValueError | NotImplementedError)
+        or _http_status(cause) in _LASTING_STATUS
+        or _LASTING.search(str(cause))
+        for cause in _with_causes(error)
+        if not isinstance(cause, json.JSONDecodeError)  # a ValueError too, of an answer that was cut off
     )
 
 
@@ -315,8 +256,6 @@ class Folder:
     """
 
     def __init__(self, address: str) -> None:
-        from pyarrow import fs
-
         self.address = address.rstrip("/")
         store, path = open_folder(address)
         self._files = fs.SubTreeFileSystem(path, store)
@@ -399,8 +338,6 @@ class Folder:
             self._files.base_fs.delete_dir(self._files.base_path)
 
     def _found(self, within: str) -> list[Any]:
-        from pyarrow import fs
-
         with self._explained(within):
             found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
         return [info for info in found if info.is_file and not info.path.endswith(_TEMPORARY)]
@@ -410,11 +347,9 @@ class Folder:
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        import pyarrow as pa
-
         try:
             yield
-        except (OSError, pa.ArrowException) as error:
+        except PYARROW_ERRORS as error:
             raise failure(f"{self.address}/{name}", error) from None
 
 
@@ -425,7 +360,6 @@ def first_line(error: BaseException) -> str:
 
 
 # Finding files by glob patterns, on disk and in object stores.
-
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -447,7 +381,7 @@ def find_files(pattern: str) -> list[FoundFile]:
     if is_remote(pattern):
         try:
             return _find_remote(pattern)
-        except (OSError, pa.ArrowException) as error:
+        except PYARROW_ERRORS as error:
             raise failure(pattern, error) from None
     if pattern and os.path.exists(pattern):
         return [_found_local(pattern)]
@@ -487,7 +421,6 @@ def _found_local(path: str) -> FoundFile:
 
 def _find_remote(pattern: str) -> list[FoundFile]:
     from fsspec.utils import glob_translate
-    from pyarrow import fs
 
     parts = pattern[5:].rstrip("/").split("/")
     first = _first_wildcard(parts)

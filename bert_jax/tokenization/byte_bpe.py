@@ -1,4 +1,8 @@
-"""Byte-level BPE (Radford et al. 2019; Liu et al. 2019): its files, its specification and its engine."""
+"""Byte-level BPE (Radford et al. 2019; Liu et al. 2019): its files, its specification and its engine.
+
+The specification comes from tokenizer.json of the `tokenizers` library, or from GPT-2's vocab.json with merges.txt. The
+engine encodes by that library.
+"""
 
 import dataclasses
 import re
@@ -34,11 +38,6 @@ from bert_jax.tokenization.specification import (
     write_settings,
 )
 from bert_jax.tokenization.wordpiece import WHITE_SPACE
-
-# The specification of a byte-level BPE tokenizer (Radford et al. 2019; Liu et al. 2019), and the files that store it.
-#
-# Formats: tokenizer.json of the `tokenizers` library, and GPT-2's vocab.json with merges.txt.
-
 
 # The library's normalizers that a byte-level tokenizer may have. They take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
@@ -266,12 +265,9 @@ def _token_bytes(token: str) -> bytes:
     return bytes(_BYTES[character] for character in token)
 
 
-# The byte-level BPE engine, by the `tokenizers` library.
-#
 # The library splits text by GPT-2's regular expression (Radford et al. 2019), in which a word includes the space before
-# it. This module uses two facts about it: it always splits before a space that is followed by anything but white space,
+# it. The engine uses two facts about it: it always splits before a space that is followed by anything but white space,
 # and, for ASCII text, all of its rules.
-
 
 # The white-space half of GPT-2's expression: a space belongs to what follows it; of several, the last one does.
 _SPLIT_SPACES = f" \\n{WHITE_SPACE}"

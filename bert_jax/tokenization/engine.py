@@ -1,6 +1,10 @@
 """What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
 
-An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast.
+An engine turns text into ids. A bounded cache from chunks of text to ids makes it several times as fast, because the
+library then encodes most words once. A chunk is the text between two white spaces; each kind of tokenizer knows which
+texts may be split in this way, and where (`ChunkEncoder`). A chunk that is not cached goes to the library, so this code
+reimplements no Unicode rule. Texts are split and their chunks counted as arrays of bytes (numpy, Arrow), so that Python
+handles each distinct chunk of a block once.
 """
 
 import dataclasses
@@ -18,14 +22,6 @@ from tokenizers import processors
 from bert_jax.array_types import Int64, Integer, UInt
 from bert_jax.errors import UserError
 from bert_jax.tokenization.specification import AddedToken
-
-# A bounded cache from chunks of text to their ids, so that the library encodes most words once.
-#
-# A chunk is the text between two white spaces. Each kind of tokenizer knows which texts may be split in this way, and
-# where (`ChunkEncoder`). A chunk that is not cached goes to the library, so this code reimplements no Unicode rule.
-# Texts are split and their chunks counted as arrays of bytes (numpy, Arrow), so that Python handles each distinct chunk
-# of a block once.
-
 
 try:
     # Importing pyarrow.compute wraps and documents every function, which takes about 20 ms.
@@ -241,9 +237,6 @@ def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
             start, characters = index + 1, 0
     if start < len(texts):
         yield texts[start:]
-
-
-# What the engines of all kinds of tokenizer share: their protocol, and encoding by the `tokenizers` library.
 
 
 # Chunks passed to the library in one call.

@@ -1,4 +1,10 @@
-"""The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), read from a model or a tokenizer.json."""
+"""The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), read from a model or a tokenizer.json.
+
+It supports two numberings. In XLM-R's (that of fairseq), <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow
+with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are those of the model, whose pieces
+include [CLS], [SEP], <pad>, <unk> and [MASK]. Read `SentencePieceSpec`, `from_model` and `from_json`, which rebuilds a
+model from the tokenizer.json of a Unigram model; what they use comes first.
+"""
 
 import base64
 import dataclasses
@@ -30,9 +36,6 @@ from bert_jax.tokenization.specification import (
     write_settings,
 )
 from bert_jax.tokenization.wordpiece import has_capitals
-
-# Parses SentencePiece models, and rebuilds them from the tokenizer.json of a Unigram model.
-
 
 schema: Any = sentencepiece_model_pb2  # protobuf creates its classes at import
 # The first pieces of a model that XLM-R's numbering requires.
@@ -172,13 +175,6 @@ def unigram_model(content: Mapping[str, Any], roles: Roles, prepared: Preparatio
     trainer.bos_id = trainer.eos_id = trainer.pad_id = -1
     spec.precompiled_charsmap, spec.add_dummy_prefix = prepared.rules, prepared.add_dummy_prefix
     return bytes(model.SerializeToString())
-
-
-# The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), as plain data.
-#
-# It supports two numberings. In XLM-R's (that of fairseq), <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow
-# with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are those of the model, whose pieces
-# include [CLS], [SEP], <pad>, <unk> and [MASK].
 
 
 _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}

@@ -20,9 +20,6 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.storage.files import read_json, write_json
 
-# What the specifications of all kinds of tokenizer share: special tokens, settings files, and their protocol.
-
-
 # Boolean settings of `transformers`' tokenizer_config.json.
 _SWITCHES = (
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space"),
@@ -276,7 +273,6 @@ def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
 # are those whose words Unicode finds by a dictionary (UAX #14, Line_Break=SA: Thai, Lao, Myanmar, Khmer, Tai) or that
 # it breaks between any two characters (Line_Break=ID: Chinese and Japanese), with their punctuation, and Tibetan.
 # Korean separates words by spaces, so its letters are not among them.
-
 
 # The first and the last code point of each range.
 UNSPACED = (

@@ -1,4 +1,9 @@
-"""WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): its files, its specification and its engine."""
+"""WordPiece (Schuster and Nakajima 2012; Devlin et al. 2019): its files, its specification and its engine.
+
+The specification comes from vocab.txt of google-research/bert (one token per line; the line number is the id), or from
+tokenizer.json of the `tokenizers` library, with tokenizer_config.json and special_tokens_map.json of `transformers`.
+The engine encodes most words by `LongestMatch` and the others by the library.
+"""
 
 import functools
 import itertools
@@ -40,12 +45,6 @@ from bert_jax.tokenization.specification import (
     tokens_by_id,
     write_settings,
 )
-
-# The specification of a WordPiece tokenizer, and the files of Google and Hugging Face that store it.
-#
-# Formats: vocab.txt of google-research/bert (one token per line; the line number is the id), tokenizer.json of the
-# `tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
-
 
 # BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 SPECIAL_TOKENS = BERT_ROLES
@@ -251,7 +250,6 @@ def _first(*values: bool | None) -> bool:
 # tokens that continue a word. All words walk the table in step. The reference is WordpieceTokenizer of google-
 # research/bert; the `tokenizers` library looks up one shorter prefix after another.
 
-
 # States of the table: no token continues in this way; nothing read yet, at the beginning or inside of a word.
 _NOWHERE, _BEGIN, _INSIDE = range(3)
 _NO_TOKEN = -1
@@ -389,11 +387,8 @@ def _trie(
     return np.concatenate(rows), token
 
 
-# The WordPiece engine (Schuster and Nakajima 2012; as in Devlin et al. 2019), by the `tokenizers` library.
-#
-# This module knows only some of the positions at which the library splits text: at white space and at some punctuation.
+# The engine knows only some of the positions at which the library splits text: at white space and at some punctuation.
 # It also knows that the library lower-cases ASCII capitals and leaves other ASCII letters and digits unchanged.
-
 
 # str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
 # characters.

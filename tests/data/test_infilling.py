@@ -35,6 +35,7 @@ from masking_reference import (
 )
 from scipy import stats
 
+import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares

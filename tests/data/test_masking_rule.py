@@ -1,4 +1,4 @@
-"""The rule of masking, the rate over steps, the room for predictions, and random tokens by frequency."""
+"""The rule of masking, the room for predictions, and random tokens by frequency."""
 
 import json
 
@@ -12,7 +12,6 @@ from scipy import stats
 from bert_jax.data.example import SHORTEST_SEQUENCE, max_predictions
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import UNITS, MaskingRule, ReplacementShares
-from bert_jax.data.schedules import rate_schedule
 from bert_jax.errors import UserError
 
 FALSE_ALARM = 1e-6
@@ -80,43 +79,6 @@ def test_a_damaged_manifest_is_refused(damage):
 def test_shares_that_do_not_sum_to_one_are_refused(split):
     with pytest.raises(UserError, match="three shares that sum to 1"):
         MaskingRule(split=ReplacementShares(*split))
-
-
-def test_a_schedule_holds_each_rate_until_the_next_step():
-    schedule = rate_schedule("0:0.30,50000:0.15,90000:0.05")
-    steps = (0, 1, 49_999, 50_000, 89_999, 90_000, 10**9)
-    assert [schedule.at(step) for step in steps] == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
-    assert max(schedule.values) == 0.3
-
-
-def test_a_linear_schedule_interpolates_between_its_points():
-    schedule = rate_schedule("0:0.30,40:0.15,50:0.05,60:0.2", shape="linear")
-    steps = np.arange(80)
-    wanted = np.interp(steps, [0, 40, 50, 60], [0.3, 0.15, 0.05, 0.2])
-    np.testing.assert_allclose([schedule.at(step) for step in steps.tolist()], wanted, rtol=1e-12)
-    assert [schedule.at(step) for step in (0, 40, 50, 60, 10**9)] == [0.3, 0.15, 0.05, 0.2, 0.2]
-    assert max(schedule.values) == 0.3
-
-
-@pytest.mark.parametrize(
-    ("text", "rate", "shape", "said"),
-    [
-        ("0:0.3,9:0.1", None, "cosine", r"unknown data\.mask_shape 'cosine'; choose from steps, linear"),
-        ("0:0.3", None, "linear", r"only one mask rate.*data\.mask_schedule="),
-        ("", 0.3, "linear", "only one mask rate"),
-    ],
-)
-def test_an_unknown_or_impossible_shape_is_refused(text, rate, shape, said):
-    with pytest.raises(UserError, match=said):
-        rate_schedule(text, rate, shape)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
-)
-def test_an_invalid_schedule_is_refused(text):
-    with pytest.raises(UserError, match=r"mask(_schedule is| rate)"):
-        rate_schedule(text)
 
 
 @pytest.mark.parametrize("unit", ["token", "span"])

@@ -1,4 +1,4 @@
-"""Runs of words (bert_jax/data/masking/spans.py): n-grams as ALBERT's, spans as SpanBERT's, and the targets of spans.
+"""Runs of words (bert_jax/data/masking/selection.py): n-grams as ALBERT's, spans as SpanBERT's, and their targets.
 
 Statistical tests: see test_masking.py.
 """

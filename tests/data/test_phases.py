@@ -1,7 +1,6 @@
 """Phases of shards and batch schedules: no row is lost or read twice, however often a run stops and resumes."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from dying_loader import DyingLoader, Killed
+from streamed_outputs import assert_rows_equal, assert_same_parameters, edited
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax import pretraining
@@ -25,7 +25,6 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.train import metrics, sharding
 from bert_jax.train.compilation import later_batch_shapes
-from bert_jax.train.workdir import read_params
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
@@ -44,11 +43,6 @@ def phased(shards_dir):
         return PhasedLoader(phases, parts[0].vocabulary(), batches=SCHEDULE, seed=3)
 
     return make
-
-
-def assert_rows_equal(left: Batch, right: Batch) -> None:
-    for name, a, b in zip(Batch._fields, left, right, strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=name)
 
 
 def test_each_data_set_is_read_in_order_across_batch_sizes_and_phases(phased, shards_dir):
@@ -98,16 +92,6 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), real) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), later_batch_shapes(source, 0, 9, mesh)[4]
     ), "another program would be compiled"
-
-
-def edited(shards: Path, copy: Path, **changes: object) -> Path:
-    """Copies shards and changes their manifest."""
-    shutil.copytree(shards, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    for key, value in changes.items():
-        manifest[key] = manifest[key] | value if isinstance(value, dict) else value
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    return copy
 
 
 @pytest.mark.parametrize(
@@ -178,13 +162,6 @@ def flags_of(short: Path, workdir: Path, *overrides: str) -> list[str]:
         *TINY,
         *overrides,
     ]
-
-
-def assert_same_parameters(one: Path, other: Path) -> None:
-    first, second = read_params(one), read_params(other)
-    assert first.keys() == second.keys()
-    for path, value in first.items():
-        np.testing.assert_array_equal(value, second[path], err_msg=path)
 
 
 @pytest.mark.slow

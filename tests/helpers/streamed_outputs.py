@@ -1,20 +1,27 @@
-"""Outputs of many different rows, stores that serve them, and stores that lose their connection."""
+"""Outputs of many rows or with edited manifests, stores that serve them slowly or lose connections, comparisons."""
 
 import io
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from emulated_store import EmulatedStore, as_pyarrow
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from pyarrow import fs
 
 from bert_jax.commands import copy_examples
+from bert_jax.data.example import Batch
 from bert_jax.data.shards import open_dataset, write_shard
 from bert_jax.data.streaming import open_streamed
 from bert_jax.storage import remote
+from bert_jax.train.workdir import read_params
 
 
 def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, first: int = 0) -> Path:
@@ -42,10 +49,58 @@ def many_rows(shards_dir: Path, copy: Path, shards: int = 5, rows: int = 400, fi
     return copy
 
 
+class EmulatedStore(AbstractFileSystem):
+    """A folder that answers like an object store, for reading; it counts requests. All threads share one link.
+
+    latency           seconds until a request is answered
+    bytes_per_second  of the link; 0: unlimited
+    """
+
+    cachable = False
+
+    def __init__(self, folder: Path, latency: float = 0.0, bytes_per_second: float = 0.0) -> None:
+        super().__init__()
+        self.latency, self.bytes_per_second = latency, bytes_per_second
+        self.requests, self.bytes_read = 0, 0
+        self.failures = 0  # requests to refuse from now on
+        self._files = fsspec.filesystem("dir", path=str(folder), target_protocol="file")
+        self._lock = threading.Lock()
+        self._link_free = 0.0
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        return self._files.ls(path, detail)
+
+    def info(self, path: str, **_: Any) -> Any:
+        return self._files.info(path)
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> "EmulatedFile":
+        return EmulatedFile(self, path, mode, **{name: options[name] for name in ("cache_type",) if name in options})
+
+    def fetch(self, path: str, start: int, end: int) -> bytes:
+        """Answers one request for a range of bytes. Raises ConnectionError as long as `failures` is above 0."""
+        with self._lock:
+            self.requests += 1
+            failed, self.failures = self.failures > 0, max(self.failures - 1, 0)
+            self.bytes_read += end - start
+            begins = max(time.monotonic() + self.latency, self._link_free)
+            self._link_free = begins + ((end - start) / self.bytes_per_second if self.bytes_per_second else 0)
+            answered = self._link_free
+        if failed:
+            raise ConnectionError("the connection was reset")
+        time.sleep(max(answered - time.monotonic(), 0))
+        content: bytes = self._files.cat_file(path, start=start, end=end)
+        return content
+
+
+class EmulatedFile(AbstractBufferedFile):
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.fetch(self.path, start, end)
+
+
 def served(output: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedStore:
     """A store in place of all buckets, in which gs://bucket is the folder of an output."""
     emulated = EmulatedStore(output.parent)
-    pretended = as_pyarrow(emulated)
+    pretended = fs.PyFileSystem(fs.FSSpecHandler(emulated))
     monkeypatch.setattr(remote, "open_store", lambda address: (pretended, address[5:].partition("/")[2]))
     return emulated
 
@@ -81,3 +136,25 @@ def check_streaming(output: Path, address: str, cache: Path) -> None:
     for ours, theirs in zip(streamed.gather(numbers), dataset.gather(numbers), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert open_dataset(streamed.directory, "eval").rows == open_dataset(output, "eval").rows
+
+
+def edited(shards: Path, copy: Path, **changes: object) -> Path:
+    """Copies shards and changes their manifest."""
+    shutil.copytree(shards, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for key, value in changes.items():
+        manifest[key] = manifest[key] | value if isinstance(value, dict) else value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+def assert_rows_equal(left: Batch, right: Batch) -> None:
+    for name, a, b in zip(Batch._fields, left, right, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def assert_same_parameters(one: Path, other: Path) -> None:
+    first, second = read_params(one), read_params(other)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, second[path], err_msg=path)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import s3_emulator
 import tensorstore
 from etils import epath
+from store_emulators import S3
 
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import hold as conditional
@@ -63,11 +63,11 @@ class Objects:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
     """A client of an S3 server on this machine."""
-    if s3_emulator.missing():
-        pytest.skip(s3_emulator.missing())
+    if S3.missing():
+        pytest.skip(S3.missing())
     import fsspec
 
-    with s3_emulator.emulator() as variables, pytest.MonkeyPatch.context() as patch:
+    with S3.run() as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         yield fsspec.filesystem("s3", skip_instance_cache=True)  # another test's would use its emulator

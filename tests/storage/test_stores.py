@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import gcs_emulator
 import jax
 import numpy as np
 import pytest
-import s3_emulator
+import store_emulators
 from streamed_outputs import check_streaming
 from tiny_runs import RECIPE, ROOT, TINY
 
@@ -43,7 +42,7 @@ from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import latest_step, open_branch, read_config, read_params, saved_steps, write_params
 from data_prep.readers import Corpus, find_sources
 
-EMULATORS = {"gs": gcs_emulator, "s3": s3_emulator}
+EMULATORS = {"gs": store_emulators.GOOGLE, "s3": store_emulators.S3}
 
 
 @pytest.fixture(scope="module", params=EMULATORS, autouse=True)
@@ -52,7 +51,7 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[str]:
     emulator = EMULATORS[request.param]
     if emulator.missing():
         pytest.skip(emulator.missing())
-    with emulator.emulator() as variables, pytest.MonkeyPatch.context() as patch:
+    with emulator.run() as variables, pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
         yield f"{request.param}://bucket"
@@ -151,12 +150,12 @@ def test_an_upload_that_ends_after_any_number_of_writes_leaves_complete_steps_on
         folder = location(f"{name}/checkpoints")
         with Checkpoints(folder, keep=1) as checkpoints:
             checkpoints.save(1, tensors(1), optimizer, {})
-        s3_emulator.allow_writes(url, len(ends))
+        store_emulators.allow_writes(url, len(ends))
         try:
             with contextlib.suppress(UserError), Checkpoints(folder, keep=1) as checkpoints:  # permission is denied
                 checkpoints.save(2, tensors(2), optimizer, {})
         finally:
-            s3_emulator.allow_writes(url, None)
+            store_emulators.allow_writes(url, None)
         ends[len(ends)] = saved_steps(name)
         for step in saved_steps(name):
             for each, value in read_params(name, step).items():
@@ -378,7 +377,7 @@ def test_what_is_no_run_is_refused_in_one_line(bucket, trained, name, message):
 
 
 def test_missing_credentials_are_reported_in_one_line(bucket, tmp_path):
-    of_emulators = {*gcs_emulator.variables(""), *s3_emulator.variables("")}
+    of_emulators = {name for emulator in EMULATORS.values() for name in emulator.variables("")}
     clean = {name: value for name, value in os.environ.items() if name not in of_emulators}
     clean["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "none.json")
     clean |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}

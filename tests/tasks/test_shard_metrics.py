@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from golden import assert_close, open_golden, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
-from test_loader import Facts, Table, packed_rows
+from row_tables import Facts, Table, packed_rows
 
 from bert_jax.commands import evaluate
 from bert_jax.config import MeshConfig, ModelConfig, TrainConfig

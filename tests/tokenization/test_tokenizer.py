@@ -74,7 +74,7 @@ def test_ids_are_the_librarys_on_all_of_unicode(lowercase, strip_accents, split_
     assert_equal_ids(ours, library, texts[::-1])  # from a warm cache
 
 
-@pytest.mark.parametrize("clean_text", [True, False])
+@pytest.mark.parametrize("clean_text", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_code_point_parts_words_as_the_library_does(clean_text):
     ours = tokenizer.Tokenizer(WordPieceSpec(tuple(wide_tokens()), True, True, clean_text=clean_text))
     library = bare_library(wide_tokens(), lowercase=True, strip_accents=True, clean_text=clean_text)

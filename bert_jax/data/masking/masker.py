@@ -1,45 +1,7 @@
-"""Masking for the masked language model: which tokens are predicted, and what replaces them in the input.
+"""Masks rows for all sequences at once: chooses tokens and replaces them. The package's docstring has the rules.
 
-Masks are a function of (seed, epoch, sequence key, rate, rule) and the position within the sequence (law 2), computed
-by counter-based hashing: the batch, the order of rows, packing and the process change no mask. All sequences are
-processed at once by numpy.
-
-A sequence of n positions has a budget of max(1, round(rate * n)) predictions. Its words are visited in random order.
-By the unit of masking,
-  token, word  each word is masked whole if it still fits the budget, and skipped otherwise (google-research/bert,
-               create_pretraining_data.py; Devlin et al. 2019, section 3.1, and the whole-word variant of 2019-05-31);
-  ngram        each word begins an n-gram of 1 to 3 words, p(n) ~ 1/n over the lengths for which the text has room. It
-               is shortened until it fits, and skipped if it contains a chosen word (google-research/albert,
-               create_pretraining_data.py; Lan et al. 2020, section 4.1);
-  span         each word that is not chosen yet begins a span of 1 to 10 words, p(n) ~ 0.8**n (geometric with p = 0.2,
-               truncated and normalized: 3.8 words on average). It ends before a chosen word, at the end of the text or
-               of the budget (facebookresearch/SpanBERT, fairseq/data/masking.py; Joshi et al. 2020, section 3.1);
-  infill       as span, but with Poisson lengths of mean 3, and each span becomes one position (infilling.py). A span of
-               no word is a [MASK] before the word, which is not predicted (facebookresearch/fairseq,
-               fairseq/data/denoising_dataset.py; Lewis et al. 2020, section 2.2).
-BART's decoder generates the tokens of an infilled span. An encoder has one output for each position, so it predicts
-the first token of the span at the position that replaces it, and neither the other tokens nor their number.
-
-A chosen token becomes [MASK] in 80% of cases, a random token in 10%, and stays unchanged in 10% (the shares can be
-set). With spans, one random choice holds for a whole span, and adjacent spans count as one, as in SpanBERT's code.
-
-With a reorder rate, trigrams of tokens that are not chosen are shuffled and predicted too: round(rate * n / 3) of them,
-without overlap, in random order (Wang et al. 2019, StructBERT, section 2.2.1; its 5% of trigrams are counted here by
-the share of positions that they cover).
-
-Differences from those programs:
-  - no special token is ever predicted, including [UNK] and [MASK] (bert: all except [CLS] and [SEP] may be);
-  - a random token is never a special token (bert: any line of the vocabulary);
-  - a continuation token at the start of a segment or after a special token begins a word (bert: it continues the last
-    word before the special token), and no n-gram or span crosses a special token;
-  - if no word fits the budget, the first tokens of the first word are masked, so that a sequence has at least one
-    prediction unless all its tokens are special (bert: none); no other word is cut (SpanBERT: the last one is);
-  - with the rule "scripts" for words, each token of a script without spaces between words is a word, with the rest of
-    its character and its marks (bert: each Chinese ideograph, which its tokenizer splits; other scripts by spaces);
-  - a span ends before a chosen word (SpanBERT: it continues behind it; fairseq: infilled spans may overlap);
-  - the masks of empty spans are before words, and a sequence never becomes longer (fairseq: they are anywhere, and
-    add to the length); the rate of infilling counts tokens (fairseq: words);
-  - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq).
+Read `Masker.apply` first. Before it come what it applies to the chosen tokens: replacement, the removal of infilled
+spans, and shuffled trigrams.
 """
 
 import itertools
@@ -64,8 +26,6 @@ from bert_jax.data.masking.rule import (
 )
 from bert_jax.data.masking.selection import Runs, choose_runs, choose_words, run_starts
 from bert_jax.errors import UserError
-
-# Replaces chosen tokens: by [MASK], by a random token, or not at all.
 
 
 class Replacer:
@@ -120,11 +80,8 @@ def _thresholds(counts: Int64[np.ndarray, "K"]) -> UInt64[np.ndarray, "K"]:
     return np.array([total * 2**32 // totals[-1] for total in totals], np.uint64)
 
 
-# Text infilling: each span of words is replaced by one position (Lewis et al. 2020, BART, section 2.2).
-
-
 class Shortened(NamedTuple):
-    """Rows after infilling. The positions that become free are padding."""
+    """Rows after infilling (Lewis et al. 2020, BART, section 2.2). The positions that become free are padding."""
 
     input_ids: Int32[np.ndarray, "R T"]
     sequence_lengths: Integer[np.ndarray, "R S"]
@@ -172,10 +129,8 @@ def shorten(
     return Shortened(ids, lengths, firsts, places)
 
 
-# Shuffled trigrams in addition to masks (Wang et al. 2019, StructBERT, section 2.2.1).
-#
-# Trigrams of tokens that are not masked are shuffled, and the model predicts their original order.
-
+# Shuffled trigrams of tokens that are not masked, whose original order the model predicts (Wang et al. 2019,
+# StructBERT, section 2.2.1).
 
 LENGTH = 3  # tokens that are shuffled together (the paper's K)
 
@@ -218,9 +173,6 @@ def shuffled(
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
     picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)
-
-
-# Masks rows: chooses tokens and replaces them, for all sequences at once.
 
 
 # Tags of independent hash streams; data_prep/noise.py uses another one.

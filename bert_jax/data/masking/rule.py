@@ -11,9 +11,6 @@ from bert_jax.array_types import Bool, Int64, UInt, UInt8, UInt64
 from bert_jax.data.example import Rows
 from bert_jax.errors import UserError
 
-# The masking rule: how sequences are masked, as stored in the manifest.
-
-
 UNITS = ("token", "word", "ngram", "span", "infill")
 RANDOM_TOKENS = ("uniform", "unigram")
 WORDS = ("spaces", "scripts")
@@ -102,7 +99,6 @@ def check_rate(rate: float) -> None:
 
 
 # Unpacks rows into sequences, finds their words, and puts the words in random order.
-
 
 # The kinds of token that masking distinguishes: special; one that begins a word; one that continues a word, unless that
 # is UNSPACED; a word of a script without spaces between words; one that continues any word.

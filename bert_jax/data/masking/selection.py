@@ -19,7 +19,6 @@ from bert_jax.data.masking.rule import (
 
 # Chooses words one by one: masking units token and word.
 
-
 # Words examined together after the first phase; any number gives the same masks.
 _WORDS_LOOK_AHEAD = 8
 
@@ -108,7 +107,6 @@ def _word_lengths(inside: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarra
 
 
 # Chooses runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
-
 
 # Candidates of a sequence examined together; any number gives the same masks.
 _RUNS_LOOK_AHEAD = 8
@@ -279,11 +277,11 @@ def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarra
     return np.repeat(positions[firsts], np.diff(firsts, append=positions.size))
 
 
-# The inputs of the span boundary objective (Joshi et al. 2020, section 3.2) for each prediction.
-
-
 class SpanTargets(NamedTuple):
-    """The fields of Batch with the same names: positions in the row; 0 in fillers."""
+    """The inputs of the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch with the same names.
+
+    Positions are those in the row; 0 in fillers.
+    """
 
     span_left: Int32[np.ndarray, "R M"]  # the position before the span
     span_right: Int32[np.ndarray, "R M"]  # the position after the span

