@@ -49,7 +49,7 @@ from data_prep.sequences import RANDOM_SEGMENT
 from data_prep.units import EVAL_KEY_BIT, summarise
 from data_prep.worker import mask_rows, row_batches
 
-PROGRAM = "bert_jax.commands.inspect_shards"
+PROGRAM = "bert-jax inspect-shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
 _LABELS = {"nsp": {0: "B is next", 1: "B is random"}, "sop": {0: "in order", 1: "swapped"}}
@@ -435,7 +435,7 @@ def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], u
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """What data_prep.cleaning.job did with the documents before the job: a group of rows for each of its reports."""
+    """What bert-jax clean did with the documents before the job: a group of rows for each of its reports."""
     groups, reports = [], manifest.get("cleaning", [])
     for report in reports:
         read = report["documents"]["read"]
@@ -448,7 +448,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
         groups.append(rows + [[name, f"{count:,}", ""] for name, count in others.items()])
     if not groups:
         return Section("Cleaning")
-    note = f"By data_prep.cleaning.job, as in {', '.join(report['report'] for report in reports)}."
+    note = f"By bert-jax clean, as in {', '.join(report['report'] for report in reports)}."
     return Section("Cleaning", [Table(["", "documents", "of those read"], groups)], note)
 
 

@@ -82,7 +82,7 @@ def test_published_scores_stand_next_to_the_task_that_they_are_of():
 def config_of(table: str, method: str, runs: Path, data: tuple[str, ...] = ()) -> FinetuneConfig:
     found = scores.COMPARISONS[table]
     task = next(iter(found.metrics))
-    _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
+    _, _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
     assert workdir == f"--workdir={runs / f'{task}-{method}'}"
     return config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
 

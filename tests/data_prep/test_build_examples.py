@@ -24,7 +24,6 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
-from data_prep import build as build_examples
 from data_prep import build_options, readers
 from data_prep.build import build
 from data_prep.build_options import WHOLE, BuildOptions
@@ -454,7 +453,7 @@ def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
             signal.raise_signal(signal.SIGTERM)  # as what stops is cleaned up
             ended.append(options)
 
-    monkeypatch.setattr(build_examples, "build", stopped)
+    monkeypatch.setattr(commands_build_examples, "build", stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(errors.Stopped) as caught:
         commands_build_examples.main(command_line(arguments)[4:])

@@ -136,13 +136,13 @@ def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash
         return done[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "clean_unit", failing)
+        patch.setattr(commands_clean, "clean_unit", failing)
         with pytest.raises(RuntimeError):
             clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
     with pytest.raises(UserError, match="was started with other arguments"):
         clean(CleanOptions(corpus, tmp_path / "three", workers=1))
     count = iter(range(100))
-    monkeypatch.setattr(command, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments))
+    monkeypatch.setattr(commands_clean, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments))
     clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
     contents = [
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.suffix in (".zst", ".npy")}
