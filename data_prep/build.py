@@ -21,22 +21,23 @@ from bert_jax.storage.files import lock, refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import build_options, copy, engines, flags, processes, summary, worker
-from data_prep.build_options import BuildOptions, Share
-from data_prep.engines.remote import KILLED
-from data_prep.job import NOT_COMPARED, Arguments, Job, open_job
-from data_prep.merge import merge
-from data_prep.readers import Corpus, Source, datasets
-from data_prep.readers.corpus import find_sources, patterns
-from data_prep.resumable import (
+from data_prep import build_options, engines, flags, output_files, processes, summary, worker
+from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
+from data_prep.job import (
+    Job,
     UnitRecord,
     check_arguments,
     finished_units,
+    open_job,
     own_folders,
     parts_folder,
     read_record,
     unit_folder,
 )
+from data_prep.merge import merge
+from data_prep.processes import KILLED
+from data_prep.readers import datasets
+from data_prep.readers.corpus import Corpus, Source, find_sources, patterns
 from data_prep.sequences import fewest_documents
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 from data_prep.worker import TokenCache, refuse_newlines
@@ -86,7 +87,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
 def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
     """Raises UserError for an added share if the output that has the tokenizer already has one of its number."""
     folder = Path(os.path.abspath(tokenizer)).parent
-    if share.of or not all((folder / name).exists() for name in (MANIFEST, copy.SUMS)):
+    if share.of or not all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
         return
     taken = {each["number"] for each in build_options.of_manifest(read_manifest(folder))}
     if share.number in taken:

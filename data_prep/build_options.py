@@ -1,19 +1,21 @@
 """The options of build-examples, and the shares of a corpus that several processes or machines build on their own."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Required, TypedDict
 
 from bert_jax.data.example import max_predictions
-from bert_jax.data.manifest import COUNTED, PAIRS
+from bert_jax.data.manifest import COUNTED, PAIRS, SCHEMA_VERSION
 from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
-from data_prep import engines, flags, formats, sequences
+from data_prep import flags, output_files, sequences
 from data_prep.flags import REQUIRED, Valid, between, option
-from data_prep.readers import Source
+from data_prep.readers.corpus import Source
+from data_prep.sentences import RULE_VERSION
 
 # The shares of a corpus that jobs build apart, on one machine or on many: each is a group of whole files.
 #
@@ -130,6 +132,8 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 # The options of build_examples: their defaults, their documentation, the values they may have, and their flags.
 
+
+ENGINES = ("local", "beam", "ray")  # data_prep/engines
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -254,8 +258,10 @@ class BuildOptions:
         "lower-case the text, or --nolowercase to keep its case: for a vocab.txt only; default: lower-case unless "
         "the vocabulary holds capitals",
     )
-    format: str = option("arrow", "format of the shards: arrow, or for other programs tfds", choices=formats.FORMATS)
-    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=engines.NAMES)
+    format: str = option(
+        "arrow", "format of the shards: arrow, or for other programs tfds", choices=output_files.FORMATS
+    )
+    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=ENGINES)
     engine_options: str = option(
         "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
     )
@@ -335,6 +341,37 @@ class BuildOptions:
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
     return flags.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
+
+
+# Options that decide nothing in the shards, or only through the sources, the tokenizer and the size of the units.
+NOT_COMPARED = frozenset(
+    ("input", "weights", "on_error", "tokenizer", "lowercase", "unit_mb", "output")
+    + ("engine", "engine_options", "workers", "token_cache", "token_cache_gb")
+)
+
+
+class Arguments(NamedTuple):
+    """Everything that decides the bytes of the shards."""
+
+    options: BuildOptions
+    short_seq_prob: float
+    unit_bytes: int
+    share: Share
+    sources: tuple[Source, ...]  # of the share
+    corpus_hash: str  # of the sources of all shares
+    tokenizer_hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of arguments.json."""
+        values = {name: value for name, value in vars(self.options).items() if name not in NOT_COMPARED} | {
+            "short_seq_prob": self.short_seq_prob,
+            "unit_bytes": self.unit_bytes,
+            "sources": self.sources,
+            "tokenizer_hash": self.tokenizer_hash,
+            "sentence_rule": RULE_VERSION,
+            "schema_version": SCHEMA_VERSION,
+        }
+        return json.loads(json.dumps(values))
 
 
 # The options of jobs as keyword arguments, for the types of `bert_jax.build_examples` and `bert_jax.train_tokenizer`.

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import atomic_folder, refuse_inside, write_atomic
 from bert_jax.tokenization import tokenizer
-from data_prep import build_options, copy, summary
+from data_prep import build_options, output_files, summary
 from data_prep.job import UNIGRAMS
 from data_prep.summary import output_lines
 from data_prep.units import summarise
@@ -62,7 +62,7 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
                 _link(source / shard["name"], folder / shard["name"])
                 reporter.advance(1, 1)
         merged = _merged([manifest for manifest, _ in found], lengths)
-        copy.write_with_manifest(folder, merged)
+        output_files.write_with_manifest(folder, merged)
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
         print_note(f"{output}: {train} rows for training, {held_out} for evaluation, of {len(merged['shares'])} shares")

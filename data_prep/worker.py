@@ -21,11 +21,11 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
-from data_prep import formats
-from data_prep.job import Arguments
+from data_prep import output_files
+from data_prep.build_options import Arguments
+from data_prep.job import UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
-from data_prep.resumable import UnitRecord, write_record
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
 from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segments_of, sequence_lengths, spans, usable
 from data_prep.units import Unit
@@ -391,7 +391,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
         stem = f"{unit.part}/shard-{unit.number * options.dupe_factor + dupe:05d}"
-        shards.append(formats.write(options.format, directory, stem, rows))
+        shards.append(output_files.write(options.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
     record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)

@@ -20,7 +20,7 @@ from bert_jax.array_types import UInt64
 from bert_jax.storage.files import write_atomic
 from data_prep.cleaning import rules
 from data_prep.cleaning.rules import RULES, combining_marks, has_wide_marks
-from data_prep.resumable import unit_folder
+from data_prep.job import unit_folder
 from data_prep.units import Seen, Unit
 
 # Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing, with the numbers of FineWeb.

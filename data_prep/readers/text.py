@@ -11,7 +11,7 @@ from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage.files import DamagedFile, OnRead, ignore_progress, read_blocks, suffixes
 from bert_jax.storage.remote import failure, first_line, is_remote
-from data_prep.readers.refusal import COMPRESSED, Items, Refusal, check, looks_like_utf16
+from data_prep.readers import COMPRESSED, Items, Refusal, check, looks_like_utf16
 
 # The decompressed bytes of an input file, with everything that is wrong with it as a Refusal.
 

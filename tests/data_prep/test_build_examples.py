@@ -24,11 +24,11 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
-from data_prep import build_options, readers
+from data_prep import build_options
 from data_prep.build import build
-from data_prep.build_options import WHOLE, BuildOptions
+from data_prep.build_options import WHOLE, Arguments, BuildOptions
 from data_prep.inspection import verify
-from data_prep.job import Arguments
+from data_prep.readers import corpus as readers
 from data_prep.sentences import document_sentences
 from data_prep.units import UnitSplitter
 from data_prep.worker import encode

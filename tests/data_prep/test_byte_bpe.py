@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from bert_jax.errors import UserError
-from data_prep import counting, learners, readers
+from data_prep import counting, learners
 from data_prep.learners import MASK, SPECIAL_TOKENS
+from data_prep.readers import corpus as readers
 
 
 def word_counts(documents):

@@ -13,10 +13,10 @@ from test_cleaning_rules import PROSE, SENTENCES
 from bert_jax.commands import clean as commands_clean
 from bert_jax.commands.clean import CleanOptions, clean
 from bert_jax.errors import UserError
-from data_prep import readers
 from data_prep.cleaning import job as command
 from data_prep.cleaning import rules, unit
 from data_prep.cleaning.unit import BANDS
+from data_prep.readers import corpus as readers
 
 
 def prose(number: int) -> str:
@@ -142,7 +142,9 @@ def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash
     with pytest.raises(UserError, match="was started with other arguments"):
         clean(CleanOptions(corpus, tmp_path / "three", workers=1))
     count = iter(range(100))
-    monkeypatch.setattr(commands_clean, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments))
+    monkeypatch.setattr(
+        commands_clean, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments)
+    )
     clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
     contents = [
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.suffix in (".zst", ".npy")}

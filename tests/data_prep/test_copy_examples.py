@@ -10,7 +10,7 @@ from bert_jax.commands.copy_examples import copy
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import remote
-from data_prep import copy as checksums
+from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
@@ -46,7 +46,7 @@ def test_a_stopped_copy_has_no_manifest_and_starts_again(
 ) -> None:
     """At each of its files."""
     write = remote.Folder.write
-    for name in [*checksums.read(shards_dir), checksums.SUMS]:
+    for name in [*output_files.read_sums(shards_dir), output_files.SUMS]:
         address = f"gs://bucket/{hashlib.sha256(name.encode()).hexdigest()}"
 
         def stopped(folder, written, content, last=name):
@@ -85,11 +85,11 @@ def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: P
     """The list may come from someone else; a copy must write only into the output."""
     shutil.copytree(shards_dir, store / "bucket" / "in")
     for name in ("../outside", "/outside", "train/../../outside"):
-        with (store / "bucket" / "in" / checksums.SUMS).open("a") as file:
+        with (store / "bucket" / "in" / output_files.SUMS).open("a") as file:
             file.write(f"{'0' * 64}  {name}\n")
         with pytest.raises(UserError, match="is outside of the folder"):
             copy("s3://bucket/in", str(tmp_path / "out"))
-        shutil.copy(shards_dir / checksums.SUMS, store / "bucket" / "in")
+        shutil.copy(shards_dir / output_files.SUMS, store / "bucket" / "in")
 
 
 def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder
 from data_prep import build, build_options, engines, processes
 from data_prep.build_options import BuildOptions
-from data_prep.engines import beam_pipeline, local, remote
+from data_prep.engines import beam, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
-from data_prep.resumable import UnitRecord, unit_folder
+from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 
@@ -69,7 +69,7 @@ def _fails_away_from(process: int, directory: Path, unit: Unit) -> UnitRecord:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
 def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> None:
     units = _units(count)
-    records = list(local.run(functools.partial(_slowly, 0.001), units, workers, tmp_path))
+    records = list(processes.run_units(functools.partial(_slowly, 0.001), units, workers, tmp_path))
     assert sorted(record.name for record in records) == [unit.name for unit in units]
     assert len(list(tmp_path.iterdir())) == count
     if count < 3:
@@ -77,12 +77,19 @@ def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> Non
 
 
 def test_two_large_units_are_shared(tmp_path: Path) -> None:
-    units = _units(2, size=local.WORTH_A_PROCESS)
-    assert len({one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), units, 2, tmp_path)}) == 2
+    units = _units(2, size=processes.WORTH_A_PROCESS)
+    assert (
+        len(
+            {one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), units, 2, tmp_path)}
+        )
+        == 2
+    )
 
 
 def test_units_are_shared_with_other_processes(tmp_path: Path) -> None:
-    done = [one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)]
+    done = [
+        one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)
+    ]
     assert os.getpid() in done and len(set(done)) > 1
 
 
@@ -98,11 +105,11 @@ def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -
 
 
 def test_the_process_that_hands_units_on_takes_no_long_one(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(local, "LONG_UNIT", 100)
+    monkeypatch.setattr(processes, "LONG_UNIT", 100)
     units = _units(20)
     units[6] = units[6]._replace(documents=(b"x" * 100,))
     work = functools.partial(_waits_for_the_long_one, os.getpid(), units[6].name)
-    done_by = {one.name: one.counts["process"] for one in local.run(work, units, 2, tmp_path)}
+    done_by = {one.name: one.counts["process"] for one in processes.run_units(work, units, 2, tmp_path)}
     assert done_by[units[6].name] != os.getpid() and os.getpid() in done_by.values()
 
 
@@ -110,7 +117,7 @@ def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
     """After the units that have begun, so that nothing writes into the folder any more."""
     switch_interval = sys.getswitchinterval()
     with pytest.raises(UserError, match=r"^train-\d+ is bad$"):
-        list(local.run(functools.partial(_fails_away_from, os.getpid()), _units(400), 2, tmp_path))
+        list(processes.run_units(functools.partial(_fails_away_from, os.getpid()), _units(400), 2, tmp_path))
     done = len(list(tmp_path.iterdir()))
     assert 0 < done < 400
     time.sleep(0.2)
@@ -118,7 +125,7 @@ def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> None:
-    records = local.run(functools.partial(_slowly, 0.02), _units(30), 2, tmp_path)
+    records = processes.run_units(functools.partial(_slowly, 0.02), _units(30), 2, tmp_path)
     next(records)
     records.close()
     done = len(list(tmp_path.iterdir()))
@@ -155,7 +162,7 @@ def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vo
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
     build.build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
-    monkeypatch.setattr(local, "run", run_remotely)
+    monkeypatch.setattr(processes, "run_units", run_remotely)
     build.build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
 
@@ -176,7 +183,7 @@ def test_worker_that_does_not_see_the_exchange_folder_is_named(tmp_path: Path) -
     with pytest.raises(
         UserError, match=f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
     ):
-        beam_pipeline.read_tokenizer(exchange)
+        beam.read_tokenizer(exchange)
 
 
 def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path) -> None:

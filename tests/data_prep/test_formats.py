@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, open_dataset
 from bert_jax.errors import UserError
-from data_prep import formats
+from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
@@ -35,14 +35,14 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
     """A folder with an output for each build and each of its formats, such as static_tfds."""
     folder = tmp_path_factory.mktemp("formats")
     for name, options in BUILDS.items():
-        for format in formats.FORMATS:
+        for format in output_files.FORMATS:
             given = options | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 1}
             build(BuildOptions(str(sample_text), vocab_dir, folder / f"{name}_{format}", 64, **given))
     return folder
 
 
 def all_rows(directory: Path, part: Any) -> Rows:
-    dataset = open_dataset(directory, part, formats.reader)
+    dataset = open_dataset(directory, part, output_files.reader)
     return dataset.gather(np.arange(dataset.rows))
 
 
@@ -95,14 +95,14 @@ def test_workers_and_a_failure_at_the_end_give_the_same_bytes(
 ) -> None:
     """A job of two processes is killed after its folder is ready and before its manifest exists, and resumes."""
     options: dict[str, Any] = BUILDS["static"] | {"format": "tfds", "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
-    finish = formats.finish
+    finish = output_files.finish
 
     def dying(directory: Path, manifest: dict[str, Any]) -> None:
         finish(directory, manifest)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(formats, "finish", dying)
+        patched.setattr(output_files, "finish", dying)
         with pytest.raises(OSError, match="gone"):
             build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
@@ -116,9 +116,9 @@ def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_pat
     rows = all_rows(outputs / "static_arrow", "train")
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [formats.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
+    manifest["shards"] = [output_files.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
     (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
-    formats.finish(tmp_path, manifest)
+    output_files.finish(tmp_path, manifest)
     assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
     source = tfds.builder_from_directory(tmp_path).as_data_source("train")
     assert len(source) == 2 * len(rows.input_ids)
@@ -131,7 +131,7 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError) as caught:
-            formats.write("tfds", tmp_path, "train/shard", rows)
+            output_files.write("tfds", tmp_path, "train/shard", rows)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value.filename).startswith(str(tmp_path / "train" / "shard"))
@@ -140,7 +140,7 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
 
 def test_damaged_shard_is_refused(outputs: Path, tmp_path: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
-    read = formats.reader(manifest)
+    read = output_files.reader(manifest)
     name = manifest["shards"][0]["name"]
     path = tmp_path / name
     path.parent.mkdir()
@@ -159,7 +159,7 @@ def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
     path = outputs / "static_tfds" / manifest["shards"][0]["name"]
     for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
         with pytest.raises(Corrupt, match="a record whose features have the sizes"):
-            formats.reader(manifest | change)(path)
+            output_files.reader(manifest | change)(path)
 
 
 def test_training_refuses_tfds_shards(outputs: Path) -> None:
@@ -169,7 +169,7 @@ def test_training_refuses_tfds_shards(outputs: Path) -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow, tfds"):
-        formats.reader({"format": "later"})
+        output_files.reader({"format": "later"})
 
 
 def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
@@ -181,12 +181,12 @@ def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, 
         input_ids=rows.input_ids.astype(np.uint32) + 90_000, masked_ids=rows.masked_ids.astype(np.uint32) + 90_000
     )
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [formats.write("tfds", tmp_path, "train/shard-00000", rows)]
-    formats.finish(tmp_path, manifest)
+    manifest["shards"] = [output_files.write("tfds", tmp_path, "train/shard-00000", rows)]
+    output_files.finish(tmp_path, manifest)
     example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
     assert example["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])
-    assert_same(formats.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
+    assert_same(output_files.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
 
 
 TENSORFLOW = """

@@ -18,12 +18,13 @@ from bert_jax.data.manifest import read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER
 from data_prep import build as build_parts
-from data_prep import build_options, engines, readers
+from data_prep import build_options, engines
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.engines import remote
 from data_prep.merge import merge
-from data_prep.readers import Source
+from data_prep.readers import corpus as readers
+from data_prep.readers.corpus import Source
 
 BOOKS = sorted((ROOT / "data_prep" / "sample" / "books").glob("*.txt.xz"))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import readers
 from data_prep.cleaning.unit import BANDS, ROWS, Index, bands, minhash, shingles
+from data_prep.readers import corpus as readers
 
 BOOKS = Path(__file__).parent.parent.parent / "data_prep" / "sample" / "books"
 WORDS = 200

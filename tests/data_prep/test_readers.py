@@ -21,9 +21,8 @@ from streamed_outputs import interrupted
 
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import files, remote
-from data_prep.readers import Corpus, Reading, Refusal, documents, expand, find_sources, read, text
-from data_prep.readers.corpus import Source
-from data_prep.readers.refusal import check
+from data_prep.readers import Refusal, check, text
+from data_prep.readers.corpus import Corpus, Reading, Source, documents, expand, find_sources, read
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
 DOCUMENTS = ["one\ntwo", "thrée", "four"]

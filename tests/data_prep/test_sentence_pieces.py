@@ -7,7 +7,8 @@ import pytest
 import sentencepiece
 
 from bert_jax.errors import UserError
-from data_prep import counting, learners, readers
+from data_prep import counting, learners
+from data_prep.readers import corpus as readers
 
 KINDS = list(learners.MODEL_TYPES)
 

@@ -14,9 +14,9 @@ from bert_jax.data.masking.masker import Masker
 from bert_jax.data.shards import open_dataset
 from bert_jax.tokenization import tokenizer
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import readers
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
+from data_prep.readers import corpus as readers
 
 EPOCHS = 100
 KINDS = ("wordpiece_cased", "bpe", "unigram", "unigram_bytes", "sentencepiece_bpe")
