@@ -101,7 +101,7 @@ def _part_arguments(options: BuildOptions, sources: tuple[Source, ...], tokenize
     """The options, and defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
-        # Packing makes short sequences itself (split_for_packing.py); more of them would not fill rows that hold only
+        # Packing makes short sequences itself (`sequences.fill_gaps`); more of them would not fill rows that hold only
         # a few sequences.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
     unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)

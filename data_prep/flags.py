@@ -167,7 +167,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
 }
 
 
-# The flags by which every command that takes --input reads it, as fields of a dataclass of options (flags.py).
+# The flags by which every command that takes --input reads it, as fields of a dataclass of options.
 
 
 def input_format() -> Any:

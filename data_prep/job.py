@@ -106,7 +106,7 @@ def complete(directory: Path, output: Path) -> None:
 def own_folders(output: Path) -> tuple[Path, ...]:
     """The folders in which the job that makes an output writes: a pattern may also match what an earlier run left.
 
-    A part of a job (build_parts.py) writes next to the others.
+    A part of a job (`build_parts`) writes next to the others.
     """
     around = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
     of_parts = [folder for folder in (*around, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]

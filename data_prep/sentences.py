@@ -52,7 +52,7 @@ LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 # single full stop or quote) stays with the sentence before it.
 
 
-# Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
+# Increases by one whenever a text may give other sentences than before, or worker.py passes them to the tokenizer in
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
 RULE_VERSION = 4
 

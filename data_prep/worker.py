@@ -413,7 +413,7 @@ def _rows(
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
     moves = options.permute_sentences, options.rotate_documents
     if any(moves):
-        found = rearrange(found, borders(options.objective, encoded), keys, options.seed, *moves)
+        found = rearrange(found, keys, borders(options.objective, encoded), options.seed, *moves)
     if any(rates):
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False

@@ -49,7 +49,7 @@ def sequences_of(objective: str, text: Encoded, seq_len: int = 40, pack: int = 1
 def changed(objective: str, text: Encoded, permute: float, rotate: float, seed: int = 7, pack: int = 1) -> Spans:
     found = sequences_of(objective, text, pack=pack)
     keys = np.arange(UNIT, UNIT + len(found.sequences), dtype=np.uint64)
-    return rearrange(found, borders(objective, text), keys, seed, permute, rotate)
+    return rearrange(found, keys, borders(objective, text), seed, permute, rotate)
 
 
 def token_lists(found: Spans) -> list[list[int]]:
@@ -160,11 +160,11 @@ def test_a_sequence_has_the_same_order_alone_and_among_others() -> None:
     whole = sequences_of("doc_sentences", text)
     keys = np.arange(UNIT, UNIT + len(whole.sequences), dtype=np.uint64)
     places = borders("doc_sentences", text)
-    together = token_lists(rearrange(whole, places, keys, 3, 1.0, 0.5))
+    together = token_lists(rearrange(whole, keys, places, 3, 1.0, 0.5))
     for number in (0, 11, len(keys) - 1):
         alone = whole._replace(sequences=whole.sequences[[number]], late=whole.late[[number]])
-        assert token_lists(rearrange(alone, places, keys[[number]], 3, 1.0, 0.5)) == [together[number]]
-    assert token_lists(rearrange(whole, places, keys, 4, 1.0, 0.5)) != together
+        assert token_lists(rearrange(alone, keys[[number]], places, 3, 1.0, 0.5)) == [together[number]]
+    assert token_lists(rearrange(whole, keys, places, 4, 1.0, 0.5)) != together
 
 
 def test_borders_are_those_of_the_text() -> None:
