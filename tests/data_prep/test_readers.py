@@ -1,4 +1,4 @@
-"""Files and documents: what is read, and how the rest is refused."""
+"""Text, and JSON lines in files of any compression, intact, damaged and mutated."""
 
 import bz2
 import contextlib
@@ -8,6 +8,8 @@ import json
 import lzma
 import random
 import re
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -413,3 +415,19 @@ def test_an_array_of_json_is_refused_as_a_whole(tmp_path, text):
     path.write_text(text)
     (refusal,) = read(str(path))
     assert "a JSON array, not an object on each line. Convert it: jq -c '.[]'" in str(refusal)
+
+
+FUZZER = Path(__file__).parent.parent / "tools" / "fuzz_readers.py"
+
+
+@pytest.mark.parametrize("inputs, builds", [(300, 2), pytest.param(3000, 20, marks=pytest.mark.slow)])
+def test_mutated_input_is_used_or_refused_in_one_line(vocab_dir: Path, inputs: int, builds: int) -> None:
+    """In a process of its own, so that a crash of a library is seen too."""
+    arguments = [f"--inputs={inputs}", f"--builds={builds}", f"--tokenizer={vocab_dir}"]
+    run = subprocess.run(
+        [sys.executable, "-W", "error", FUZZER, *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = json.loads(run.stdout)
+    assert {"damaged_file", "invalid_utf8", "not_json", "no_text_field", "duplicate"} < set(counts)
+    assert counts["used"] > inputs / 2, "too little is left to be used for this to mean much"
