@@ -70,7 +70,7 @@ def parse_share(given: str) -> list[Share]:
     return [every[int(number)]]
 
 
-def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
+def share_sources(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
     """The files of a share: the largest go first, those of equal size by name, each to the share with the fewest bytes.
 
     Raises UserError if there are fewer files than shares.
@@ -114,7 +114,7 @@ def names(sources: Sequence[Source]) -> list[str]:
     return ["/".join(path.parts[above:]) for path in paths]
 
 
-def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def manifest_shares(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entries of a manifest's shares; of an output without them, the one that it is."""
     if found := manifest.get("shares"):
         return [dict(share) for share in found]
@@ -271,12 +271,7 @@ class BuildOptions:
         "a time, merged; +K: as share K, to merge with an earlier output; default: the files are not divided",
         metavar="I/N",
     )
-    workers: int = option(
-        0,
-        "number of processes; 0: one for each core (ray: of the cluster)",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
-    )
+    workers: int = flags.workers("number of processes; 0: one for each core (ray: of the cluster)")
     unit_mb: float = option(
         0.0,
         "MB of text in a work unit; 0: a 16th of the text, from 1 to 8",

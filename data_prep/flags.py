@@ -205,6 +205,11 @@ def on_error() -> Any:
     return option("fail", "for input that cannot be used: fail, or skip and count it")
 
 
+def workers(help: str) -> Any:
+    valid = Valid(lambda count: count >= 0, "at least 0 (0: one for each core)")
+    return option(0, help, metavar="N", valid=valid)
+
+
 def reading(options: Any, workers: int) -> Reading:
     """What options with these fields state, by so many processes. Raises UserError for an unknown choice."""
     given = options.text_field, options.document, options.on_error, options.input_format, options.document_separator

@@ -38,7 +38,7 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     """
     found = sorted(
         ((read_manifest(folder), folder) for folder in inputs),
-        key=lambda each: build_options.of_manifest(each[0])[0]["number"],
+        key=lambda each: build_options.manifest_shares(each[0])[0]["number"],
     )
     for folder in inputs:
         refuse_inside(output, folder)
@@ -87,23 +87,16 @@ def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
                 )
 
 
-def _words(manifest: Mapping[str, Any]) -> str | None:
-    """The rule for words, or None where the text has no script without spaces between words."""
-    return manifest["masking"].get("words")
-
-
 def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """Raises UserError unless each number occurs once, and all parts of a divided job are there."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
     unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
     for manifest, folder in found:
-        for share in build_options.of_manifest(manifest):
+        for share in build_options.manifest_shares(manifest):
             number = share["number"]
             if number in holders:
-                free = 1 + max(
-                    share["number"] for manifest, _ in found for share in build_options.of_manifest(manifest)
-                )
+                free = 1 + max(each["number"] for held, _ in found for each in build_options.manifest_shares(held))
                 raise UserError(
                     f"{holders[number]} and {folder} are both share {number}. Build one of them with --part +{free}"
                 )
@@ -155,7 +148,7 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
     by_number: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     for manifest in manifests:
         sources = iter(manifest["sources"])
-        for share in build_options.of_manifest(manifest):
+        for share in build_options.manifest_shares(manifest):
             by_number[share["number"]] = share, list(itertools.islice(sources, share["sources"]))
     every = [shard for manifest in manifests for shard in manifest["shards"]]
     skipped: Counter[str] = Counter()
@@ -163,7 +156,8 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
         skipped.update(manifest["skipped_reading"])
     cleaning = summary.merged(manifest.get("cleaning", []) for manifest in manifests)
     return manifests[0] | {
-        "masking": next(filter(_words, manifests), manifests[0])["masking"],
+        # A part whose text has no script without spaces between words states no rule for words.
+        "masking": next((each for each in manifests if each["masking"].get("words")), manifests[0])["masking"],
         "sources": [source for number in sorted(by_number) for source in by_number[number][1]],
         "counts": _sum(manifest["counts"] for manifest in manifests),
         "skipped_reading": dict(sorted(skipped.items())),

@@ -63,12 +63,7 @@ class TokenizerOptions:
     document: str = flags.document()
     document_separator: str = flags.document_separator()
     on_error: str = flags.on_error()
-    workers: int = option(
-        0,
-        "number of processes that read dumps of wikis; 0: one for each core",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
-    )
+    workers: int = flags.workers("number of processes that read dumps of wikis; 0: one for each core")
 
     def __post_init__(self) -> None:
         flags.check(self)

@@ -63,7 +63,10 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     for left in (directory / "job").glob("exchange-*"):  # by a killed run
         shutil.rmtree(left, ignore_errors=True)
     name = os.urandom(8).hex()
-    exchange = _exchange(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
+    try:
+        exchange = Folder(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
+    except UserError as error:
+        raise UserError(f"--exchange {error}") from None
     waiting = set()
     try:
         for unit in units:
@@ -97,14 +100,6 @@ def _options(options: str) -> tuple[Any, list[str]]:
     )
     parser.add_argument("--exchange", metavar="FOLDER", help="a folder that all workers can reach")
     return parser.parse_known_args(split_options(options))
-
-
-def _exchange(address: str) -> Folder:
-    """The folder through which this process and the workers exchange units and results."""
-    try:
-        return Folder(address)
-    except UserError as error:
-        raise UserError(f"--exchange {error}") from None
 
 
 @contextlib.contextmanager

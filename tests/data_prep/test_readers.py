@@ -189,11 +189,11 @@ def test_refusal_names_file_and_line_and_the_rest_is_read(tmp_path, content, rea
     "suffix, compress", [COMPRESSIONS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in DAMAGED)]
 )
 def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path, monkeypatch, suffix, compress):
-    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 18)
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
-    endless = [b"word " * 400_000, b"line\n" * 400_000]
-    path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 2_000_000])))
+    endless = [b"word " * 100_000, b"line\n" * 100_000]
+    path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 500_000])))
     tracemalloc.start()
     try:
         found = list(read(str(path)))
@@ -203,8 +203,8 @@ def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path,
     assert [item for item in found if isinstance(item, bytes)] == [b"one", b"two", b"three"]
     refusals = [item for item in found if isinstance(item, Refusal)]
     assert [refusal.reason for refusal in refusals] == ["document_too_long"] * 3
-    assert [re.search(r"line \d+", str(refusal))[0] for refusal in refusals] == ["line 3", "line 7", "line 400011"]
-    assert peak < 12 << 20, f"{peak} bytes"
+    assert [re.search(r"line \d+", str(refusal))[0] for refusal in refusals] == ["line 3", "line 7", "line 100011"]
+    assert peak < 4 << 20, f"{peak} bytes"
     assert [item.reason for item in read(str(path), Reading(document="file"))] == ["document_too_long"]
 
 
