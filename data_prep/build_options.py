@@ -1,4 +1,10 @@
-"""The options of build-examples, and the shares of a corpus that several processes or machines build on their own."""
+"""The options of build-examples, and the shares of a corpus that several processes or machines build on their own.
+
+A share is a group of whole files (`share_sources`). The units of share number k are numbered from k * 2**20 on, so
+their shards and sequence keys differ from those of every other share, and merge-shards joins outputs without reading a
+row. Jobs with equal hashes of their files (`digest`) divide them alike, wherever their machines have them: which share
+a file belongs to depends only on what the hash covers.
+"""
 
 import hashlib
 import json
@@ -16,18 +22,6 @@ from data_prep import flags, output_files, sequences
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.readers.corpus import Source
 from data_prep.sentences import RULE_VERSION
-
-# The shares of a corpus that jobs build apart, on one machine or on many: each is a group of whole files.
-#
-# The units of share number k are numbered from k * 2**20 on, so their shards and sequence keys differ from those of
-# every other share, and merge_shards joins outputs without reading a row. A manifest lists the shares of its output,
-# `shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
-# part of, 0 if it was added later, `corpus` a hash of the names, sizes and weights of all files of that job, and
-# `sources` how many of the manifest's sources belong to the share. An output without the key is one share, number 0.
-#
-# Jobs with equal hashes divide the files alike, wherever their machines have them: which share a file belongs to
-# depends only on what the hash covers.
-
 
 MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
 UNITS = 1 << 20  # of a share
@@ -115,7 +109,12 @@ def names(sources: Sequence[Source]) -> list[str]:
 
 
 def manifest_shares(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a manifest's shares; of an output without them, the one that it is."""
+    """The entries of a manifest's shares, `{number, of, corpus, sources, documents, versions}`.
+
+    `of` is the number of shares of the job that it was a part of, 0 if it was added later; `corpus` is a hash of the
+    names, sizes and weights of all files of that job; `sources` says how many of the manifest's sources belong to the
+    share. An output without the key is one share, number 0.
+    """
     if found := manifest.get("shares"):
         return [dict(share) for share in found]
     return [
@@ -128,9 +127,6 @@ def manifest_shares(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "versions": manifest["versions"],
         }
     ]
-
-
-# The options of build_examples: their defaults, their documentation, the values they may have, and their flags.
 
 
 ENGINES = ("local", "beam", "ray")  # data_prep/engines

@@ -1,4 +1,7 @@
-"""Learns vocabularies from word counts: WordPiece and byte-level BPE by merges, SentencePiece by its library."""
+"""Learns vocabularies from word counts: WordPiece and byte-level BPE by merges, SentencePiece by its library.
+
+Each kind has a splitter, whose words data_prep/counting.py counts, and a function that learns from the counts.
+"""
 
 import heapq
 import itertools

@@ -1,4 +1,7 @@
-"""The processes of a job on this machine: how they start and end, an ordered map, and memory settings."""
+"""The processes of a job on this machine: how they start and end, what they keep in memory, and what they run.
+
+`run_units` is the local engine: it builds units in any order. `map_in_order` keeps the order, for the readers.
+"""
 
 import contextlib
 import functools
@@ -20,9 +23,6 @@ from bert_jax import host
 from bert_jax.errors import UserError
 from data_prep.units import Unit
 
-# Memory settings for the processes of a job; they need the GNU C library and do nothing without it.
-
-
 # Free memory above _KEPT_BYTES returns to the system, and each block of _LARGE_BYTES or more comes directly from it.
 _KEPT_BYTES = 1 << 28
 _LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
@@ -32,16 +32,13 @@ def keep_freed() -> None:
     """Keeps memory that a unit frees in the process, for the next unit, and backs it by huge pages.
 
     By default it returns to the system and comes back page by page, filled with zeros: 150,000 pages in a job of 50 MB,
-    an eighth of its time (measured by hand).
+    an eighth of its time (measured by hand). Does nothing without the GNU C library.
     """
     if library := host.load():
         host.set_malloc(library, {host.M_TRIM_THRESHOLD: _KEPT_BYTES, host.M_MMAP_MAX: 0})
         host.back_by_huge_pages(library, _KEPT_BYTES - _LARGE_BYTES)
         large = {host.M_MMAP_MAX: host.DEFAULT_MMAP_MAX, host.M_MMAP_THRESHOLD: _LARGE_BYTES}
         host.set_malloc(library, large)
-
-
-# The other processes of a job on this machine: how they start and end, and an ordered map over them.
 
 
 KEPT = "the units finished so far are kept: run the same command again"
