@@ -52,16 +52,11 @@ def reference_pairs(
                     i -= len(chunk) - a_end
                 else:
                     b = list(chain.from_iterable(chunk[a_end:]))
-                a_length, b_length = len(a), len(b)
-                while a_length + b_length > room:
-                    if a_length > b_length:
-                        a_length -= 1
-                    else:
-                        b_length -= 1
-                for lost in (len(a) - a_length, len(b) - b_length):
+                a_lost, b_lost = lost_by_truncation(len(a), len(b), room)
+                for lost in (a_lost, b_lost):
                     for _ in range(-(-lost // 53)):  # one draw gives 53 coins
                         draw()
-                found.append((a, b, label, a_length, b_length))
+                found.append((a, b, label, len(a) - a_lost, len(b) - b_lost))
                 chunk = []
             i += 1
     return found
