@@ -36,32 +36,32 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     Raises UserError for outputs that were made with different options, that hold the same share, or whose job has other
     parts, and for an output that exists.
     """
-    found = sorted(
+    outputs = sorted(
         ((read_manifest(folder), folder) for folder in inputs),
         key=lambda each: build_options.manifest_shares(each[0])[0]["number"],
     )
     for folder in inputs:
         refuse_inside(output, folder)
-    _check_alike(found)
-    _check_shares(found)
+    _check_alike(outputs)
+    _check_shares(outputs)
     with (
         atomic_folder(output) as folder,
-        Reporter("merging", sum(len(manifest["shards"]) for manifest, _ in found), ("shards",), quiet) as reporter,
+        Reporter("merging", sum(len(manifest["shards"]) for manifest, _ in outputs), ("shards",), quiet) as reporter,
     ):
         for part in PARTS:
             (folder / part).mkdir()
-        shutil.copytree(found[0][1] / "tokenizer", folder / "tokenizer")
+        shutil.copytree(outputs[0][1] / "tokenizer", folder / "tokenizer")
         buffer = io.BytesIO()
-        np.save(buffer, sum(read_unigram_counts(source, manifest) for manifest, source in found))
+        np.save(buffer, sum(read_unigram_counts(source, manifest) for manifest, source in outputs))
         write_atomic(folder / UNIGRAMS, buffer.getvalue())
-        lengths = {part: np.zeros(found[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
-        for manifest, source in found:
+        lengths = {part: np.zeros(outputs[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
+        for manifest, source in outputs:
             check_sizes(source, manifest["shards"])
             for shard in manifest["shards"]:
                 lengths[shard["name"].split("/")[0]] += _lengths(source / shard["name"], manifest["seq_len"])
                 _link(source / shard["name"], folder / shard["name"])
                 reporter.advance(1, 1)
-        merged = _merged([manifest for manifest, _ in found], lengths)
+        merged = _merged([manifest for manifest, _ in outputs], lengths)
         output_files.write_with_manifest(folder, merged)
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
@@ -71,11 +71,11 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     return merged
 
 
-def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
-    first, place = found[0]
+def _check_alike(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
+    first, place = outputs[0]
     if first["format"] != "arrow":
         raise UserError(f"{place} has {first['format']} shards, but only Arrow shards can be merged. Build it again")
-    for manifest, folder in found[1:]:
+    for manifest, folder in outputs[1:]:
         for key in sorted({*first, *manifest} - _OF_SHARE):
             same = first.get(key) == manifest.get(key)
             if key == "masking":  # a part whose text has no unspaced script states no rule for words
@@ -87,16 +87,16 @@ def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
                 )
 
 
-def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
+def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """Raises UserError unless each number occurs once, and all parts of a divided job are there."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
     unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
-    for manifest, folder in found:
+    for manifest, folder in outputs:
         for share in build_options.manifest_shares(manifest):
             number = share["number"]
             if number in holders:
-                free = 1 + max(each["number"] for held, _ in found for each in build_options.manifest_shares(held))
+                free = 1 + max(each["number"] for held, _ in outputs for each in build_options.manifest_shares(held))
                 raise UserError(
                     f"{holders[number]} and {folder} are both share {number}. Build one of them with --part +{free}"
                 )
@@ -106,7 +106,7 @@ def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
                 unit_bytes.setdefault(manifest["unit_bytes"], folder)
     if len(parts) > 1:
         raise UserError(
-            f"{found[0][1]} and others are parts of jobs with other files, weights or another number of parts. Give "
+            f"{outputs[0][1]} and others are parts of jobs with other files, weights or another number of parts. Give "
             "all parts the same --input, --weights and N"
         )
     if len(unit_bytes) > 1:

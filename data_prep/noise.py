@@ -1,4 +1,9 @@
-"""Noise in addition to masking: deleted and inserted tokens, permuted sentences, rotated documents."""
+"""Noise in addition to masking: deleted and inserted tokens (`corrupt`), permuted sentences and rotated documents
+(`rearrange`), applied when sequences are built.
+
+Counter-based hashing decides what is deleted, inserted and moved, as it decides masks (law 2): the result is a function
+of (seed, sequence key) and the position of a token or sentence in its sequence.
+"""
 
 import functools
 from collections.abc import Callable
@@ -10,16 +15,11 @@ from bert_jax.array_types import Bool, Int64, UInt64
 from bert_jax.data import order as hashing
 from data_prep.sequences import Borders, Spans
 
-# Token deletions and insertions: noise in addition to masking, applied when sequences are built.
-#
-# The training text of a masked language model may also be corrupted by deletions and extraneous insertions (Jurafsky
-# and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models"; token deletion is one of the
-# noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those positions: it predicts the masked
-# tokens of a text in which others are missing or do not belong. Masking is independent of this noise: an inserted token
-# may be masked, and is then predicted.
-#
-# Counter-based hashing decides what is deleted and inserted, as it decides masks (law 2): the result is a function of
-# (seed, sequence key) and the position of a token in its sequence.
+# Token deletions and insertions. The training text of a masked language model may also be corrupted by deletions and
+# extraneous insertions (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models";
+# token deletion is one of the noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those
+# positions: it predicts the masked tokens of a text in which others are missing or do not belong. Masking is
+# independent of this noise: an inserted token may be masked, and is then predicted.
 
 
 Keys = UInt64[np.ndarray, "Q"]  # of sequences
@@ -131,9 +131,6 @@ def _fitting(
 #
 # BART's decoder generates the original order. An encoder has no output for it: it predicts the masked tokens of a text
 # in another order. This noise therefore takes away information, as deletion does, and adds no prediction.
-#
-# Counter-based hashing decides what moves (law 2): the result is a function of (seed, sequence key) and the positions
-# of the sentences in their sequence.
 
 
 # Tags of independent hash streams, distinct from those of masking and from _STREAM.

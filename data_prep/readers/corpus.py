@@ -18,9 +18,6 @@ from bert_jax.storage.remote import find_files, is_remote, is_special
 from data_prep import output_files
 from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
 
-# How documents are read, and the reader of each format.
-
-
 DOCUMENT = ("blank_line", "file")
 ON_ERROR = ("fail", "skip")
 

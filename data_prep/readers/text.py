@@ -1,4 +1,6 @@
-"""Text files: blocks of decompressed bytes, the format of a file, and documents separated by lines."""
+"""Plain text, in the order of reading: the decompressed bytes of any file, with everything that is wrong with it as a
+Refusal; the format of a file, by its name and first bytes; and the documents of text files.
+"""
 
 import contextlib
 import csv
@@ -12,8 +14,6 @@ from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage.files import DamagedFile, OnRead, ignore_progress, read_blocks, suffixes
 from bert_jax.storage.remote import failure, first_line, is_remote
 from data_prep.readers import COMPRESSED, Items, Refusal, check, looks_like_utf16
-
-# The decompressed bytes of an input file, with everything that is wrong with it as a Refusal.
 
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
