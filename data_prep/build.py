@@ -78,7 +78,8 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     refuse_existing(output)
     (share,) = build_options.parse_share(options.part)
     _refuse_taken(share, options.tokenizer)
-    engines.begin(options.engine, options.workers)
+    if options.engine == "local":
+        processes.begin(options.workers)  # starts while this process reads the tokenizer
     sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":

@@ -18,12 +18,6 @@ from data_prep.units import Unit
 _PACKAGES = {"beam": "apache_beam", "ray": "ray"}
 
 
-def begin(name: str, workers: int) -> None:
-    """Starts loading what `run` needs with the same arguments, while the caller continues."""
-    if name == "local":
-        processes.begin(workers)
-
-
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
 ) -> Iterator[UnitRecord]:
