@@ -70,7 +70,7 @@ onnx: $(ONNX)/installed
 # Google's checkpoints, and TFDS shards as TensorFlow decodes them.
 tensorflow: $(TENSORFLOW)/installed
 	$(TENSORFLOW)/bin/python -m pytest -m "not accelerator" -q --durations=5 tests/interop/test_original_bert.py \
-		tests/data_prep/test_formats.py::test_tensorflow_decodes_a_record_of_tfds
+		tests/data_prep/test_output_files.py::test_tensorflow_decodes_a_record_of_tfds
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

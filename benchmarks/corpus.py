@@ -5,7 +5,7 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep import readers
+from data_prep.readers import corpus as readers
 from data_prep.sentences import document_sentences
 
 _PERTURBED = 8  # one of so many words changes from pass to pass

@@ -51,7 +51,7 @@ from benchmarks.data_prep_runs import (
     watch,
     watched,
 )
-from data_prep import readers
+from data_prep.readers import corpus as readers
 
 WIKIPEDIA = "pretrain/wiki_en_*.txt.xz"
 MIXTURE = f"{WIKIPEDIA},pretrain/books_en_*.txt.xz,pretrain/talk_en.txt.xz"

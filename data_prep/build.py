@@ -1,4 +1,11 @@
-"""Builds pretraining examples from text: `build` plans the job, runs its units, and writes the manifest."""
+"""Builds pretraining examples from text: `build` makes one part of a job (`build_share`) or all (`build_parts`).
+
+`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` builds each part in a
+process that reads its own files, and merges their outputs. The processes are on this machine, or those of an engine
+(engines/), which gets parts in place of units: a unit without text, whose number is that of the part. Its worker reads
+the files of the part and returns the finished output, which arrives in OUTPUT.parts/arriving and then gets its name in
+OUTPUT.parts.
+"""
 
 import dataclasses
 import functools
@@ -21,38 +28,45 @@ from bert_jax.storage.files import lock, refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import build_options, copy, engines, flags, processes, summary, worker
-from data_prep.build_options import BuildOptions, Share
-from data_prep.engines.remote import KILLED
-from data_prep.job import NOT_COMPARED, Arguments, Job, open_job
-from data_prep.merge import merge
-from data_prep.readers import Corpus, Source, datasets
-from data_prep.readers.corpus import find_sources, patterns
-from data_prep.resumable import (
+from data_prep import build_options, engines, flags, output_files, processes, summary, worker
+from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
+from data_prep.job import (
+    Job,
     UnitRecord,
     check_arguments,
     finished_units,
+    open_job,
     own_folders,
     parts_folder,
     read_record,
     unit_folder,
 )
+from data_prep.merge import merge
+from data_prep.processes import KILLED
+from data_prep.readers import datasets
+from data_prep.readers.corpus import Corpus, Source, find_sources, patterns
 from data_prep.sequences import fewest_documents
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 from data_prep.worker import TokenCache, refuse_newlines
-
-# Builds one part of a job (`build_share`), or all of them at the same time (`build_parts`).
-#
-# `build_parts` builds each part in a process that reads its own files, and merges their outputs. The processes are on
-# this machine, or those of an engine (engines/), which gets parts in place of units: a unit without text, whose number
-# is that of the part. Its worker reads the files of the part and returns the finished output, which arrives in
-# OUTPUT.parts/arriving and then gets its name in OUTPUT.parts.
-
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MB = 1_000_000
 GB = 1_000_000_000
 ARRIVING = "arriving"
+
+
+def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
+    """Builds the examples as the command does, and returns the manifest.
+
+    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
+    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
+    """
+    parts = build_options.parse_share(options.part)
+    if len(parts) == 1:
+        return build_share(options, quiet=quiet)
+    output = Path(os.path.abspath(options.output))
+    refuse_existing(output)
+    return build_parts(options, output, parts, quiet=quiet)
 
 
 def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -64,7 +78,8 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     refuse_existing(output)
     (share,) = build_options.parse_share(options.part)
     _refuse_taken(share, options.tokenizer)
-    engines.begin(options.engine, options.workers)
+    if options.engine == "local":
+        processes.begin(options.workers)  # starts while this process reads the tokenizer
     sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
@@ -86,9 +101,9 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
 def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
     """Raises UserError for an added share if the output that has the tokenizer already has one of its number."""
     folder = Path(os.path.abspath(tokenizer)).parent
-    if share.of or not all((folder / name).exists() for name in (MANIFEST, copy.SUMS)):
+    if share.of or not all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
         return
-    taken = {each["number"] for each in build_options.of_manifest(read_manifest(folder))}
+    taken = {each["number"] for each in build_options.manifest_shares(read_manifest(folder))}
     if share.number in taken:
         raise UserError(
             f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
@@ -100,12 +115,12 @@ def _part_arguments(options: BuildOptions, sources: tuple[Source, ...], tokenize
     """The options, and defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
-        # Packing makes short sequences itself (split_for_packing.py); more of them would not fill rows that hold only
+        # Packing makes short sequences itself (`sequences.fill_gaps`); more of them would not fill rows that hold only
         # a few sequences.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
     unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)
     (share,) = build_options.parse_share(options.part)
-    chosen, digest = build_options.sources_of(share, sources), build_options.digest(sources)
+    chosen, digest = build_options.share_sources(share, sources), build_options.digest(sources)
     return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
 
 
@@ -114,10 +129,15 @@ def _run_part(
 ) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options = job.arguments, job.arguments.options
-    fewest = fewest_documents(options.objective)
-    first = arguments.share.first_unit
-    divided = arguments.share.is_divided
-    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first, divided)
+    share = arguments.share
+    splitter = UnitSplitter(
+        arguments.unit_bytes,
+        options.eval_fraction,
+        fewest_documents(options.objective),
+        options.dedup,
+        share.first_unit,
+        share.is_divided,
+    )
     records: list[UnitRecord] = []
     tokens = done = before = 0
 
@@ -136,7 +156,7 @@ def _run_part(
         nonlocal done, before
         try:
             for unit in splitter.split(documents()):
-                if options.part and unit.number >= first + build_options.UNITS:
+                if options.part and unit.number >= share.first_unit + build_options.UNITS:
                     raise UserError(
                         f"a part has at most {build_options.UNITS} units. Use more parts, or a larger --unit_mb"
                     )
@@ -148,19 +168,18 @@ def _run_part(
                     done += record.counts["documents"]
                     before += record.counts["documents"]
         except UnusableCorpus as error:
-            said = str(error)
-            if divided:
-                said = f"the files of --part {options.part} have too few documents. Use fewer parts"
+            reason = str(error)
+            if share.is_divided:
+                reason = f"the files of --part {options.part} have too few documents. Use fewer parts"
             skipped = summary.listed(corpus.refused + splitter.skipped)
-            raise UnusableCorpus(f"{said}; skipped: {skipped}" if skipped else said) from None
+            raise UnusableCorpus(f"{reason}; skipped: {skipped}" if skipped else reason) from None
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
             report()
             yield document
 
-    resumed = finished_units(job.directory)
-    if resumed and not quiet:
+    if (resumed := finished_units(job.directory)) and not quiet:
         print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
@@ -218,7 +237,7 @@ def _shared_arguments(options: BuildOptions, output: Path, every: list[Share]) -
     """What decides the bytes of all parts, as JSON values. Raises UserError for mistakes that every part would find."""
     sources = find_sources(str(options.input), options.weights, own_folders(output))
     for share in every:
-        build_options.sources_of(share, sources)
+        build_options.share_sources(share, sources)
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
     values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
@@ -312,20 +331,3 @@ def _check_absolute(given: str) -> None:
                 f"--input {pattern}: the workers of an engine read the files of their parts themselves. Give an "
                 "absolute path, or an address, that all of them and this machine can reach"
             )
-
-
-# Builds pretraining examples from text: `build` for notebooks, `bert-jax build-examples` for a terminal.
-
-
-def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
-    """Builds the examples as the command does, and returns the manifest.
-
-    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
-    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
-    """
-    parts = build_options.parse_share(options.part)
-    if len(parts) == 1:
-        return build_share(options, quiet=quiet)
-    output = Path(os.path.abspath(options.output))
-    refuse_existing(output)
-    return build_parts(options, output, parts, quiet=quiet)

@@ -1,31 +1,27 @@
-"""The options of build-examples, and the shares of a corpus that several processes or machines build on their own."""
+"""The options of build-examples, and the shares of a corpus that several processes or machines build on their own.
+
+A share is a group of whole files (`share_sources`). The units of share number k are numbered from k * 2**20 on, so
+their shards and sequence keys differ from those of every other share, and merge-shards joins outputs without reading a
+row. Jobs with equal hashes of their files (`digest`) divide them alike, wherever their machines have them: which share
+a file belongs to depends only on what the hash covers.
+"""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Required, TypedDict
 
 from bert_jax.data.example import max_predictions
-from bert_jax.data.manifest import COUNTED, PAIRS
+from bert_jax.data.manifest import COUNTED, PAIRS, SCHEMA_VERSION
 from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
-from data_prep import engines, flags, formats, sequences
+from data_prep import flags, output_files, sequences
 from data_prep.flags import REQUIRED, Valid, between, option
-from data_prep.readers import Source
-
-# The shares of a corpus that jobs build apart, on one machine or on many: each is a group of whole files.
-#
-# The units of share number k are numbered from k * 2**20 on, so their shards and sequence keys differ from those of
-# every other share, and merge_shards joins outputs without reading a row. A manifest lists the shares of its output,
-# `shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
-# part of, 0 if it was added later, `corpus` a hash of the names, sizes and weights of all files of that job, and
-# `sources` how many of the manifest's sources belong to the share. An output without the key is one share, number 0.
-#
-# Jobs with equal hashes divide the files alike, wherever their machines have them: which share a file belongs to
-# depends only on what the hash covers.
-
+from data_prep.readers.corpus import Source
+from data_prep.sentences import RULE_VERSION
 
 MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
 UNITS = 1 << 20  # of a share
@@ -68,7 +64,7 @@ def parse_share(given: str) -> list[Share]:
     return [every[int(number)]]
 
 
-def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
+def share_sources(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
     """The files of a share: the largest go first, those of equal size by name, each to the share with the fewest bytes.
 
     Raises UserError if there are fewer files than shares.
@@ -112,8 +108,13 @@ def names(sources: Sequence[Source]) -> list[str]:
     return ["/".join(path.parts[above:]) for path in paths]
 
 
-def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a manifest's shares; of an output without them, the one that it is."""
+def manifest_shares(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a manifest's shares, `{number, of, corpus, sources, documents, versions}`.
+
+    `of` is the number of shares of the job that it was a part of, 0 if it was added later; `corpus` is a hash of the
+    names, sizes and weights of all files of that job; `sources` says how many of the manifest's sources belong to the
+    share. An output without the key is one share, number 0.
+    """
     if found := manifest.get("shares"):
         return [dict(share) for share in found]
     return [
@@ -128,8 +129,7 @@ def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-# The options of build_examples: their defaults, their documentation, the values they may have, and their flags.
-
+ENGINES = ("local", "beam", "ray")  # data_prep/engines
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -254,8 +254,10 @@ class BuildOptions:
         "lower-case the text, or --nolowercase to keep its case: for a vocab.txt only; default: lower-case unless "
         "the vocabulary holds capitals",
     )
-    format: str = option("arrow", "format of the shards: arrow, or for other programs tfds", choices=formats.FORMATS)
-    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=engines.NAMES)
+    format: str = option(
+        "arrow", "format of the shards: arrow, or for other programs tfds", choices=output_files.FORMATS
+    )
+    engine: str = option("local", "what runs the job: local, beam or ray (docs/data.md)", choices=ENGINES)
     engine_options: str = option(
         "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS", dashes=True
     )
@@ -265,12 +267,7 @@ class BuildOptions:
         "a time, merged; +K: as share K, to merge with an earlier output; default: the files are not divided",
         metavar="I/N",
     )
-    workers: int = option(
-        0,
-        "number of processes; 0: one for each core (ray: of the cluster)",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
-    )
+    workers: int = flags.workers("number of processes; 0: one for each core (ray: of the cluster)")
     unit_mb: float = option(
         0.0,
         "MB of text in a work unit; 0: a 16th of the text, from 1 to 8",
@@ -335,6 +332,37 @@ class BuildOptions:
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
     return flags.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
+
+
+# Options that decide nothing in the shards, or only through the sources, the tokenizer and the size of the units.
+NOT_COMPARED = frozenset(
+    ("input", "weights", "on_error", "tokenizer", "lowercase", "unit_mb", "output")
+    + ("engine", "engine_options", "workers", "token_cache", "token_cache_gb")
+)
+
+
+class Arguments(NamedTuple):
+    """Everything that decides the bytes of the shards."""
+
+    options: BuildOptions
+    short_seq_prob: float
+    unit_bytes: int
+    share: Share
+    sources: tuple[Source, ...]  # of the share
+    corpus_hash: str  # of the sources of all shares
+    tokenizer_hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of arguments.json."""
+        values = {name: value for name, value in vars(self.options).items() if name not in NOT_COMPARED} | {
+            "short_seq_prob": self.short_seq_prob,
+            "unit_bytes": self.unit_bytes,
+            "sources": self.sources,
+            "tokenizer_hash": self.tokenizer_hash,
+            "sentence_rule": RULE_VERSION,
+            "schema_version": SCHEMA_VERSION,
+        }
+        return json.loads(json.dumps(values))
 
 
 # The options of jobs as keyword arguments, for the types of `bert_jax.build_examples` and `bert_jax.train_tokenizer`.

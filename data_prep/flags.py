@@ -1,4 +1,13 @@
-"""The options of a data-preparation command as one dataclass: each field gives a flag, its default and its help."""
+"""The options of a data-preparation command as one dataclass: each field gives a flag, its default and its help.
+
+    @dataclass(frozen=True)
+    class Options:
+        output: str = option(REQUIRED, "the folder to create", metavar="DIR")
+        seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
+        __post_init__ = check
+
+`parse` makes them from flags, `from_keywords` from the arguments of a function.
+"""
 
 import argparse
 import dataclasses
@@ -12,15 +21,6 @@ from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
 from data_prep.readers.corpus import Reading
 from data_prep.readers.text import FORMATS
-
-# The options of a command as one dataclass: each field has its default, its help, the values it may have and its flag.
-#
-# @dataclass(frozen=True)
-# class Options:
-#     output: str = option(REQUIRED, "the folder to create", metavar="DIR")
-#     seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
-#     __post_init__ = check
-
 
 T = typing.TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
@@ -167,7 +167,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
 }
 
 
-# The flags by which every command that takes --input reads it, as fields of a dataclass of options (flags.py).
+# The flags by which every command that takes --input reads it.
 
 
 def input_format() -> Any:
@@ -203,6 +203,11 @@ def document_separator() -> Any:
 
 def on_error() -> Any:
     return option("fail", "for input that cannot be used: fail, or skip and count it")
+
+
+def workers(help: str) -> Any:
+    valid = Valid(lambda count: count >= 0, "at least 0 (0: one for each core)")
+    return option(0, help, metavar="N", valid=valid)
 
 
 def reading(options: Any, workers: int) -> Reading:

@@ -44,7 +44,7 @@ from bert_jax.reporting.document import (
 )
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.tokenizer import load as load_tokenizer
-from data_prep import copy, formats
+from data_prep import output_files
 from data_prep.sequences import RANDOM_SEGMENT
 from data_prep.units import EVAL_KEY_BIT, summarise
 from data_prep.worker import mask_rows, row_batches
@@ -187,7 +187,7 @@ def measure(
     directory: Path, part: Part, manifest: Mapping[str, Any], tokenizer: Tokenizer, on_rows: Callable[[int], None]
 ) -> PartStatistics:
     """The statistics of a part, computed from its shards. Raises UserError for a shard that cannot be read."""
-    dataset = Dataset(directory, part, manifest, formats.reader(manifest))
+    dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
     statistics, masker = PartStatistics(manifest, tokenizer), open_masker(directory, manifest, tokenizer)
     for shard in range(len(dataset.shards)):
         for rows in row_batches(dataset.shard_rows(shard)):
@@ -216,14 +216,14 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
             are.
     """
     read_manifest(directory)  # a folder that is not a finished output gets another message than a damaged one
-    listed = copy.read(directory)
-    _raise_first(directory, copy.damage(directory, listed, progress))
+    listed = output_files.read_sums(directory)
+    _raise_first(directory, output_files.find_damage(directory, listed, progress))
     manifest = read_manifest(directory)
     check_sizes(directory, manifest["shards"])
     _check_totals(directory / MANIFEST, manifest)
     tokenizer = open_tokenizer(directory, manifest)
     statistics: dict[Part, PartStatistics] = {part: PartStatistics(manifest, tokenizer) for part in PARTS}
-    masker, read = open_masker(directory, manifest, tokenizer), formats.reader(manifest)
+    masker, read = open_masker(directory, manifest, tokenizer), output_files.reader(manifest)
     key_ranges: list[tuple[int, int]] = []
     problems = {}
     for shard in manifest["shards"]:
@@ -251,7 +251,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
 
 def bytes_to_verify(directory: Path) -> int:
     """The sum of the numbers that `verify` passes to `progress`: each file once, and each shard again for its rows."""
-    sizes = {name: (directory / name).stat().st_size for name in copy.files(directory)}
+    sizes = {name: (directory / name).stat().st_size for name in output_files.listed_files(directory)}
     return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
 
 
@@ -435,7 +435,7 @@ def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], u
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """What data_prep.cleaning.job did with the documents before the job: a group of rows for each of its reports."""
+    """What bert-jax clean did with the documents before the job: a group of rows for each of its reports."""
     groups, reports = [], manifest.get("cleaning", [])
     for report in reports:
         read = report["documents"]["read"]
@@ -448,7 +448,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
         groups.append(rows + [[name, f"{count:,}", ""] for name, count in others.items()])
     if not groups:
         return Section("Cleaning")
-    note = f"By data_prep.cleaning.job, as in {', '.join(report['report'] for report in reports)}."
+    note = f"By bert-jax clean, as in {', '.join(report['report'] for report in reports)}."
     return Section("Cleaning", [Table(["", "documents", "of those read"], groups)], note)
 
 
@@ -554,7 +554,7 @@ def page_rows(directory: Path, found: Inspection) -> list[Excerpt]:
     manifest, tokenizer = found.manifest, found.tokenizer
     for part, statistics in found.statistics.items():
         if statistics.rows:
-            dataset = Dataset(directory, part, manifest, formats.reader(manifest))
+            dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
             numbers = np.unique(np.linspace(0, dataset.rows - 1, _PAGE_ROWS + 2).astype(np.int64)[1:-1]).tolist()
             return list(excerpts(dataset, tokenizer, numbers, open_masker(directory, manifest, tokenizer)))
     return []

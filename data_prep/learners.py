@@ -1,4 +1,7 @@
-"""Learns vocabularies from word counts: WordPiece and byte-level BPE by merges, SentencePiece by its library."""
+"""Learns vocabularies from word counts: WordPiece and byte-level BPE by merges, SentencePiece by its library.
+
+Each kind has a splitter, whose words data_prep/counting.py counts, and a function that learns from the counts.
+"""
 
 import heapq
 import itertools
@@ -234,7 +237,7 @@ def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> 
 #
 # GPT-2's rule splits the text (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space
 # before it. Each byte of its UTF-8 is written as a printable character ("Ġ" is the space), and the most frequent
-# pairs of pieces are merged (data_prep/learners.py), which gives the merges of the library's BpeTrainer. Every text can
+# pairs of pieces are merged (`Merges`), which gives the merges of the library's BpeTrainer. Every text can
 # be encoded, because all 256 bytes are in the vocabulary.
 #
 # The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.

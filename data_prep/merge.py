@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import atomic_folder, refuse_inside, write_atomic
 from bert_jax.tokenization import tokenizer
-from data_prep import build_options, copy, summary
+from data_prep import build_options, output_files, summary
 from data_prep.job import UNIGRAMS
 from data_prep.summary import output_lines
 from data_prep.units import summarise
@@ -36,33 +36,33 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     Raises UserError for outputs that were made with different options, that hold the same share, or whose job has other
     parts, and for an output that exists.
     """
-    found = sorted(
+    outputs = sorted(
         ((read_manifest(folder), folder) for folder in inputs),
-        key=lambda each: build_options.of_manifest(each[0])[0]["number"],
+        key=lambda each: build_options.manifest_shares(each[0])[0]["number"],
     )
     for folder in inputs:
         refuse_inside(output, folder)
-    _check_alike(found)
-    _check_shares(found)
+    _check_alike(outputs)
+    _check_shares(outputs)
     with (
         atomic_folder(output) as folder,
-        Reporter("merging", sum(len(manifest["shards"]) for manifest, _ in found), ("shards",), quiet) as reporter,
+        Reporter("merging", sum(len(manifest["shards"]) for manifest, _ in outputs), ("shards",), quiet) as reporter,
     ):
         for part in PARTS:
             (folder / part).mkdir()
-        shutil.copytree(found[0][1] / "tokenizer", folder / "tokenizer")
+        shutil.copytree(outputs[0][1] / "tokenizer", folder / "tokenizer")
         buffer = io.BytesIO()
-        np.save(buffer, sum(read_unigram_counts(source, manifest) for manifest, source in found))
+        np.save(buffer, sum(read_unigram_counts(source, manifest) for manifest, source in outputs))
         write_atomic(folder / UNIGRAMS, buffer.getvalue())
-        lengths = {part: np.zeros(found[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
-        for manifest, source in found:
+        lengths = {part: np.zeros(outputs[0][0]["seq_len"] + 1, np.int64) for part in PARTS}
+        for manifest, source in outputs:
             check_sizes(source, manifest["shards"])
             for shard in manifest["shards"]:
                 lengths[shard["name"].split("/")[0]] += _lengths(source / shard["name"], manifest["seq_len"])
                 _link(source / shard["name"], folder / shard["name"])
                 reporter.advance(1, 1)
-        merged = _merged([manifest for manifest, _ in found], lengths)
-        copy.write_with_manifest(folder, merged)
+        merged = _merged([manifest for manifest, _ in outputs], lengths)
+        output_files.write_with_manifest(folder, merged)
     if not quiet:
         train, held_out = (merged["parts"][part]["rows"] for part in PARTS)
         print_note(f"{output}: {train} rows for training, {held_out} for evaluation, of {len(merged['shares'])} shares")
@@ -71,11 +71,11 @@ def merge(inputs: Sequence[Path], output: Path, *, quiet: bool = True) -> dict[s
     return merged
 
 
-def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
-    first, place = found[0]
+def _check_alike(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
+    first, place = outputs[0]
     if first["format"] != "arrow":
         raise UserError(f"{place} has {first['format']} shards, but only Arrow shards can be merged. Build it again")
-    for manifest, folder in found[1:]:
+    for manifest, folder in outputs[1:]:
         for key in sorted({*first, *manifest} - _OF_SHARE):
             same = first.get(key) == manifest.get(key)
             if key == "masking":  # a part whose text has no unspaced script states no rule for words
@@ -87,23 +87,16 @@ def _check_alike(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
                 )
 
 
-def _words(manifest: Mapping[str, Any]) -> str | None:
-    """The rule for words, or None where the text has no script without spaces between words."""
-    return manifest["masking"].get("words")
-
-
-def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
+def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
     """Raises UserError unless each number occurs once, and all parts of a divided job are there."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
     unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
-    for manifest, folder in found:
-        for share in build_options.of_manifest(manifest):
+    for manifest, folder in outputs:
+        for share in build_options.manifest_shares(manifest):
             number = share["number"]
             if number in holders:
-                free = 1 + max(
-                    share["number"] for manifest, _ in found for share in build_options.of_manifest(manifest)
-                )
+                free = 1 + max(each["number"] for held, _ in outputs for each in build_options.manifest_shares(held))
                 raise UserError(
                     f"{holders[number]} and {folder} are both share {number}. Build one of them with --part +{free}"
                 )
@@ -113,7 +106,7 @@ def _check_shares(found: Sequence[tuple[dict[str, Any], Path]]) -> None:
                 unit_bytes.setdefault(manifest["unit_bytes"], folder)
     if len(parts) > 1:
         raise UserError(
-            f"{found[0][1]} and others are parts of jobs with other files, weights or another number of parts. Give "
+            f"{outputs[0][1]} and others are parts of jobs with other files, weights or another number of parts. Give "
             "all parts the same --input, --weights and N"
         )
     if len(unit_bytes) > 1:
@@ -155,7 +148,7 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
     by_number: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     for manifest in manifests:
         sources = iter(manifest["sources"])
-        for share in build_options.of_manifest(manifest):
+        for share in build_options.manifest_shares(manifest):
             by_number[share["number"]] = share, list(itertools.islice(sources, share["sources"]))
     every = [shard for manifest in manifests for shard in manifest["shards"]]
     skipped: Counter[str] = Counter()
@@ -163,7 +156,8 @@ def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.nd
         skipped.update(manifest["skipped_reading"])
     cleaning = summary.merged(manifest.get("cleaning", []) for manifest in manifests)
     return manifests[0] | {
-        "masking": next(filter(_words, manifests), manifests[0])["masking"],
+        # A part whose text has no script without spaces between words states no rule for words.
+        "masking": next((each for each in manifests if each["masking"].get("words")), manifests[0])["masking"],
         "sources": [source for number in sorted(by_number) for source in by_number[number][1]],
         "counts": _sum(manifest["counts"] for manifest in manifests),
         "skipped_reading": dict(sorted(skipped.items())),

@@ -1,7 +1,13 @@
-"""Noise in addition to masking: deleted and inserted tokens, permuted sentences, rotated documents."""
+"""Noise in addition to masking: deleted and inserted tokens (`corrupt`), permuted sentences and rotated documents
+(`rearrange`), applied when sequences are built.
 
+Counter-based hashing decides what is deleted, inserted and moved, as it decides masks (law 2): the result is a function
+of (seed, sequence key) and the position of a token or sentence in its sequence.
+"""
+
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -9,17 +15,15 @@ from bert_jax.array_types import Bool, Int64, UInt64
 from bert_jax.data import order as hashing
 from data_prep.sequences import Borders, Spans
 
-# Token deletions and insertions: noise in addition to masking, applied when sequences are built.
-#
-# The training text of a masked language model may also be corrupted by deletions and extraneous insertions (Jurafsky
-# and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models"; token deletion is one of the
-# noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those positions: it predicts the masked
-# tokens of a text in which others are missing or do not belong. Masking is independent of this noise: an inserted token
-# may be masked, and is then predicted.
-#
-# Counter-based hashing decides what is deleted and inserted, as it decides masks (law 2): the result is a function of
-# (seed, sequence key) and the position of a token in its sequence.
+# Token deletions and insertions. The training text of a masked language model may also be corrupted by deletions and
+# extraneous insertions (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models";
+# token deletion is one of the noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those
+# positions: it predicts the masked tokens of a text in which others are missing or do not belong. Masking is
+# independent of this noise: an inserted token may be masked, and is then predicted.
 
+
+Keys = UInt64[np.ndarray, "Q"]  # of sequences
+Rest = ParamSpec("Rest")
 
 _STREAM = 101  # of hashes, distinct from the streams of masking
 _TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
@@ -31,6 +35,24 @@ def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int
     return special + max(segments, int((seq_len - special) / max(1.0, 1.0 + insert_rate - delete_rate)))
 
 
+def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable[Concatenate[Spans, Keys, Rest], Spans]:
+    """Lets noise, which returns new ids, see only some of the sequences at a time, and joins the results."""
+
+    @functools.wraps(noise)
+    def in_turn(spans: Spans, keys: Keys, *rest: Rest.args, **named: Rest.kwargs) -> Spans:
+        parts = []
+        for start in range(0, len(keys), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            part = spans._replace(sequences=spans.sequences[some], late=spans.late[some])
+            parts.append(noise(part, keys[some], *rest, **named))
+        shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
+        sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
+        return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))
+
+    return in_turn
+
+
+@in_parts
 def corrupt(
     spans: Spans,
     keys: UInt64[np.ndarray, "Q"],
@@ -48,35 +70,6 @@ def corrupt(
     uniform over the ordinary ones. Where insertions would make a sequence longer than seq_len, those with the highest
     hashes are left out. The sum of the rates is at most 1.
     """
-
-    def noise(some: Spans, keys: UInt64[np.ndarray, "Q"]) -> Spans:
-        return _corrupt(some, keys, seed, delete_rate, insert_rate, seq_len, ordinary)
-
-    return in_parts(noise, spans, keys)
-
-
-def in_parts(
-    noise: Callable[[Spans, UInt64[np.ndarray, "Q"]], Spans], spans: Spans, keys: UInt64[np.ndarray, "Q"]
-) -> Spans:
-    """Applies noise that returns new ids to some sequences at a time, and joins the results."""
-    parts = []
-    for start in range(0, len(keys), _TOGETHER):
-        some = slice(start, start + _TOGETHER)
-        parts.append(noise(spans._replace(sequences=spans.sequences[some], late=spans.late[some]), keys[some]))
-    shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
-    sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
-    return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))
-
-
-def _corrupt(
-    spans: Spans,
-    keys: UInt64[np.ndarray, "Q"],
-    seed: int,
-    delete_rate: float,
-    insert_rate: float,
-    seq_len: int,
-    ordinary: Bool[np.ndarray, "V"],
-) -> Spans:
     segments = spans.segments
     bounds = spans.sequences[:, : 2 * segments].reshape(-1, 2)
     lengths = bounds[:, 1] - bounds[:, 0]
@@ -138,12 +131,9 @@ def _fitting(
 #
 # BART's decoder generates the original order. An encoder has no output for it: it predicts the masked tokens of a text
 # in another order. This noise therefore takes away information, as deletion does, and adds no prediction.
-#
-# Counter-based hashing decides what moves (law 2): the result is a function of (seed, sequence key) and the positions
-# of the sentences in their sequence.
 
 
-# Tags of independent hash streams, distinct from those of masking and of data_prep/noise.py.
+# Tags of independent hash streams, distinct from those of masking and from _STREAM.
 _PERMUTATION, _ROTATION = 102, 103
 
 
@@ -156,10 +146,11 @@ class _Sentences(NamedTuple):
     documents: Int64[np.ndarray, "N"]  # numbers the documents of all sequences from 0; a separator is one of its own
 
 
+@in_parts
 def rearrange(
     spans: Spans,
-    borders: Borders,
     keys: UInt64[np.ndarray, "Q"],
+    borders: Borders,
     seed: int,
     permute_sentences: float,
     rotate_documents: float,
@@ -171,21 +162,6 @@ def rearrange(
 
     Sequences have one segment. Separators between documents stay where they are, and so do all lengths.
     """
-
-    def noise(some: Spans, keys: UInt64[np.ndarray, "Q"]) -> Spans:
-        return _rearrange(some, borders, keys, seed, permute_sentences, rotate_documents)
-
-    return in_parts(noise, spans, keys)
-
-
-def _rearrange(
-    spans: Spans,
-    borders: Borders,
-    keys: UInt64[np.ndarray, "Q"],
-    seed: int,
-    permute_sentences: float,
-    rotate_documents: float,
-) -> Spans:
     sentences = _sentences(spans, borders)
     order = _permuted(sentences, spans, keys, seed, permute_sentences)
     lengths = sentences.lengths[order]

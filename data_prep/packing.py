@@ -5,7 +5,7 @@ are interchangeable, so whole groups of rows are filled at once: the work grows 
 and only the sorting with the number of sequences.
 
 If a row may hold only a few sequences, the shortest ones would end up in rows of their own that they cannot fill.
-Therefore the pieces that were split to fill gaps (split_for_packing.py) come last, and each row keeps a place for one.
+Therefore the pieces that were split to fill gaps (`sequences.fill_gaps`) come last, and each row keeps a place for one.
 """
 
 from typing import NamedTuple

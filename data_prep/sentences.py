@@ -1,4 +1,13 @@
-"""Splits lines of running text into sentences, by rules for the detected language."""
+"""Splits lines of running text into sentences, by rules for the detected language (`split_sentences`).
+
+Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
+create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
+quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
+is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops
+of their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line
+mostly stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a
+single full stop or quote) stays with the sentence before it.
+"""
 
 import itertools
 import re
@@ -10,13 +19,9 @@ from typing import NamedTuple
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
-# The words that decide sentence borders in each language: abbreviations that take a full stop, and frequent words.
-#
-# languages.toml holds them, with an explanation of each list.
-
 
 class Language(NamedTuple):
-    """Words by the meaning of a full stop after them."""
+    """Abbreviations, grouped by whether a full stop after them ends the sentence; languages.toml explains each list."""
 
     common: frozenset[str]
     never: frozenset[str]  # the full stop never ends a sentence: titles before names
@@ -41,18 +46,7 @@ _TABLES = tomllib.loads((Path(__file__).parent / "languages.toml").read_text(enc
 LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 
 
-# Splits lines of running text into sentences by rules for the detected language.
-#
-# Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
-# create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
-# quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
-# is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops
-# of their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line
-# mostly stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a
-# single full stop or quote) stays with the sentence before it.
-
-
-# Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
+# Increases by one whenever a text may give other sentences than before, or worker.py passes them to the tokenizer in
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
 RULE_VERSION = 4
 
@@ -165,9 +159,8 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         sentences.append(piece)
     else:
         sentences[-1] = line[before:].strip()
-    return (
-        _cut_at_spaces(sentences) if "\u0e32" in line or "\u0eb2" in line else sentences
-    )  # the frequent vowel aa of Thai and of Lao
+    has_thai = "\u0e32" in line or "\u0eb2" in line  # the frequent vowel aa of Thai and of Lao
+    return _cut_at_spaces(sentences) if has_thai else sentences
 
 
 def _may_begin(line: str, place: int) -> bool:

@@ -1,4 +1,15 @@
-"""The sequences that each objective makes from the ids of a unit, as spans: pairs, passages, full sentences."""
+"""The sequences that each objective makes from the ids of a unit, as spans.
+
+nsp             [CLS] A [SEP] B [SEP], B is random half of the time (BERT)
+sop             [CLS] A [SEP] B [SEP], consecutive, and swapped half of the time (ALBERT)
+full_sentences  [CLS] A [SEP], whole sentences, a separator between documents (RoBERTa)
+doc_sentences   [CLS] A [SEP], whole sentences of one document (RoBERTa)
+single          [CLS] A [SEP], T - 2 ids of one document, or the rest of it (SpanBERT)
+
+The ids of a unit are concatenated, sentence by sentence and document by document. So a segment is a span [begin, end)
+of them, and no function here touches an id. `spans` at the end makes the sequences of an objective: passages or pairs,
+some of which `fill_gaps` splits for packed rows.
+"""
 
 import itertools
 import random
@@ -52,11 +63,7 @@ def blocks(begins: Int64[np.ndarray, "n"], ends: Int64[np.ndarray, "n"], room: i
     return np.stack([begin, np.minimum(begin + room, np.repeat(ends, counts))], axis=1)
 
 
-# Pairs of segments: next-sentence pairs (BERT) and sentence-order pairs (ALBERT), as spans of a unit's ids.
-#
-# The ids of a work unit are concatenated, sentence by sentence and document by document. So a segment is a span
-# [begin, end) of them, and pairing never touches an id. Of the generator only `random()` is used, because its results
-# are the same in every version of Python.
+# Pairs of segments. Of the generator only `random()` is used: its results are the same in every version of Python.
 
 
 _COINS = 53  # random() is a multiple of 2**-53, which gives that many fair coins
@@ -327,15 +334,6 @@ def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> 
         pieces.append(made)
         begin += taken
     return pieces
-
-
-# The sequences that each objective makes from the ids of a unit: one or two segments each, as spans.
-#
-# nsp             [CLS] A [SEP] B [SEP], B is random half of the time (BERT)
-# sop             [CLS] A [SEP] B [SEP], consecutive, and swapped half of the time (ALBERT)
-# full_sentences  [CLS] A [SEP], whole sentences, a separator between documents (RoBERTa)
-# doc_sentences   [CLS] A [SEP], whole sentences of one document (RoBERTa)
-# single          [CLS] A [SEP], T - 2 ids of one document, or the rest of it (SpanBERT)
 
 
 RANDOM_SEGMENT = 1  # the label of nsp for a B from another document

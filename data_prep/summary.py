@@ -13,10 +13,8 @@ from bert_jax.data.manifest import PAIRS, read_unigram_counts
 from bert_jax.storage.files import as_typed, read_blocks
 from bert_jax.storage.remote import find_files
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep.job import Job
-from data_prep.readers import Source
-from data_prep.readers.corpus import is_text
-from data_prep.resumable import UnitRecord
+from data_prep.job import Job, UnitRecord
+from data_prep.readers.corpus import Source, is_text
 from data_prep.sequences import fewest_documents
 from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
 from data_prep.worker import TokenCache

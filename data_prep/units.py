@@ -1,4 +1,9 @@
-"""Splits a stream of documents into the train and eval parts, and each part into work units of whole documents."""
+"""Splits a stream of documents into the train and eval parts, and each part into work units of whole documents.
+
+The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
+options give the same shards byte for byte, and a job that is run again recognizes its finished units. Next to
+`UnitSplitter` are `Seen`, a set of the documents seen so far, and `summarise`, the statistics of sequence lengths.
+"""
 
 import hashlib
 from collections import Counter
@@ -11,115 +16,6 @@ import numpy as np
 from bert_jax.array_types import Int64, UInt64
 from bert_jax.data.manifest import PARTS, Part
 from bert_jax.errors import UserError
-
-# A set of the documents seen so far, in 12 to 24 bytes for each.
-
-
-_FIRST_SLOTS = 1 << 12
-_SPARE_SLOTS = 1 << 10  # after the last one, for entries that do not fit before it
-_MOST_FULL = 2 / 3
-
-
-class Seen:
-    """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
-
-    A slot has 8 bytes, and a third to two thirds of them are full: 12 to 24 bytes for each document. 10 million
-    documents take 134 MB, and 225 MB for a moment while the table grows. The probability that two different documents
-    are taken for equal is n^2 / 2^65: 3e-6 for 10 million.
-    """
-
-    def __init__(self) -> None:
-        self._bits = _FIRST_SLOTS.bit_length() - 1
-        self._count = 0
-        self._lay(np.zeros(0, np.uint64))
-
-    def add(self, digest: bytes) -> bool:
-        """Adds a digest, of which the last 8 bytes count. Returns whether it is new.
-
-        The bytes are read in little-endian order: a corpus weight below 1 keeps documents whose bytes form a small
-        big-endian number, and those would crowd into the first slots.
-        """
-        value, slot = self._find(digest)
-        slots = self._slots
-        if slots[slot]:
-            return False
-        slots[slot] = value
-        self._count += 1
-        if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
-            del slots  # which keeps the table in memory
-            self._grow()
-        return True
-
-    def __contains__(self, digest: bytes) -> bool:
-        """Whether a digest was added."""
-        return bool(self._slots[self._find(digest)[1]])
-
-    def _find(self, digest: bytes) -> tuple[int, int]:
-        """The value of a digest, and the slot that holds it, or the free one where it belongs."""
-        value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
-        slots = self._slots
-        slot = value >> (64 - self._bits)
-        while (there := slots[slot]) and there != value:
-            slot += 1
-        return value, slot
-
-    def __len__(self) -> int:
-        return self._count
-
-    def _grow(self) -> None:
-        values = self._table[self._table != 0]
-        del self._slots, self._table
-        self._bits += 1
-        values.sort()
-        self._lay(values)
-
-    def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
-        """Puts sorted values into a new table, each in its slot or, if that is taken, in the next free one."""
-        order = np.arange(len(values))
-        slots = (values >> np.uint64(64 - self._bits)).astype(np.int64)
-        slots -= order
-        np.maximum.accumulate(slots, out=slots)
-        slots += order
-        del order
-        self._table = np.zeros((1 << self._bits) + _SPARE_SLOTS, np.uint64)
-        self._table[slots] = values
-        self._slots = self._table.data  # reading one element of it is four times as fast as by numpy
-
-
-# Statistics of sequence lengths for the manifest (docs/data_format.md).
-
-
-_BINS = 32
-
-
-def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
-    """min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
-
-    counts   how many sequences have 0, 1, ... tokens; without any sequence all figures are 0
-    """
-    total = int(counts.sum())
-    if not total:
-        return {"min": 0, "mean": 0.0, "median": 0, "p95": 0, "max": 0, "histogram": []}
-    present = np.flatnonzero(counts)
-    below = np.cumsum(counts)
-    width = -(-(len(counts) - 1) // _BINS)
-    uppers = np.minimum(np.arange(width, len(counts) - 1 + width, width), len(counts) - 1)
-    histogram = np.diff(below[uppers], prepend=counts[0])
-    return {
-        "min": int(present[0]),
-        "mean": round(float(counts @ np.arange(len(counts))) / total, 3),
-        "median": int(np.searchsorted(below, 0.5 * total)),
-        "p95": int(np.searchsorted(below, 0.95 * total)),
-        "max": int(present[-1]),
-        "histogram": [[upper, count] for upper, count in zip(uppers.tolist(), histogram.tolist(), strict=True)],
-    }
-
-
-# Splits a stream of documents into the train and eval parts, and each part into work units of whole documents.
-#
-# The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
-# options give the same shards byte for byte, and a job that is run again recognizes its finished units.
-
 
 # The highest bit of a unit's number in a sequence key is the part (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
@@ -301,3 +197,100 @@ class _Gathering:
         number = self.first_number + self.closed
         self.closed += 1
         return Unit(self.part, number, tuple(text for text, _ in documents), whole.hexdigest())
+
+
+_FIRST_SLOTS = 1 << 12
+_SPARE_SLOTS = 1 << 10  # after the last one, for entries that do not fit before it
+_MOST_FULL = 2 / 3
+
+
+class Seen:
+    """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
+
+    A slot has 8 bytes, and a third to two thirds of them are full: 12 to 24 bytes for each document. 10 million
+    documents take 134 MB, and 225 MB for a moment while the table grows. The probability that two different documents
+    are taken for equal is n^2 / 2^65: 3e-6 for 10 million.
+    """
+
+    def __init__(self) -> None:
+        self._bits = _FIRST_SLOTS.bit_length() - 1
+        self._count = 0
+        self._lay(np.zeros(0, np.uint64))
+
+    def add(self, digest: bytes) -> bool:
+        """Adds a digest, of which the last 8 bytes count. Returns whether it is new.
+
+        The bytes are read in little-endian order: a corpus weight below 1 keeps documents whose bytes form a small
+        big-endian number, and those would crowd into the first slots.
+        """
+        value, slot = self._find(digest)
+        slots = self._slots
+        if slots[slot]:
+            return False
+        slots[slot] = value
+        self._count += 1
+        if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
+            del slots  # which keeps the table in memory
+            self._grow()
+        return True
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether a digest was added."""
+        return bool(self._slots[self._find(digest)[1]])
+
+    def _find(self, digest: bytes) -> tuple[int, int]:
+        """The value of a digest, and the slot that holds it, or the free one where it belongs."""
+        value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
+        slots = self._slots
+        slot = value >> (64 - self._bits)
+        while (there := slots[slot]) and there != value:
+            slot += 1
+        return value, slot
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _grow(self) -> None:
+        values = self._table[self._table != 0]
+        del self._slots, self._table
+        self._bits += 1
+        values.sort()
+        self._lay(values)
+
+    def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
+        """Puts sorted values into a new table, each in its slot or, if that is taken, in the next free one."""
+        order = np.arange(len(values))
+        slots = (values >> np.uint64(64 - self._bits)).astype(np.int64)
+        slots -= order
+        np.maximum.accumulate(slots, out=slots)
+        slots += order
+        del order
+        self._table = np.zeros((1 << self._bits) + _SPARE_SLOTS, np.uint64)
+        self._table[slots] = values
+        self._slots = self._table.data  # reading one element of it is four times as fast as by numpy
+
+
+_BINS = 32
+
+
+def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
+    """min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
+
+    counts   how many sequences have 0, 1, ... tokens; without any sequence all figures are 0
+    """
+    total = int(counts.sum())
+    if not total:
+        return {"min": 0, "mean": 0.0, "median": 0, "p95": 0, "max": 0, "histogram": []}
+    present = np.flatnonzero(counts)
+    below = np.cumsum(counts)
+    width = -(-(len(counts) - 1) // _BINS)
+    uppers = np.minimum(np.arange(width, len(counts) - 1 + width, width), len(counts) - 1)
+    histogram = np.diff(below[uppers], prepend=counts[0])
+    return {
+        "min": int(present[0]),
+        "mean": round(float(counts @ np.arange(len(counts))) / total, 3),
+        "median": int(np.searchsorted(below, 0.5 * total)),
+        "p95": int(np.searchsorted(below, 0.95 * total)),
+        "max": int(present[-1]),
+        "histogram": [[upper, count] for upper, count in zip(uppers.tolist(), histogram.tolist(), strict=True)],
+    }

@@ -15,9 +15,9 @@ from bert_jax.tokenization.specification import TokenizerSpec
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
-from data_prep import counting, flags, learners, processes, readers
+from data_prep import counting, flags, learners, processes
 from data_prep.flags import REQUIRED, Valid, option
-from data_prep.readers.corpus import patterns
+from data_prep.readers.corpus import Corpus, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 
@@ -63,12 +63,7 @@ class TokenizerOptions:
     document: str = flags.document()
     document_separator: str = flags.document_separator()
     on_error: str = flags.on_error()
-    workers: int = option(
-        0,
-        "number of processes that read dumps of wikis; 0: one for each core",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
-    )
+    workers: int = flags.workers("number of processes that read dumps of wikis; 0: one for each core")
 
     def __post_init__(self) -> None:
         flags.check(self)
@@ -85,7 +80,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """
     reading = flags.reading(options, options.workers or processes.cores())
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
-    corpora = {name: readers.Corpus(readers.find_sources(pattern), reading) for name, pattern in groups.items()}
+    corpora = {name: Corpus(find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:
         words = _count(corpora, options, quiet)
         with Reporter("learning pieces", 1.0, ("tokens",), quiet) as reporter:
@@ -104,18 +99,18 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
 def _languages(pattern: str) -> dict[str, str]:
     """The pattern of each language: the patterns of --input, or its files if there is one pattern."""
     parts = patterns(pattern)
-    names = parts if len(parts) > 1 else [source.path for source in readers.find_sources(pattern)]
+    names = parts if len(parts) > 1 else [source.path for source in find_sources(pattern)]
     return {name: name for name in names}
 
 
-def _count(corpora: dict[str, readers.Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
+def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
     """Counts words. Prints the shares of the languages, and warnings about refused input and too long words."""
     splitter = _splitter(options.kind, bool(options.lowercase))
     limit = options.max_words // 2 if options.kind == "unigram" else options.max_words
     total = sum(corpus.total_bytes for corpus in corpora.values())
     with Reporter("counting words", total, ("MB",), quiet) as reporter:
 
-        def documents(corpus: readers.Corpus) -> Iterator[str]:
+        def documents(corpus: Corpus) -> Iterator[str]:
             for document in corpus.documents():
                 yield document
                 read = sum(each.bytes_read for each in corpora.values())

@@ -1,4 +1,9 @@
-"""The work of one task: encodes the text of a unit and turns it into shards of rows."""
+"""The work of one task: encodes the text of a unit and turns it into shards of rows.
+
+Begin with `build_unit` at the end, which any process may run for any unit: `encode` gives the ids of its sentences, by
+the tokenizer or from a `TokenCache`; data_prep/sequences.py makes sequences of them, as spans; `fill_rows` copies the
+ids into rows; and `mask_rows` applies static masks.
+"""
 
 import contextlib
 import functools
@@ -21,24 +26,14 @@ from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
-from data_prep import formats
-from data_prep.job import Arguments
+from data_prep import output_files
+from data_prep.build_options import Arguments
+from data_prep.job import UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
-from data_prep.resumable import UnitRecord, write_record
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
 from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segments_of, sequence_lengths, spans, usable
 from data_prep.units import Unit
-
-# Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
-#
-#     DIR/TOKENIZER-rRULE/TEXT.ids   the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
-#                                    rule for sentences, with -keep if line breaks are kept, so another tokenizer, text
-#                                    or rule finds nothing
-#
-# A file is written under a unique name and renamed, and it ends with a hash of its content. An incomplete or modified
-# file is ignored, and its unit is tokenized again. So any number of jobs may use one folder at the same time.
-
 
 _SUFFIX = ".ids"
 _UNFINISHED = ".unfinished"
@@ -62,7 +57,15 @@ _KNOWN: dict[Path, _Known] = {}
 
 @dataclass(frozen=True)
 class TokenCache:
-    """A folder of encoded units with at most `limit` bytes; units beyond that are not stored."""
+    """Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
+
+    The file DIR/TOKENIZER-rRULE/TEXT.ids holds the ids of one unit. TOKENIZER and TEXT are hashes, and RULE is the
+    version of the rule for sentences, with -keep if line breaks are kept, so another tokenizer, text or rule finds
+    nothing. A file is written under a unique name and renamed, and it ends with a hash of its content: an incomplete
+    or modified one is ignored. So any number of jobs may use one folder at the same time.
+
+    The folder holds at most `limit` bytes; units beyond that are not stored.
+    """
 
     directory: Path
     limit: int
@@ -189,9 +192,6 @@ def _ranges(lengths: np.ndarray) -> np.ndarray:
     return np.stack([ends[:-1], ends[1:]], axis=1)
 
 
-# Encodes the text of a unit: sentence splitting, then the tokenizer; or the result that a token cache holds.
-
-
 def refuse_newlines(tokenizer: Tokenizer) -> None:
     """Raises UserError for a tokenizer that cannot keep line breaks."""
     if not tokenizer.spec.keeps_newlines:
@@ -271,9 +271,6 @@ def _encode_texts(
     return ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])], ends
 
 
-# Builds rows from spans: copies the ids of segments into fixed-width rows, all rows at once, and masks them.
-
-
 # Rows processed at a time: bounds the memory of the working arrays and changes no result.
 ROWS_PER_BATCH = 4096
 
@@ -347,9 +344,6 @@ def row_batches(rows: Rows) -> Iterator[Rows]:
         yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]
 
 
-# The work of one data-preparation task: turns the text of a unit into shards of rows.
-
-
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
     """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
 
@@ -391,7 +385,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
         stem = f"{unit.part}/shard-{unit.number * options.dupe_factor + dupe:05d}"
-        shards.append(formats.write(options.format, directory, stem, rows))
+        shards.append(output_files.write(options.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
     record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)
@@ -413,7 +407,7 @@ def _rows(
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
     moves = options.permute_sentences, options.rotate_documents
     if any(moves):
-        found = rearrange(found, borders(options.objective, encoded), keys, options.seed, *moves)
+        found = rearrange(found, keys, borders(options.objective, encoded), options.seed, *moves)
     if any(rates):
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False

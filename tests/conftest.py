@@ -105,7 +105,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of twelve documents, each the beginning of a chapter of the sample."""
-    from data_prep import readers
+    from data_prep.readers import corpus as readers
 
     documents: list[str] = []
     for path in readers.expand(str(SAMPLE / "books" / "*.txt.xz")):
@@ -124,7 +124,7 @@ def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample's paragraphs shuffled into 120 documents of several, about 0.3 MB: enough for many units."""
-    from data_prep import readers
+    from data_prep.readers import corpus as readers
 
     paragraphs = [line for document in readers.documents(sample_text) for line in document.split("\n")]
     generator = random.Random(0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from data_prep import build_options
 from data_prep.build import build
+from data_prep.job import keeping_units
 from data_prep.processes import keep_freed
-from data_prep.resumable import keeping_units
 
 
 def main(arguments: Sequence[str]) -> None:

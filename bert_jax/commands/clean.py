@@ -21,11 +21,10 @@ from data_prep.cleaning import job, rules
 from data_prep.cleaning.job import SIGNATURES, Merging, read_signatures
 from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
-from data_prep.engines import local
-from data_prep.flags import REQUIRED, Valid, between, option
+from data_prep.flags import REQUIRED, between, option
+from data_prep.job import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
 from data_prep.processes import keep_freed
-from data_prep.readers import Corpus, find_sources
-from data_prep.resumable import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
+from data_prep.readers.corpus import Corpus, find_sources
 from data_prep.summary import PART, REPORT
 from data_prep.units import Unit
 
@@ -73,12 +72,7 @@ class CleanOptions:
     document: str = flags.document()
     document_separator: str = flags.document_separator()
     on_error: str = flags.on_error()
-    workers: int = option(
-        0,
-        "number of processes; 0: one for each core",
-        metavar="N",
-        valid=Valid(lambda count: count >= 0, "at least 0 (0: one for each core)"),
-    )
+    workers: int = flags.workers("number of processes; 0: one for each core")
 
     def __post_init__(self) -> None:
         flags.check(self)
@@ -163,7 +157,7 @@ def _run(steps: Steps, corpus: Corpus, directory: Path, workers: int, quiet: boo
     if (resumed := finished_units(directory)) and not quiet:
         print(f"resuming {directory}: {resumed} units are finished", file=sys.stderr)
     with Reporter("cleaning", corpus.total_bytes, ("MB",), quiet) as reporter:
-        for record in local.run(functools.partial(clean_unit, steps), unfinished(), workers, directory):
+        for record in processes.run_units(functools.partial(clean_unit, steps), unfinished(), workers, directory):
             records.append(record)
             cleaned += record.bytes
             reporter.update(corpus.bytes_read, cleaned / 1e6)

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import atomic_folder, refuse_inside
 from bert_jax.storage.remote import Folder, is_remote
-from data_prep import copy as checksums
+from data_prep import output_files
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 
@@ -37,13 +37,15 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     if not is_remote(input) and not is_remote(output):
         refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
     source = Folder(input)
-    listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
-    sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
-    checksums.must_list(listed, [MANIFEST], f"{input}/{checksums.SUMS}")
+    place = f"{input}/{output_files.SUMS}"
+    listed = output_files.parse_sums(source.read(output_files.SUMS), place)
+    if MANIFEST not in listed:
+        raise UserError(f"damaged {place}: it does not list {MANIFEST}; copy the folder again")
+    sizes = {name: source.size(name) for name in [*listed, output_files.SUMS]}
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0
         # A manifest means that all other files exist.
-        for names in (sorted(set(listed) - {MANIFEST}), [checksums.SUMS], [MANIFEST]):
+        for names in (sorted(set(listed) - {MANIFEST}), [output_files.SUMS], [MANIFEST]):
             with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 for size in pool.map(lambda name: _copy_file(source, target, name, listed.get(name)), names):
                     done += size
@@ -83,4 +85,4 @@ def main(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(arguments)
     size = copy(given.input, given.output, quiet=False)
-    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {checksums.SUMS}")
+    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {output_files.SUMS}")

@@ -14,7 +14,7 @@ from bert_jax.progress import Reporter
 from bert_jax.reporting import page
 from bert_jax.reporting.terminal import excerpt_text, open_console, print_document
 from bert_jax.storage.files import write_atomic
-from data_prep import copy, formats
+from data_prep import output_files
 from data_prep.inspection import (
     PROGRAM,
     Inspection,
@@ -78,7 +78,7 @@ def check_page(target: Path, directory: Path) -> None:
         raise UserError(f"--html {target}: no folder {target.parent}. Create it, or choose another file")
     place, inspected = Path(os.path.realpath(target)), Path(os.path.realpath(directory))
     for folder in (place, *place.parents):
-        if (folder / MANIFEST).exists() and (folder == inspected or (folder / copy.SUMS).exists()):
+        if (folder / MANIFEST).exists() and (folder == inspected or (folder / output_files.SUMS).exists()):
             raise UserError(f"--html {target} is inside of {folder}, which must not change; name a file outside of it")
 
 
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
             write_atomic(given.html.absolute(), html.encode(errors="backslashreplace"))
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
-        dataset = open_dataset(directory, parts[0], formats.reader)
+        dataset = open_dataset(directory, parts[0], output_files.reader)
         tokenizer = open_tokenizer(directory, dataset.manifest)
         for row in excerpts(dataset, tokenizer, range(min(given.show, dataset.rows))):
             console.print(excerpt_text(row), highlight=False, soft_wrap=True)

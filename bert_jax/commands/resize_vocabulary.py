@@ -79,7 +79,8 @@ def trim(checkpoint: str | Path, text: str, output: str | Path, average: str = "
     appears complete or not at all. Raises UserError for files without text, for an output that exists, and whenever
     open_checkpoint and export do.
     """
-    from data_prep.readers import Corpus, find_sources, of_flag
+    from data_prep.readers import of_flag
+    from data_prep.readers.corpus import Corpus, find_sources
 
     def change(loaded: LoadedModel) -> VocabularyChange:
         tokenizer = Tokenizer(loaded.vocabulary.spec)

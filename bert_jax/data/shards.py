@@ -131,8 +131,8 @@ def check_sizes(
 def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
     """Opens a part of an output folder DIR; `path` is DIR, or DIR/train or DIR/eval, which overrides `part`.
 
-    `reader` (data_prep.formats) makes, from a manifest, the function that reads its shards; by default shards must be
-    Arrow files. Raises UserError for a folder that is not a finished build_examples output, a missing or truncated
+    `reader` (data_prep.output_files) makes, from a manifest, the function that reads its shards; by default shards must
+    be Arrow files. Raises UserError for a folder that is not a finished build_examples output, a missing or truncated
     shard, or a part without rows.
     """
     directory = Path(os.path.abspath(path))

@@ -1,7 +1,4 @@
-"""Quality of text: rules for documents and lines, languages, and near-duplicates.
-
-rules            named sets of published rules      near_duplicates  MinHash and locality-sensitive hashing
-languages        language identification            merging          duplicates across units, in the order of the text
-unit             the work of one unit               report           what was kept and dropped, as JSON and as a page
-lineage          reports next to the text of a job
+"""Cleaning of text, as bert-jax clean runs it: rules.py has the published rules and the identification of languages,
+unit.py applies them to one unit of documents and computes the signatures of near-duplicates, and job.py removes
+duplicates across units and reports what was kept and dropped.
 """

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class Merging:
     def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
         """Writes the documents of a unit that repeat none before them to `target`, unless none is left."""
         path = stem(directory, record.number)
-        texts = list(_read_texts(path.with_suffix(".jsonl.zst")))
+        content = b"".join(read_blocks(str(path.with_suffix(".jsonl.zst"))))
+        texts = [json.loads(line)["text"] for line in content.splitlines()]
         with np.load(path.with_suffix(".npz")) as arrays:
             kept, chosen = self._kept(texts, {name: arrays[name] for name in arrays.files})
         if self.steps.near_duplicates:
@@ -124,11 +125,6 @@ def read_signatures(folder: Path) -> np.ndarray:
     return found
 
 
-def _read_texts(path: Path) -> Iterator[str]:
-    content = b"".join(read_blocks(str(path)))
-    return (json.loads(line)["text"] for line in content.splitlines())
-
-
 # What cleaning kept and dropped: report.json, and a page that shows samples of every reason.
 
 
@@ -182,6 +178,11 @@ def document(found: Mapping[str, Any], name: str) -> Document:
         [reason, f"{count:,}", f"{count / read:.2%}"]
         for reason, count in (found["dropped"] | {"kept": documents["kept"]}).items()
     ]
+    excerpts = [
+        Excerpt(reason, "", "", {"": [Fragment(text, "plain", "", False)]})
+        for reason, texts in found["samples"].items()
+        for text in texts
+    ]
     speeds = [[step, f"{speed:,}"] for step, speed in found["mb_a_second"].items()]
     return Document(
         title=name,
@@ -202,14 +203,10 @@ def document(found: Mapping[str, Any], name: str) -> Document:
             ),
             Section(
                 "What was dropped",
-                [Excerpts([_excerpt(reason, text) for reason, texts in found["samples"].items() for text in texts])],
+                [Excerpts(excerpts)],
                 "The beginnings of some documents.",
                 page_only=True,
             ),
             Section("How it was made", [Settings({"": found["settings"]})]),
         ],
     )
-
-
-def _excerpt(reason: str, text: str) -> Excerpt:
-    return Excerpt(reason, "", "", {"": [Fragment(text, "plain", "", False)]})

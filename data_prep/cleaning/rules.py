@@ -1,4 +1,6 @@
-"""Published rules for the quality of web text, and language identification. Each rule names why it drops a document."""
+"""Published rules for the quality of web text (`RULES`, at the end), after what they share with the rest of cleaning:
+the combining marks of words, and the identification of languages. Each rule names why it drops a document.
+"""
 
 import functools
 import importlib.util

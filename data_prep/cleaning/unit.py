@@ -20,7 +20,7 @@ from bert_jax.array_types import UInt64
 from bert_jax.storage.files import write_atomic
 from data_prep.cleaning import rules
 from data_prep.cleaning.rules import RULES, combining_marks, has_wide_marks
-from data_prep.resumable import unit_folder
+from data_prep.job import unit_folder
 from data_prep.units import Seen, Unit
 
 # Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing, with the numbers of FineWeb.
@@ -184,7 +184,7 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
     texts = [text for document in unit.documents if (text := _kept(steps, document, counts)) is not None]
     path = stem(directory, unit.number)
     write_texts(path.with_suffix(".jsonl.zst"), texts)
-    arrays: dict[str, Any] = {"digests": _digests(texts)}
+    arrays: dict[str, Any] = {"digests": np.array([_hash(text) for text in texts], np.uint64)}
     size = sum(len(text.encode()) for text in texts)
     start = time.process_time()
     if steps.near_duplicates:
@@ -256,11 +256,6 @@ def _kept(steps: Steps, document: bytes, counts: _Counts) -> str | None:
             counts.drop("language_score", original)
             return None
     return text
-
-
-def _digests(texts: list[str]) -> np.ndarray:
-    """64-bit hashes of whole documents, [n]."""
-    return np.array([_hash(text) for text in texts], np.uint64)
 
 
 def _line_hashes(text: str) -> np.ndarray:

@@ -11,25 +11,17 @@ from pathlib import Path
 
 from bert_jax.errors import UserError, install_hint
 from data_prep import processes
-from data_prep.engines import local
 from data_prep.engines.remote import Work
-from data_prep.resumable import UnitRecord
+from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
 _PACKAGES = {"beam": "apache_beam", "ray": "ray"}
-NAMES = ("local", *_PACKAGES)
-
-
-def begin(name: str, workers: int) -> None:
-    """Starts loading what `run` needs with the same arguments, while the caller continues."""
-    if name == "local":
-        processes.begin(workers)
 
 
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
 ) -> Iterator[UnitRecord]:
-    """Runs the units of the job in `directory` on one of NAMES.
+    """Runs the units of the job in `directory` on one of build_options.ENGINES.
 
     workers is the number of processes, 0 for all available; options are the engine's own flags, in one string.
     Memory does not grow with the number of units. Raises UserError for a mistake in the options, a missing package or
@@ -38,7 +30,7 @@ def run(
     if name == "local":
         if options.strip():
             raise UserError("--engine_options is only for --engine beam and ray; leave it out for the local engine")
-        return local.run(work, units, workers, directory)
+        return processes.run_units(work, units, workers, directory)
     if importlib.util.find_spec(_PACKAGES[name]) is None:
         raise UserError(f"--engine {name} needs packages that are not installed: {install_hint(name)}")
     if name == "beam":

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
-from data_prep.engines.remote import KEPT, Work, do_unit, pack_tokenizer, put_in_place, split_options
-from data_prep.resumable import UnitRecord
+from data_prep.engines.remote import Work, do_unit, pack_tokenizer, put_in_place, split_options
+from data_prep.job import UnitRecord
+from data_prep.processes import KEPT
 from data_prep.units import Unit
 
 # How often a unit is retried after its worker or node was lost.

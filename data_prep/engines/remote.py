@@ -20,14 +20,11 @@ from pathlib import Path
 from bert_jax.data.manifest import PARTS
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
-from data_prep.resumable import UnitRecord, unit_folder
+from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 # Builds a unit in the folder of its job (data_prep.job).
 Work = Callable[[Path, Unit], UnitRecord]
-
-KEPT = "the units finished so far are kept: run the same command again"
-KILLED = f"a worker process was killed, perhaps because memory ran out; {KEPT}"
 
 # By job: its temporary folder, the same for all units because loaded tokenizers are kept by path, and the tar of the
 # tokenizer.

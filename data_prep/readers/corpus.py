@@ -15,12 +15,8 @@ from bert_jax.data.manifest import MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import INCOMPLETE, MARKER, OnRead, ignore_progress
 from bert_jax.storage.remote import find_files, is_remote, is_special
-from data_prep import copy
-from data_prep.readers import datasets, tables, text, web, wiki
-from data_prep.readers.refusal import Items, Omission, Refusal
-
-# How documents are read, and the reader of each format.
-
+from data_prep import output_files
+from data_prep.readers import Items, Omission, Refusal, datasets, tables, text, web, wiki
 
 DOCUMENT = ("blank_line", "file")
 ON_ERROR = ("fail", "skip")
@@ -328,10 +324,39 @@ def _output_of(path: str, is_output: Callable[[Path], bool]) -> str:
     if folder is None:
         return ""
     finished = (folder / MANIFEST).exists()
-    return str(folder) if not finished or Path(path).relative_to(folder).as_posix() in copy.read(folder) else ""
+    return (
+        str(folder)
+        if not finished or Path(path).relative_to(folder).as_posix() in output_files.read_sums(folder)
+        else ""
+    )
 
 
 def _is_output(folder: Path) -> bool:
     if folder.name.endswith(INCOMPLETE):
         return (folder / MARKER).exists() or (folder / "job" / "arguments.json").exists()
-    return (folder / MANIFEST).exists() and (folder / copy.SUMS).exists()
+    return (folder / MANIFEST).exists() and (folder / output_files.SUMS).exists()
+
+
+def expand(pattern: str) -> list[Path]:
+    """The sorted local files of one or several comma-separated globs (`books/*.txt.xz,more/**/*.txt`).
+
+    Raises UserError if a pattern matches nothing, or a folder.
+    """
+    sources = find_sources(pattern)
+    for source in sources:
+        check_readable(source)
+        if not Path(source.path).exists():
+            raise UserError(f"{source.path} is not a local file. Copy it to this machine first")
+    return [Path(source.path) for source in sources]
+
+
+def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
+    """The documents of one file. `on_read` gets the number of stored bytes read since its last call.
+
+    Raises UserError at the first document that cannot be used.
+    """
+    for item in read(str(path), on_read=on_read):
+        if isinstance(item, Refusal):
+            raise item
+        if isinstance(item, bytes):
+            yield item.decode()

@@ -8,8 +8,8 @@ from bert_jax.data.shards import open_tfds
 from bert_jax.errors import UserError
 from bert_jax.storage.files import OnRead, ignore_progress, read_blocks
 from bert_jax.storage.remote import find_files
+from data_prep.readers import Items, Refusal, check
 from data_prep.readers import text as plain_text
-from data_prep.readers.refusal import Items, Refusal, check
 from data_prep.readers.text import damaged
 
 # Data sets of Hugging Face's `datasets` library that `save_to_disk` wrote: which Arrow files hold their rows.

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from bert_jax.storage.files import OnRead, ignore_progress, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
+from data_prep.readers import Item, Items, Refusal, check
 from data_prep.readers import text as plain_text
-from data_prep.readers.refusal import Item, Items, Refusal, check
 from data_prep.readers.text import damaged, file_blocks, numbered_lines, refusals, too_long
 
 # Documents in a column of CSV, whose fields may be quoted (RFC 4180), and of TSV, whose fields are never quoted.

@@ -1,4 +1,6 @@
-"""Text files: blocks of decompressed bytes, the format of a file, and documents separated by lines."""
+"""Plain text, in the order of reading: the decompressed bytes of any file, with everything that is wrong with it as a
+Refusal; the format of a file, by its name and first bytes; and the documents of text files.
+"""
 
 import contextlib
 import csv
@@ -11,9 +13,7 @@ from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage.files import DamagedFile, OnRead, ignore_progress, read_blocks, suffixes
 from bert_jax.storage.remote import failure, first_line, is_remote
-from data_prep.readers.refusal import COMPRESSED, Items, Refusal, check, looks_like_utf16
-
-# The decompressed bytes of an input file, with everything that is wrong with it as a Refusal.
+from data_prep.readers import COMPRESSED, Items, Refusal, check, looks_like_utf16
 
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:

@@ -7,8 +7,8 @@ from typing import Any
 from bert_jax.errors import RunAgain
 from bert_jax.storage.files import OnRead, ignore_progress
 from bert_jax.storage.remote import first_line
+from data_prep.readers import Item, Items, Omission, Refusal, check
 from data_prep.readers import text as plain_text
-from data_prep.readers.refusal import Item, Items, Omission, Refusal, check
 from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
 
 _HTML = ("text/html", "application/xhtml+xml")

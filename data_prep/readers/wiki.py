@@ -8,8 +8,7 @@ from xml.etree.ElementTree import Element
 
 from bert_jax.storage.files import OnRead, ignore_progress
 from data_prep import processes
-from data_prep.readers import text
-from data_prep.readers.refusal import Item, Items, Omission, Refusal, check
+from data_prep.readers import Item, Items, Omission, Refusal, check, text
 from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
 
 # The text of pages in MediaWiki's markup, as a reader sees it, without templates, tables and references.

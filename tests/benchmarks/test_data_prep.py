@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.corpus import write_mixture, write_sentences
 from benchmarks.data_prep import exponent, order
-from data_prep import readers
 from data_prep.cleaning import unit
+from data_prep.readers import corpus as readers
 from data_prep.sentences import document_sentences
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,7 +8,6 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
 from benchmarks import embeddings, embeddings_peer, turns
-from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads.config import Heads
 
@@ -73,9 +72,3 @@ def test_vectors_of_programs_are_compared_by_cosines():
     assert found["spearman"]["float32"] == 1.0 and found["spearman"]["int8"] < 1
     cosines = [1, 1, 1, 0, 1, 0]  # of the six vectors of both programs
     assert found["cosine_mean"] == pytest.approx(np.mean(cosines), abs=1e-4) and found["cosine_least"] == 0
-
-
-def test_the_data_must_be_named(flags, monkeypatch):
-    monkeypatch.delenv("BERT_JAX_DATA")
-    with pytest.raises(UserError, match="BERT_JAX_DATA is not set"):
-        embeddings.main(flags)

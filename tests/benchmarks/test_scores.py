@@ -5,18 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from random_checkpoints import random_checkpoint
 
 from benchmarks import scores
 from bert_jax import config as config_lib
-from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import UserError
-from bert_jax.interop import export
-from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks.kinds.question_data import read_squad
-from bert_jax.tasks.rows import Sentence
 
 
 def article(title: str) -> dict[str, Any]:
@@ -82,7 +77,7 @@ def test_published_scores_stand_next_to_the_task_that_they_are_of():
 def config_of(table: str, method: str, runs: Path, data: tuple[str, ...] = ()) -> FinetuneConfig:
     found = scores.COMPARISONS[table]
     task = next(iter(found.metrics))
-    _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
+    _, _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
     assert workdir == f"--workdir={runs / f'{task}-{method}'}"
     return config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
 
@@ -110,41 +105,3 @@ def test_adapters_and_students_are_those_that_the_tables_name(tmp_path: Path):
     assert student.optimizer.learning_rate == alone.optimizer.learning_rate == 2e-4 > teacher.optimizer.learning_rate
     assert student.distill.teacher == student.init_from == str(tmp_path / "mrpc-teacher")
     assert not alone.distill.teacher and alone.init_from == teacher.init_from
-
-
-def test_an_unknown_method_or_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
-    for more, message in (("--methods=none", "unknown 'none'; choose from full"), ("--only=rte", "unknown 'rte'")):
-        with pytest.raises(UserError, match=f"--table lora: {message}"):
-            scores.main(["--table=lora", f"--model={tmp_path}", more])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device_processes")
-def test_a_crf_learns_transitions_at_its_own_rate_and_predicts_no_invalid_tags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    draw = np.random.default_rng(0)
-    words, chunks = ["the", "house", "a", "man", "her", "letter", "sea"], [("O",), ("B-X", "I-X"), ("B-Y",)]
-    sentences = []
-    for _ in range(128):
-        tags = [tag for _ in range(3) for tag in chunks[draw.integers(3)]]
-        sentences.append(Sentence(tuple(words[draw.integers(7)] for _ in tags), tuple(tags), tuple(range(len(tags)))))
-    (tmp_path / "conll2003").mkdir()
-    for split in ("train", "testa", "testb"):
-        scores.write_sentences(sentences, tmp_path / "conll2003" / f"eng.{split}")
-    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
-    tiny = ModelConfig(vocab_size=131, layers=1, width=16, heads=2, feed_forward=16, max_positions=128)
-    export.write(random_checkpoint(tmp_path / "words", tiny), tmp_path / "start")
-    line = ["--table=crf", f"--model={tmp_path / 'start'}", f"--runs={tmp_path / 'runs'}", "--sentences=64"]
-    scores.main([*line, "--epochs=2", "--seeds=1", "--methods", "independent", "crf_1", "crf_100"])
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["name"] for one in found] == [f"crf/conll2003/{name}" for name in ("independent", "crf_1", "crf_100")]
-    assert [one["peer"] for one in found] == [None, "independent", "independent"]
-    (nothing,), (slow,), (fast,) = (one["settings"]["largest_transition"] for one in found)
-    assert nothing is None and slow > 0 and fast > 5 * slow
-    assert [one["settings"]["invalid_tags"] for one in found[1:]] == [[0], [0]]
-    assert (len(found[0]["settings"]["scores"]["f1"]["values"]), open_checkpoint(tmp_path / "start").model.layers) == (
-        1,
-        1,
-    )

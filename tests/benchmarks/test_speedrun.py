@@ -5,9 +5,7 @@ import lzma
 import math
 import re
 import shutil
-import signal
 import statistics
-import sys
 
 import numpy as np
 import pytest
@@ -15,8 +13,8 @@ from conftest import SAMPLE
 from scipy import stats
 from tiny_runs import TINY, environment
 
-from benchmarks import common, speedrun, speedrun_page
-from bert_jax.errors import Stopped, UserError
+from benchmarks import speedrun, speedrun_page
+from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 
@@ -145,41 +143,6 @@ def test_a_replay_keeps_the_tasks_of_the_training_that_it_repeats_and_not_those_
     assert publish(1.2, tasks=["rte"], replayed=["rte"]) == (["ewt", "rte"], ["rte"])
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path):
-    line = [f"--output={tmp_path / 'run'}", "--input=text", "--part=peer", "--config.seed=1"]
-    speedrun.main([*line, "--tasks=rte"])  # without --peer_python, this part does nothing
-    speedrun.main(line)
-    for more, message in (
-        ("--seeds=2", r"--seeds 5 \(now 2\)"),
-        ("--config.seed=2", r"--config \[.*\] \(now .*seed=2"),
-    ):
-        with pytest.raises(UserError, match=f"holds results of {message}.*; use the same, or another --output"):
-            speedrun.main([*line, more])
-
-
-def test_an_unknown_part_and_a_page_without_markers_are_refused(tmp_path):
-    with pytest.raises(UserError, match="unknown name 'pear'; choose from data, train"):
-        speedrun.main(["--output", str(tmp_path), "--input", "text", "--part", "data,pear"])
-    page = tmp_path / "page.md"
-    page.write_text("no markers\n")
-    with pytest.raises(UserError, match=r"lacks the lines <!-- a -->"):
-        common.replace_block(page, "<!-- a -->\n", "new", "<!-- b -->\n")
-    page.write_text("before\n<!-- a -->\nold\n<!-- b -->\nafter\n")
-    common.replace_block(page, "<!-- a -->\n", "new\n", "<!-- b -->\n")
-    assert page.read_text() == "before\n<!-- a -->\nnew\n<!-- b -->\nafter\n"
-
-
-def test_a_command_that_sigterm_stops_is_reported_as_stopped_and_a_failure_as_an_error():
-    stop_parent = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="The same command resumes it"):
-        common.run_command([sys.executable, "-c", stop_parent])
-    assert signal.getsignal(signal.SIGTERM) == before
-    with pytest.raises(UserError, match="ended with code 3"):
-        common.run_command([sys.executable, "-c", "raise SystemExit(3)"])
-    assert common.run_command([sys.executable, "-c", "print('said')"]) == "said\n"
-
-
 @pytest.fixture
 def small_data(tmp_path, monkeypatch):
     """A folder like BERT_JAX_DATA, with two books and two small tasks."""
@@ -253,18 +216,3 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     assert again["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], abs=1e-5)
     assert (tmp_path / "results" / "metrics.jsonl").read_bytes() == log
     assert re.search(rf"{facts}; its model is that of rte below\n", (tmp_path / "page.md").read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pace", [0, 600])
-def test_the_peer_trains_for_its_minutes_and_its_model_is_scored(small_data, tmp_path, peer_python, pace):
-    flags = ("--tasks=rte", "--part=data,peer", f"--peer_python={peer_python}", "--peer_minutes=0.05")
-    speedrun.main(command_of(tmp_path, *flags, f"--peer_pace={pace}"))
-    folder = tmp_path / "run" / "peer"
-    result = json.loads((folder / "result.json").read_text())
-    tokens_a_step = result["tokens"] / result["steps"]
-    assert not pace or result["steps"] == 30  # 600 a minute
-    assert result["minutes"] >= 0.05 and 0.8 * 8 * 128 < tokens_a_step <= 8 * 128
-    held_out = json.loads((tmp_path / "run" / "scores" / "peer" / "held_out.json").read_text())
-    assert abs(held_out["mlm_loss"] - math.log(600)) < 0.5  # few steps, or many on a fast machine
-    assert not (folder / "rows.npy").exists() and not (folder / "state.pt").exists()

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import step, step_peer, turns
+from benchmarks import step, step_peer
 from bert_jax.config import ModelConfig
-from bert_jax.model.runtime import Runtime
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ModelConfig(vocab_size=1100, layers=2, width=8, heads=2, feed_forward=16, max_positions=16)
@@ -21,13 +20,6 @@ def test_the_batch_masks_a_seventh_of_full_rows():
     picked = np.take_along_axis(np.asarray(batch.input_ids), np.asarray(batch.masked_positions), axis=1)
     np.testing.assert_array_equal(picked, batch.masked_ids)
     assert (np.diff(batch.masked_positions, axis=1) > 0).all()
-
-
-@pytest.mark.slow
-def test_a_turn_takes_the_steps_asked_and_times_each():
-    turn = step.our_turn(CONFIG, Runtime(), step.random_batch(CONFIG, 2, 8))
-    assert all(seconds > 0 for seconds in turn(2))
-    assert [len(found) for found in turns.alternate([turn], rounds=2, count=3, warmup=1)] == [6]
 
 
 def line_of(peer, batch):
@@ -96,23 +88,3 @@ def test_the_peer_s_loss_and_gradients_do_not_depend_on_its_work(peer_python):
         assert loss == pytest.approx(wanted, rel=1e-6)
         for gradient, expected in zip(gradients, wanted_gradients, strict=True):
             np.testing.assert_allclose(gradient, expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_peers_take_steps_with_and_without_torch_compile(peer_python, capsys):
-    sizes = ["--size=tiny", "--batch_size=2", "--seq_len=16", "--rounds=1", "--steps=2", "--warmup=1"]
-    step.main([*sizes, "--nokeep_memory", f"--peer_python={peer_python}", "--peers", "full", "equal_compiled"])
-    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [result["peer"].rpartition(", torch, ")[0] for result in results] == [
-        step.PEERS["equal_compiled"],
-        step.PEERS["full"],
-    ]
-    for result in results:
-        assert result["peer_value"] > 0
-        assert [len(seconds) for seconds in result["settings"]["seconds"]] == [2, 2]
-
-
-def test_help_gives_a_command_to_copy(capsys):
-    with pytest.raises(SystemExit):
-        step.main(["--help"])
-    assert "python -m benchmarks.step --size mini" in capsys.readouterr().out

@@ -25,9 +25,9 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import evaluation
 from bert_jax.tasks.rows import TaskBatch
 from bert_jax.tokenization import tokenizer
-from data_prep import readers
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
+from data_prep.readers import corpus as readers
 from data_prep.units import Unit
 from data_prep.vocabulary import TokenizerOptions, train
 from data_prep.worker import encode

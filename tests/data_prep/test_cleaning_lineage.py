@@ -12,10 +12,10 @@ from bert_jax.commands import inspect_shards
 from bert_jax.commands.clean import CleanOptions, clean
 from bert_jax.data.manifest import read_manifest
 from bert_jax.errors import UserError
-from data_prep import readers
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.merge import merge
+from data_prep.readers import corpus as readers
 
 
 @pytest.fixture(scope="module")

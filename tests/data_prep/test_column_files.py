@@ -18,7 +18,8 @@ from bert_jax.commands.clean import CleanOptions, clean
 from bert_jax.errors import UserError
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, read, text
+from data_prep.readers import text
+from data_prep.readers.corpus import Corpus, Reading, find_sources, read
 from data_prep.vocabulary import TokenizerOptions, train
 
 TEXTS = ['He said, "No."\nShe left.', "¿Qué? Sí.", "三。四。", "a \u2028 b\tc", "'x',"]

@@ -28,7 +28,7 @@ from data_prep import units
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.corpus import Corpus, Reading, find_sources
 from data_prep.units import Seen, UnitSplitter, UnusableCorpus
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
@@ -336,7 +336,7 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path, name):
 
 def test_standard_input_is_read_from_a_file_and_not_from_a_pipe(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo")
-    code = "from data_prep.readers import documents; print(list(documents('/dev/stdin')))"
+    code = "from data_prep.readers.corpus import documents; print(list(documents('/dev/stdin')))"
     with open(tmp_path / "a.txt") as file:
         run = subprocess.run([sys.executable, "-c", code], stdin=file, capture_output=True, text=True)
     assert run.stdout == "['one', 'two']\n"

@@ -13,10 +13,11 @@ from bert_jax.commands import clean, inspect_shards, train_tokenizer
 from bert_jax.commands.clean import CleanOptions
 from bert_jax.errors import UserError
 from bert_jax.tokenization import tokenizer
-from data_prep import build_options, readers
+from data_prep import build_options
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, read
+from data_prep.readers import corpus as readers
+from data_prep.readers.corpus import Corpus, Reading, find_sources, read
 
 
 def by_line(content: str, separator: str) -> list[str]:

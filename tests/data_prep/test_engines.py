@@ -1,10 +1,11 @@
-"""What needs neither Beam nor Ray; test_engine_beam.py and test_engine_ray.py run those."""
+"""Where units run: processes of this machine, and the parts of engines that need neither Beam nor Ray."""
 
 import functools
 import gc
 import importlib
 import io
 import os
+import pickle
 import platform
 import random
 import signal
@@ -22,11 +23,14 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import Folder
-from data_prep import build, build_options, engines, processes
+from data_prep import build_options, engines, processes
+from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.engines import beam_pipeline, local, remote
+from data_prep.engines import beam, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
-from data_prep.resumable import UnitRecord, unit_folder
+from data_prep.job import UnitRecord, unit_folder
+from data_prep.processes import map_in_order
+from data_prep.readers import Refusal
 from data_prep.units import Unit
 
 
@@ -69,7 +73,7 @@ def _fails_away_from(process: int, directory: Path, unit: Unit) -> UnitRecord:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
 def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> None:
     units = _units(count)
-    records = list(local.run(functools.partial(_slowly, 0.001), units, workers, tmp_path))
+    records = list(processes.run_units(functools.partial(_slowly, 0.001), units, workers, tmp_path))
     assert sorted(record.name for record in records) == [unit.name for unit in units]
     assert len(list(tmp_path.iterdir())) == count
     if count < 3:
@@ -77,12 +81,19 @@ def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> Non
 
 
 def test_two_large_units_are_shared(tmp_path: Path) -> None:
-    units = _units(2, size=local.WORTH_A_PROCESS)
-    assert len({one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), units, 2, tmp_path)}) == 2
+    units = _units(2, size=processes.WORTH_A_PROCESS)
+    assert (
+        len(
+            {one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), units, 2, tmp_path)}
+        )
+        == 2
+    )
 
 
 def test_units_are_shared_with_other_processes(tmp_path: Path) -> None:
-    done = [one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)]
+    done = [
+        one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)
+    ]
     assert os.getpid() in done and len(set(done)) > 1
 
 
@@ -98,11 +109,11 @@ def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -
 
 
 def test_the_process_that_hands_units_on_takes_no_long_one(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(local, "LONG_UNIT", 100)
+    monkeypatch.setattr(processes, "LONG_UNIT", 100)
     units = _units(20)
     units[6] = units[6]._replace(documents=(b"x" * 100,))
     work = functools.partial(_waits_for_the_long_one, os.getpid(), units[6].name)
-    done_by = {one.name: one.counts["process"] for one in local.run(work, units, 2, tmp_path)}
+    done_by = {one.name: one.counts["process"] for one in processes.run_units(work, units, 2, tmp_path)}
     assert done_by[units[6].name] != os.getpid() and os.getpid() in done_by.values()
 
 
@@ -110,7 +121,7 @@ def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
     """After the units that have begun, so that nothing writes into the folder any more."""
     switch_interval = sys.getswitchinterval()
     with pytest.raises(UserError, match=r"^train-\d+ is bad$"):
-        list(local.run(functools.partial(_fails_away_from, os.getpid()), _units(400), 2, tmp_path))
+        list(processes.run_units(functools.partial(_fails_away_from, os.getpid()), _units(400), 2, tmp_path))
     done = len(list(tmp_path.iterdir()))
     assert 0 < done < 400
     time.sleep(0.2)
@@ -118,7 +129,7 @@ def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> None:
-    records = local.run(functools.partial(_slowly, 0.02), _units(30), 2, tmp_path)
+    records = processes.run_units(functools.partial(_slowly, 0.02), _units(30), 2, tmp_path)
     next(records)
     records.close()
     done = len(list(tmp_path.iterdir()))
@@ -131,7 +142,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave it out for the local engine"):
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
     with pytest.raises(UserError, match="unknown --engine spark; choose from local, beam, ray"):
-        build.build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
+        build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
     given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
     assert build_options.parse(given).engine_options == "--address=auto"
 
@@ -154,9 +165,9 @@ def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vo
             yield put_in_place(directory, packed)
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
-    build.build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
-    monkeypatch.setattr(local, "run", run_remotely)
-    build.build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
+    build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
+    monkeypatch.setattr(processes, "run_units", run_remotely)
+    build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
 
 
@@ -176,7 +187,7 @@ def test_worker_that_does_not_see_the_exchange_folder_is_named(tmp_path: Path) -
     with pytest.raises(
         UserError, match=f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
     ):
-        beam_pipeline.read_tokenizer(exchange)
+        beam.read_tokenizer(exchange)
 
 
 def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path) -> None:
@@ -230,3 +241,54 @@ def test_ctrl_c_while_workers_are_imported_for_shows_no_traceback() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (ended.stderr, ended.stdout, ended.returncode) == ("", "told\n", 0)
+
+
+def _slow_first(number: int) -> tuple[int, int]:
+    time.sleep(0.2 if number == 0 else 0)
+    return number, os.getpid()
+
+
+def _end_at(last: int, number: int) -> int:
+    if number == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def _refuse(number: int) -> int:
+    raise Refusal("bad_row", f"row {number}", "it is bad", "Remove it")
+
+
+def test_results_come_in_order_from_other_processes_and_few_are_ahead() -> None:
+    taken = 0
+
+    def items() -> Iterator[int]:
+        nonlocal taken
+        for number in range(30):
+            taken += 1
+            yield number
+
+    results = map_in_order(_slow_first, items(), 2)
+    first = next(results)
+    assert taken <= 2 * 2 + 1
+    found = [first, *results]
+    assert [number for number, _ in found] == list(range(30))
+    assert os.getpid() not in {process for _, process in found}
+    assert [number for number, _ in map_in_order(_slow_first, range(5), 1)] == list(range(5))
+    assert list(map_in_order(_slow_first, [7], 9)) == [(7, os.getpid())], "one item is worth no process"
+    assert list(map_in_order(_slow_first, [], 9)) == []
+
+
+def test_a_killed_process_and_a_refusal_end_the_map_in_one_line() -> None:
+    with pytest.raises(UserError, match="a process that reads --input was killed"):
+        list(map_in_order(functools.partial(_end_at, 3), range(9), 2))
+    with pytest.raises(Refusal, match=r"row 0: it is bad\. Remove it, or use --on_error skip") as caught:
+        list(map_in_order(_refuse, range(9), 2))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.reason) == (str(caught.value), "bad_row")
+
+
+def test_parts_in_other_processes_report_what_they_refuse(tmp_path: Path, sample_text: Path, vocab_dir: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
+    (tmp_path / "b.txt").write_bytes(b"fine\n\ncaf\xe9\n")
+    with pytest.raises(UserError, match=r"b\.txt, line 3: not UTF-8 \(byte 0xe9 in column 4\)"):
+        build(BuildOptions(f"{tmp_path}/*.txt", vocab_dir, tmp_path / "out", 64, part="all/2", workers=2))

@@ -22,7 +22,7 @@ pytest.importorskip("huggingface_hub")
 READ = """
 import json, sys
 from bert_jax.errors import RunAgain, UserError
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.corpus import Corpus, Reading, find_sources
 for address in sys.argv[1:]:
     try:
         corpus = Corpus(find_sources(address))

@@ -16,7 +16,7 @@ import pytest
 from bert_jax.commands import inspect_shards
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
-from data_prep import copy
+from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
@@ -134,7 +134,7 @@ def test_a_shard_that_is_not_an_arrow_file_is_named(damaged: Path, show: list[st
 def test_a_folder_without_a_manifest_is_refused_before_its_files_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
-    monkeypatch.setattr(copy, "files", lambda folder: pytest.fail(f"searched {folder}"))
+    monkeypatch.setattr(output_files, "listed_files", lambda folder: pytest.fail(f"searched {folder}"))
     with pytest.raises(UserError, match=r"no manifest\.json"):
         inspect_shards.main([str(tmp_path), *flags])
 

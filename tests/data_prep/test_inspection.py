@@ -18,7 +18,7 @@ from bert_jax.data.masking.masker import Masker
 from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from bert_jax.errors import UserError
 from bert_jax.reporting.terminal import excerpt_text
-from data_prep import copy
+from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import REPLACEMENTS, excerpts, open_tokenizer, verify
@@ -115,7 +115,7 @@ def copied(rows: Rows) -> Rows:
 def seal(output: Path) -> None:
     """Lists the hashes of the changed files, so that only their contents can fail the verification."""
     content = (output / "manifest.json").read_bytes()
-    (output / copy.SUMS).write_bytes(copy.render(output, json.loads(content), content))
+    (output / output_files.SUMS).write_bytes(output_files.render_sums(output, json.loads(content), content))
 
 
 def rewrite(output: Path, change, name: str = FIRST) -> None:
@@ -153,7 +153,7 @@ def test_every_flipped_byte_of_every_file_is_detected_and_the_file_named(output:
             path.write_bytes(damaged)
             with pytest.raises(UserError) as told:
                 verify(output)
-            assert name in str(told.value) or name == copy.SUMS, (name, str(told.value))
+            assert name in str(told.value) or name == output_files.SUMS, (name, str(told.value))
         path.write_bytes(whole)
     verify(output)
 
@@ -177,10 +177,12 @@ def test_damage_in_the_head_or_tail_of_a_file_raises_an_error_that_commands_repo
 
 def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:
     found = subprocess.run(
-        ["sha256sum", "--check", "--strict", copy.SUMS], cwd=output, capture_output=True, text=True, check=True
+        ["sha256sum", "--check", "--strict", output_files.SUMS], cwd=output, capture_output=True, text=True, check=True
     )
     listed = {line.removesuffix(": OK") for line in found.stdout.splitlines()}
-    assert listed == {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {copy.SUMS}
+    assert listed == {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
+        output_files.SUMS
+    }
 
 
 def test_a_note_next_to_the_manifest_is_not_damage(output: Path) -> None:

@@ -81,9 +81,9 @@ def source_files(count: int) -> Iterator[str]:
 @pytest.mark.parametrize("kind", KEEPING)
 def test_kept_lines_have_the_ids_of_the_library(made, kind: str, sample_text: Path) -> None:
     ours, library = made(kind)
-    small = [text for text in source_files(40) if len(text) < 20_000]
+    small = [text for text in source_files(15) if len(text) < 20_000]
     running = sample_text.read_text(encoding="utf-8").split("\n\n")
-    odd = [text for text in tokenizer_kinds.random_texts(3, 300) if not text.isspace() and text]
+    odd = [text for text in tokenizer_kinds.random_texts(3, 150) if not text.isspace() and text]
     lines = ["\n".join(odd[start : start + 3]) for start in range(0, len(odd), 3)]
     documents = [*CODE, *small, *running, *unspaced_text.documents(6), *lines]
     assert ids_of_documents(ours, documents, "keep") == library(documents)

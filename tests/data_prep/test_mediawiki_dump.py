@@ -11,8 +11,8 @@ from bert_jax.errors import UserError
 from bert_jax.storage import files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, read, text, wiki
-from data_prep.readers.refusal import Omission
+from data_prep.readers import Omission, text, wiki
+from data_prep.readers.corpus import Corpus, Reading, find_sources, read
 
 mwparserfromhell = pytest.importorskip("mwparserfromhell")
 

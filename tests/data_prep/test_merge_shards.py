@@ -18,12 +18,13 @@ from bert_jax.data.manifest import read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER
 from data_prep import build as build_parts
-from data_prep import build_options, engines, readers
+from data_prep import build_options, engines
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.engines import remote
 from data_prep.merge import merge
-from data_prep.readers import Source
+from data_prep.readers import corpus as readers
+from data_prep.readers.corpus import Source
 
 BOOKS = sorted((ROOT / "data_prep" / "sample" / "books").glob("*.txt.xz"))
 
@@ -190,13 +191,13 @@ def test_links_to_shards_are_merged_as_their_files(text, vocab_dir, tmp_path):
 def test_files_are_divided_evenly_and_each_belongs_to_one_share():
     generator = np.random.default_rng(0)
     sources = [Source(f"{number:03}.txt", int(size)) for number, size in enumerate(generator.integers(1, 1000, 100))]
-    groups = [build_options.sources_of(share, sources) for share in build_options.parse_share("all/7")]
+    groups = [build_options.share_sources(share, sources) for share in build_options.parse_share("all/7")]
     assert sorted(source for group in groups for source in group) == sources
     sizes = [sum(source.bytes for source in group) for group in groups]
     assert max(sizes) - min(sizes) < 50
-    assert build_options.sources_of(build_options.WHOLE, sources) == tuple(sources)
+    assert build_options.share_sources(build_options.WHOLE, sources) == tuple(sources)
     with pytest.raises(UserError, match="--part divides files among 101 jobs, but --input matches 100"):
-        build_options.sources_of(build_options.parse_share("0/101")[0], sources)
+        build_options.share_sources(build_options.parse_share("0/101")[0], sources)
 
 
 def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
@@ -205,7 +206,7 @@ def test_machines_with_equal_hashes_of_the_files_divide_them_alike():
     def divided(*paths: str) -> tuple[str, list[list[str]]]:
         """The hash, and the files of each share, each by the last character of its path."""
         sources = [Source(path, 100) for path in sorted(paths)]
-        groups = [build_options.sources_of(share, sources) for share in build_options.parse_share("all/2")]
+        groups = [build_options.share_sources(share, sources) for share in build_options.parse_share("all/2")]
         return build_options.digest(sources), [sorted(source.path[-1] for source in group) for group in groups]
 
     assert divided("/data/x/1", "/data/y/2", "/data/z/3") == divided("/mnt/b/1", "gs://bucket/2", "/mnt/a/3")

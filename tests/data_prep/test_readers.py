@@ -1,4 +1,4 @@
-"""Files and documents: what is read, and how the rest is refused."""
+"""Text, and JSON lines in files of any compression, intact, damaged and mutated."""
 
 import bz2
 import contextlib
@@ -8,6 +8,8 @@ import json
 import lzma
 import random
 import re
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -21,9 +23,8 @@ from streamed_outputs import interrupted
 
 from bert_jax.errors import RunAgain, UserError
 from bert_jax.storage import files, remote
-from data_prep.readers import Corpus, Reading, Refusal, documents, expand, find_sources, read, text
-from data_prep.readers.corpus import Source
-from data_prep.readers.refusal import check
+from data_prep.readers import Refusal, check, text
+from data_prep.readers.corpus import Corpus, Reading, Source, documents, expand, find_sources, read
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
 DOCUMENTS = ["one\ntwo", "thrée", "four"]
@@ -188,11 +189,11 @@ def test_refusal_names_file_and_line_and_the_rest_is_read(tmp_path, content, rea
     "suffix, compress", [COMPRESSIONS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in DAMAGED)]
 )
 def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path, monkeypatch, suffix, compress):
-    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 18)
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
-    endless = [b"word " * 400_000, b"line\n" * 400_000]
-    path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 2_000_000])))
+    endless = [b"word " * 100_000, b"line\n" * 100_000]
+    path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 500_000])))
     tracemalloc.start()
     try:
         found = list(read(str(path)))
@@ -202,8 +203,8 @@ def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path,
     assert [item for item in found if isinstance(item, bytes)] == [b"one", b"two", b"three"]
     refusals = [item for item in found if isinstance(item, Refusal)]
     assert [refusal.reason for refusal in refusals] == ["document_too_long"] * 3
-    assert [re.search(r"line \d+", str(refusal))[0] for refusal in refusals] == ["line 3", "line 7", "line 400011"]
-    assert peak < 12 << 20, f"{peak} bytes"
+    assert [re.search(r"line \d+", str(refusal))[0] for refusal in refusals] == ["line 3", "line 7", "line 100011"]
+    assert peak < 4 << 20, f"{peak} bytes"
     assert [item.reason for item in read(str(path), Reading(document="file"))] == ["document_too_long"]
 
 
@@ -414,3 +415,19 @@ def test_an_array_of_json_is_refused_as_a_whole(tmp_path, text):
     path.write_text(text)
     (refusal,) = read(str(path))
     assert "a JSON array, not an object on each line. Convert it: jq -c '.[]'" in str(refusal)
+
+
+FUZZER = Path(__file__).parent.parent / "tools" / "fuzz_readers.py"
+
+
+@pytest.mark.parametrize("inputs, builds", [(300, 2), pytest.param(3000, 20, marks=pytest.mark.slow)])
+def test_mutated_input_is_used_or_refused_in_one_line(vocab_dir: Path, inputs: int, builds: int) -> None:
+    """In a process of its own, so that a crash of a library is seen too."""
+    arguments = [f"--inputs={inputs}", f"--builds={builds}", f"--tokenizer={vocab_dir}"]
+    run = subprocess.run(
+        [sys.executable, "-W", "error", FUZZER, *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = json.loads(run.stdout)
+    assert {"damaged_file", "invalid_utf8", "not_json", "no_text_field", "duplicate"} < set(counts)
+    assert counts["used"] > inputs / 2, "too little is left to be used for this to mean much"

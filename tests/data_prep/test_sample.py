@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import data_prep
-from data_prep.readers import documents, expand
+from data_prep.readers.corpus import documents, expand
 
 SAMPLE = Path(data_prep.__file__).parent / "sample"
 README = (SAMPLE / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import readers
+from data_prep.readers import corpus as readers
 from data_prep.sentences import LANGUAGES, RULE_VERSION, document_sentences, language_of, split_sentences
 
 SAMPLE = Path(__file__).parent.parent.parent / "data_prep" / "sample" / "books"

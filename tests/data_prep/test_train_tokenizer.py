@@ -23,7 +23,8 @@ from bert_jax.storage.files import MARKER
 from bert_jax.tokenization import tokenizer
 from bert_jax.tokenization import vocabulary as tokenization_vocabulary
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
-from data_prep import counting, learners, readers, vocabulary
+from data_prep import counting, learners, vocabulary
+from data_prep.readers import corpus as readers
 from data_prep.vocabulary import TokenizerOptions
 
 BOOKS = Path(vocabulary.__file__).parent / "sample" / "books"

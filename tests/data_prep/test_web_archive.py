@@ -10,9 +10,9 @@ import pytest
 from bert_jax.errors import UserError
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources, read
+from data_prep.readers import Omission
 from data_prep.readers import text as plain_text
-from data_prep.readers.refusal import Omission
+from data_prep.readers.corpus import Corpus, Reading, find_sources, read
 
 fastwarc = pytest.importorskip("fastwarc.warc")
 pytest.importorskip("resiliparse")

@@ -29,9 +29,10 @@ from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
 from bert_jax.train.objectives.language_modeling import unmasked
-from data_prep import readers, vocabulary
+from data_prep import vocabulary
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
+from data_prep.readers import corpus as readers
 from data_prep.sentences import document_sentences
 from data_prep.vocabulary import TokenizerOptions
 

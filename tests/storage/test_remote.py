@@ -21,7 +21,7 @@ from streamed_outputs import check_streaming
 from bert_jax.errors import RunAgain, Stopped, UserError
 from bert_jax.storage import remote
 from bert_jax.storage.remote import Folder, address_of, failure
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.corpus import Corpus, Reading, find_sources
 
 
 def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):

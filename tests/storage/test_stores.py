@@ -40,7 +40,7 @@ from bert_jax.train import checkpoint
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import latest_step, open_branch, read_config, read_params, saved_steps, write_params
-from data_prep.readers import Corpus, find_sources
+from data_prep.readers.corpus import Corpus, find_sources
 
 EMULATORS = {"gs": store_emulators.GOOGLE, "s3": store_emulators.S3}
 

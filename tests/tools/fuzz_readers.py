@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from bert_jax.errors import UserError
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.corpus import Corpus, Reading, find_sources
 from data_prep.sentences import document_sentences
 from data_prep.units import UnitSplitter, UnusableCorpus
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bert_jax.data.manifest import OBJECTIVES, PAIRS
 from bert_jax.tokenization import tokenizer as tokenizers
-from data_prep import readers
 from data_prep.packing import pack
+from data_prep.readers import corpus as readers
 from data_prep.sequences import SHORTEST, Encoded, Spans, sequence_lengths, spans, usable
 from data_prep.units import UnitSplitter
 from data_prep.worker import encode

@@ -1,18 +1,81 @@
-"""Models trained from word counts are those of the library on the text, and depend on the text alone."""
+"""Byte-level BPE and SentencePiece against their libraries; test_train_tokenizer.py has WordPiece."""
 
 import io
 import random
 
 import pytest
 import sentencepiece
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, trainers
 
 from bert_jax.errors import UserError
-from data_prep import counting, learners, readers
+from data_prep import counting, learners
+from data_prep.learners import MASK, SPECIAL_TOKENS
+from data_prep.readers import corpus as readers
+
+
+def byte_counts(documents):
+    splitter = learners.ByteSplitter()
+    counter = counting.ChunkCounter(splitter)
+    counter.add(documents)
+    return counting.count_words(counter.counts, splitter)
+
+
+def library(model: models.BPE) -> tokenizers.Tokenizer:
+    built = tokenizers.Tokenizer(model)
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return built
+
+
+def test_tokens_and_merges_are_those_of_the_library(sample_text):
+    documents = list(readers.documents(sample_text))
+    tokens, merges = learners.learn_byte_bpe(byte_counts(documents), 2500)
+    theirs = library(models.BPE())
+    theirs.train_from_iterator(
+        (line for document in documents for line in document.split("\n")),
+        trainers.BpeTrainer(
+            vocab_size=2499,
+            min_frequency=2,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    assert {token: index for index, token in enumerate(tokens)} == theirs.get_vocab() | {MASK: 2499}
+    ours = library(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    for document in documents:
+        assert ours.encode(document).ids == theirs.encode(document).ids
+
+
+def test_order_of_the_words_decides_nothing(sample_text):
+    counts = byte_counts(readers.documents(sample_text))
+    shuffled = list(counts.items())
+    random.Random(0).shuffle(shuffled)
+    assert learners.learn_byte_bpe(dict(shuffled), 900) == learners.learn_byte_bpe(counts, 900)
+
+
+@given(text=st.text(max_size=60))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_bytes_are_written_as_the_library_writes_them(text):
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    assert learners.written_bytes(text) == "".join(piece for piece, _ in pieces)
+
+
+def test_special_tokens_and_bytes_come_first_and_mask_last():
+    tokens, merges = learners.learn_byte_bpe({"\u0120low": 5, "low": 4, "new": 1}, 270)
+    assert tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"] and tokens[-1] == "<mask>"
+    assert sorted(tokens[4:260]) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert merges == [("l", "o"), ("lo", "w"), ("\u0120", "low")] and tokens[260:-1] == ["lo", "low", "\u0120low"]
+    with pytest.raises(UserError, match=r"--vocab_size 260 is too small: .* already take 261"):
+        learners.learn_byte_bpe({"low": 5}, 260)
+
 
 KINDS = list(learners.MODEL_TYPES)
 
 
-def word_counts(documents):
+def piece_counts(documents):
     splitter = learners.SentencePieceSplitter()
     counter = counting.ChunkCounter(splitter)
     counter.add(documents)
@@ -23,7 +86,7 @@ def word_counts(documents):
 def test_model_is_as_the_librarys_own_on_the_text(kind, sample_text):
     documents = list(readers.documents(sample_text))
     told: list[float] = []
-    model = learners.learn_sentence_pieces(word_counts(documents), 1500, kind=kind, on_share=told.append)
+    model = learners.learn_sentence_pieces(piece_counts(documents), 1500, kind=kind, on_share=told.append)
     ours = sentencepiece.SentencePieceProcessor(model_proto=model)
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -45,8 +108,8 @@ def test_model_is_as_the_librarys_own_on_the_text(kind, sample_text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_order_of_the_words_decides_nothing(kind, sample_text):
-    counts = list(word_counts(readers.documents(sample_text)).items())
+def test_order_of_the_words_decides_no_model(kind, sample_text):
+    counts = list(piece_counts(readers.documents(sample_text)).items())
     model = learners.learn_sentence_pieces(dict(counts), 1200, kind=kind)
     random.Random(0).shuffle(counts)
     assert learners.learn_sentence_pieces(dict(counts), 1200, kind=kind) == model
@@ -61,7 +124,7 @@ def test_words_begin_with_the_mark_and_windows_do_not():
 
 def test_lowercase_folds(sample_text):
     model = learners.learn_sentence_pieces(
-        word_counts(readers.documents(sample_text)), 600, kind="unigram", lowercase=True
+        piece_counts(readers.documents(sample_text)), 600, kind="unigram", lowercase=True
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     assert processor.encode("The HOUSE") == processor.encode("the house") and 0 not in processor.encode("The HOUSE")

@@ -1,11 +1,15 @@
+"""Pairs, passages, and their places in rows."""
+
 import random
 from itertools import accumulate, chain
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sequences import Pair, next_sentence_pairs, sentence_order_pairs, truncate
+from data_prep.packing import gaps, pack
+from data_prep.sequences import Pair, blocks, next_sentence_pairs, sentence_order_pairs, sentence_passages, truncate
 
 # Documents as the lengths of their sentences in tokens.
 documents_of_lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=2, max_size=6)
@@ -48,16 +52,11 @@ def reference_pairs(
                     i -= len(chunk) - a_end
                 else:
                     b = list(chain.from_iterable(chunk[a_end:]))
-                a_length, b_length = len(a), len(b)
-                while a_length + b_length > room:
-                    if a_length > b_length:
-                        a_length -= 1
-                    else:
-                        b_length -= 1
-                for lost in (len(a) - a_length, len(b) - b_length):
+                a_lost, b_lost = lost_by_truncation(len(a), len(b), room)
+                for lost in (a_lost, b_lost):
                     for _ in range(-(-lost // 53)):  # one draw gives 53 coins
                         draw()
-                found.append((a, b, label, a_length, b_length))
+                found.append((a, b, label, len(a) - a_lost, len(b) - b_lost))
                 chunk = []
             i += 1
     return found
@@ -240,3 +239,151 @@ def test_half_of_the_order_pairs_are_swapped() -> None:
     offsets, ranges = laid_out([[5] * 400] * 50)
     labels = [pair.label for pair in sentence_order_pairs(offsets, ranges, 128, 0.0, random.Random(7))]
     assert len(labels) > 500 and abs(sum(labels) - len(labels) / 2) < 5 * np.sqrt(len(labels) / 4)
+
+
+# Documents as the lengths of their sentences in tokens.
+ranges_of_lengths = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def stream(lengths: list[list[int]]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Sentences' begins and ends with a separator before each document, and the documents' sentences."""
+    begins, ends, documents, place = [], [], [], 0
+    for document in lengths:
+        place += 1
+        documents.append((len(begins), len(begins) + len(document)))
+        for length in document:
+            begins.append(place)
+            place += length
+            ends.append(place)
+    return begins, ends, documents
+
+
+@given(ranges_of_lengths, st.integers(2, 40), st.booleans())
+def test_nothing_is_lost_or_doubled_and_no_sentence_that_fits_is_cut(
+    lengths: list[list[int]], room: int, across: bool
+) -> None:
+    begins, ends, documents = stream(lengths)
+    spans = sentence_passages(begins, ends, [(0, len(begins))] if across else documents, room)
+    used = np.zeros(ends[-1], int)
+    for begin, end in spans:
+        assert 0 < end - begin <= room
+        used[begin:end] += 1
+    tokens = np.zeros(ends[-1], bool)
+    for begin, end in zip(begins, ends, strict=True):
+        tokens[begin:end] = True
+    assert (used[tokens] == 1).all()
+    assert (used[~tokens] <= across).all(), "a separator stands inside a passage of full sentences or is left out"
+    starts = {begin for begin, _ in spans}
+    for begin, end in zip(begins, ends, strict=True):
+        if end - begin <= room:
+            assert not any(begin < start < end for start in starts)
+
+
+@given(ranges_of_lengths, st.integers(2, 40))
+def test_passages_are_as_long_as_they_can_be(lengths: list[list[int]], room: int) -> None:
+    begins, ends, documents = stream(lengths)
+    spans = sentence_passages(begins, ends, documents, room)
+    last_of_document = {ends[last - 1] for _, last in documents}
+    for begin, end in spans:
+        if end in ends and end not in last_of_document:
+            assert ends[ends.index(end) + 1] - begin > room, "the next sentence would have fitted"
+
+
+def test_full_sentences_continue_across_documents() -> None:
+    # Two documents of sentences 3, 4 and 5, 2, separators at 0 and 8.
+    begins, ends, documents = stream([[3, 4], [5, 2]])
+    assert sentence_passages(begins, ends, [(0, 4)], 12) == [(1, 8), (9, 16)]
+    assert sentence_passages(begins, ends, [(0, 4)], 13) == [(1, 14), (14, 16)]
+    assert sentence_passages(begins, ends, documents, 13) == [(1, 8), (9, 16)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 200)), min_size=1, max_size=9), st.integers(1, 50))
+def test_blocks_are_full_but_for_the_last_of_a_document(documents: list[tuple[int, int]], room: int) -> None:
+    begins, ends, expected, place = [], [], [], 0
+    for gap, length in documents:
+        place += gap
+        begins.append(place)
+        expected += [[start, min(start + room, place + length)] for start in range(place, place + length, room)]
+        place += length
+        ends.append(place)
+    assert blocks(np.array(begins), np.array(ends), room).tolist() == expected
+
+
+def best_fit_decreasing(lengths: list[int], seq_len: int) -> list[int]:
+    """Best fit as in textbooks; returns the lengths in each row."""
+    rows: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [row for row, held in enumerate(rows) if held + length <= seq_len]
+        if fitting:
+            rows[max(fitting, key=lambda row: rows[row])] += length
+        else:
+            rows.append(length)
+    return sorted(rows)
+
+
+some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=120)
+
+
+def none_late(lengths: list[int]) -> np.ndarray:
+    return np.zeros(len(lengths), bool)
+
+
+@given(some_lengths, st.integers(0, 1 << 120), st.integers(40, 70), st.integers(1, 9))
+def test_every_sequence_has_a_place_of_its_own_within_a_row(
+    lengths: list[int], coins: int, seq_len: int, most: int
+) -> None:
+    late = np.array([coins >> number & 1 for number in range(len(lengths))], bool)
+    packed = pack(np.array(lengths), late, seq_len, most)
+    assert sorted(packed.order.tolist()) == list(range(len(lengths)))
+    taken = np.zeros((packed.rows[-1] + 1, seq_len), int)
+    for number, row, slot in zip(packed.order, packed.rows, packed.starts, strict=True):
+        assert slot + lengths[number] <= seq_len
+        taken[row, slot : slot + lengths[number]] += 1
+    assert taken.max() == 1
+    for row, held in enumerate(taken):
+        of_row = packed.rows == row
+        assert 1 <= of_row.sum() <= most
+        assert packed.places[of_row].tolist() == list(range(of_row.sum()))
+        assert (np.diff(packed.order[of_row]) > 0).all()
+        assert (np.diff(held) <= 0).all(), "sequences lie one after the other from slot 0 on"
+    firsts = packed.order[packed.places == 0]
+    assert (np.diff(firsts) > 0).all(), "rows are in the order of their first sequences"
+
+
+@given(some_lengths, st.integers(40, 70))
+def test_rows_are_those_of_best_fit_decreasing(lengths: list[int], seq_len: int) -> None:
+    packed = pack(np.array(lengths), none_late(lengths), seq_len, len(lengths) + 2)
+    held = np.bincount(packed.rows, np.array(lengths)[packed.order])
+    assert sorted(held.tolist()) == best_fit_decreasing(lengths, seq_len)
+
+
+@given(some_lengths, st.integers(40, 70), st.integers(2, 9))
+def test_rooms_are_what_rows_with_a_free_place_have_left(lengths: list[int], seq_len: int, most: int) -> None:
+    packed = pack(np.array(lengths), none_late(lengths), seq_len, most)
+    held, count = np.bincount(packed.rows, np.array(lengths)[packed.order]), np.bincount(packed.rows)
+    assert sorted(gaps(np.array(lengths), seq_len, most)) == sorted((seq_len - held)[count < most].tolist())
+
+
+@given(some_lengths, st.integers(41, 70), st.integers(3, 9))
+def test_late_sequences_as_long_as_the_rooms_fill_all_rows(lengths: list[int], seq_len: int, most: int) -> None:
+    left = [room for room in gaps(np.array(lengths), seq_len, most) if room]
+    together = np.array(lengths + left)
+    packed = pack(together, np.arange(len(together)) >= len(lengths), seq_len, most)
+    assert together.sum() == (packed.rows[-1] + 1) * seq_len
+
+
+def test_one_sequence_a_row_leaves_them_as_they_are() -> None:
+    packed = pack(np.array([3, 9, 1]), np.zeros(3, bool), 9, 1)
+    assert packed.order.tolist() == packed.rows.tolist() == [0, 1, 2]
+    assert packed.places.tolist() == packed.starts.tolist() == [0, 0, 0]
+
+
+def test_sequence_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="sequences of 3 to 9 tokens do not fit rows of 8"):
+        pack(np.array([3, 9]), np.zeros(2, bool), 8, 2)
+
+
+def test_many_sequences_of_all_lengths_fill_their_rows() -> None:
+    lengths = np.random.default_rng(0).integers(5, 129, 1_000_000)
+    packed = pack(lengths, np.zeros(1_000_000, bool), 128, 8)
+    assert lengths.sum() / ((packed.rows[-1] + 1) * 128) > 0.995

@@ -1,22 +1,187 @@
-"""bert-jax clean: every document is kept or counted, whatever the number of workers, and after a crash."""
+"""The rules of bert-jax clean, near-duplicates, and jobs: each document is kept or counted, also after a crash."""
 
 import dataclasses
 import itertools
 import json
 import os
+import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cleaning_rules import PROSE, SENTENCES
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.commands import clean as commands_clean
 from bert_jax.commands.clean import CleanOptions, clean
 from bert_jax.errors import UserError
-from data_prep import readers
 from data_prep.cleaning import job as command
 from data_prep.cleaning import rules, unit
-from data_prep.cleaning.unit import BANDS
+from data_prep.cleaning.unit import BANDS, ROWS, Index, bands, minhash, shingles
+from data_prep.readers import corpus as readers
+
+SENTENCES = [
+    "The harbour was quiet when the last of the boats came home with its lamps still burning.",
+    "Nobody on the pier had slept, and the children were wrapped in blankets that smelled of salt.",
+    "An old woman counted the masts aloud, as she had done in every storm for forty years.",
+    "When she reached eleven she stopped, and the men beside her looked down at their boots.",
+    "Somewhere behind the warehouses a dog began to bark at the rising water.",
+    "It was then that the lighthouse keeper remembered the twelfth boat and the boy who steered it.",
+]
+PROSE = "\n".join(SENTENCES)
+
+
+def test_prose_passes_every_rule_unchanged():
+    for rule in rules.RULES.values():
+        assert rule(PROSE) == (PROSE, "")
+
+
+WORDS = [f"{first}{second}{third}" for first in "bdfgklm" for second in "aeiou" for third in "nrst"]
+
+
+COMMON = ("the", "of", "and", "that", "with", "to", "be", "have")
+UNCOMMON = " ".join(word for word in PROSE.split() if word.lower() not in COMMON)
+TRAILING = "\n".join(line[:-1] + ("..." if number < 2 else ".") for number, line in enumerate(SENTENCES))
+GROUPS = [" ".join(f"{word}x" for word in WORDS[start : start + 6]) for start in range(0, 36, 6)]
+REPEATED = " ".join([*GROUPS, *WORDS, *GROUPS[::-1]])
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "reason"),
+    [
+        ("gopher", "The end of a very short text.", "gopher_length"),
+        ("gopher", "the of " * 50_001, "gopher_length"),
+        ("gopher", "of a i " * 30, "gopher_word_length"),
+        ("gopher", "internationalization of globalization " * 30, "gopher_word_length"),
+        ("gopher", PROSE + " #" * 12, "gopher_symbols"),
+        ("gopher", PROSE + "..." * 5, ""),
+        ("gopher", PROSE + "..." * 12, "gopher_symbols"),
+        ("gopher", "\n".join("• " + line for line in SENTENCES), "gopher_bullets"),
+        ("gopher", TRAILING, "gopher_ellipses"),
+        ("gopher", PROSE + " 1234" * 30, "gopher_letters"),
+        ("gopher", UNCOMMON, "gopher_common_words"),
+        ("gopher", UNCOMMON + " the" * 2, "gopher_common_words"),
+        ("gopher", UNCOMMON + ' "The end of, and', ""),
+        ("gopher", " ".join(PROSE.split()[:45]) + " -- …" * 5, "gopher_length"),
+        ("gopher", PROSE + " ½" * 30, "gopher_letters"),
+        ("gopher", PROSE + " --" * 30, "gopher_letters"),
+        ("gopher_repetition", "\n\n".join([*SENTENCES[:4], *SENTENCES[:2]]), "gopher_repeated_paragraphs"),
+        ("gopher_repetition", "\n".join([*SENTENCES[:4], *SENTENCES[:2]]), "gopher_repeated_lines"),
+        ("gopher_repetition", PROSE + " rain wind" * 25, "gopher_top_2_gram"),
+        ("gopher_repetition", REPEATED, "gopher_repeated_5_grams"),
+        ("c4", PROSE.replace("storm", "lorem ipsum"), "c4_lorem_ipsum"),
+        ("c4", PROSE.replace("storm", "{storm}"), "c4_curly_bracket"),
+        ("c4", PROSE + "\nBy these terms of use, {you} agree.", "c4_curly_bracket"),
+        ("c4", "\n".join([*SENTENCES[:4], "Two [edit] words."]), "c4_few_sentences"),
+        ("c4", "\n".join(SENTENCES[:4]), "c4_few_sentences"),
+        ("c4", PROSE.replace(".", ""), "c4_few_sentences"),
+        ("fineweb", PROSE.replace(".", ""), "fineweb_punctuation"),
+        ("fineweb", "\n".join(["Menu.", "Home.", "News."] * 3 + SENTENCES[:2]), "fineweb_repeated_lines"),
+        ("fineweb", "\n".join([f"Item {number}." for number in range(9)] + SENTENCES[:3]), "fineweb_short_lines"),
+    ],
+)
+def test_a_rule_drops_what_it_is_for(rule, text, reason):
+    assert rules.RULES[rule](text)[1] == reason
+
+
+def test_c4_keeps_the_sentences_of_a_page_and_no_notices():
+    page = "\n".join(
+        [
+            "Home | News | Contact",
+            "[2] " + SENTENCES[0] + "[3]",
+            "This site uses cookies to do its work.",
+            *SENTENCES[1:4],
+            "Please enable Javascript to read this page.",
+            "Two words.",
+            "This line has no end...",
+            f"A {'very' * 300} long word is here.",
+            SENTENCES[4] + " " + SENTENCES[5],
+        ]
+    )
+    kept = [*SENTENCES[:4], SENTENCES[4] + " " + SENTENCES[5]]
+    assert rules.c4(page) == ("\n".join(kept), "")
+
+
+@given(st.lists(st.sampled_from(["ab", "cde", "f"]), max_size=30), st.integers(1, 6))
+def test_characters_of_repeated_n_grams_are_counted_as_by_brute_force(words, n):
+    grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    repeated = {start + k for start, gram in enumerate(grams) if gram in grams[:start] for k in range(n)}
+    assert rules.NGrams(words).of_duplicates(n) == sum(len(words[place]) for place in repeated)
+    counts = Counter(grams)
+    most = max(counts.values(), default=0)
+    sizes = {count * len(" ".join(gram)) for gram, count in counts.items() if count == most} if most > 1 else {0}
+    assert rules.NGrams(words).of_top(n) in sizes
+
+
+def test_no_text_makes_a_rule_fail():
+    generator = random.Random(0)
+    for size in (0, 1, 2, 5, 100):
+        for _ in range(50):
+            text = "".join(generator.choice("ab.\n \t#…•{[1]é中") for _ in range(size))
+            for rule in rules.RULES.values():
+                kept, reason = rule(text)
+                assert kept == text or not reason
+
+
+BOOKS = Path(__file__).parent.parent.parent / "data_prep" / "sample" / "books"
+PASSAGE = 200
+
+
+def test_shared_hashes_estimate_the_jaccard_similarity():
+    generator = np.random.default_rng(0)
+    for similarity in (0.0, 0.2, 0.5, 0.8, 0.95):
+        errors = []
+        for _ in range(40):
+            values = np.unique(generator.integers(0, 1 << 63, 1200).astype(np.uint64))[:1000]
+            shared = round(1000 * 2 * similarity / (1 + similarity)) // 2 * 2
+            left, right = values[: 500 + shared // 2], values[500 - shared // 2 :]
+            exact = len(np.intersect1d(left, right)) / len(np.union1d(left, right))
+            errors.append((minhash(left) == minhash(right)).mean() - exact)
+        deviation = np.sqrt(0.25 / (BANDS * ROWS) / len(errors))
+        assert abs(np.mean(errors)) < 4 * deviation
+
+
+def test_shingles_are_runs_of_five_words_in_any_case_and_punctuation():
+    same = [shingles(text) for text in ("One, two; three four FIVE six", "one two three four five SIX!")]
+    assert len(same[0]) == 2 and (same[0] == same[1]).all()
+    assert len(shingles("one two three four five six one two three four five")) == 6  # of 7 runs, the last is the first
+    assert len(shingles("")) == 0 and len(shingles("two words")) == 1
+    assert len(shingles("लड़का गया और लड़की गयी थी")) == 2  # vowel signs are parts of words
+    assert len(shingles("港口很安静最后的船")) == 5  # of scripts without spaces, characters are words
+    assert len(shingles("12港口, A4港口")) == 2  # also after a digit or a Latin letter
+    assert len(shingles("\U0001e922\U0001e944\U0001e923 " * 4 + "\U0001e924\U0001e94a\U0001e925")) == 1  # Adlam
+
+
+def documents() -> list[str]:
+    """Passages of 200 words of novels, which share nothing."""
+    texts = (text for path in readers.expand(str(BOOKS / "*.txt.xz")) for text in readers.documents(path))
+    words = [word for text in texts for word in text.split()]
+    return [" ".join(words[start : start + PASSAGE]) for start in range(0, len(words) - PASSAGE, PASSAGE)][:1000]
+
+
+def test_planted_near_duplicates_are_found_and_distinct_documents_stay():
+    distinct = documents()
+    generator = random.Random(1)
+    planted = []
+    for text in distinct:
+        words = text.split()
+        for place in generator.sample(range(PASSAGE), 3):  # a similarity of about 0.86
+            words[place] = generator.choice(("north", "seven", "lamps"))
+        planted.append(" ".join(words).upper() + " Read more!")
+    index = Index()
+    kept = sum(index.add(bands(text)) for text in distinct)
+    lost = sum(index.add(bands(text)) for text in planted)
+    assert len(distinct) >= 500 and kept >= 0.99 * len(distinct)
+    assert lost <= 0.05 * len(planted)
+
+
+def test_a_dropped_document_does_not_drop_others():
+    text = documents()[0].split()
+    steps = [" ".join([*text[number * 12 :], *(f"new{n}" for n in range(number * 12))]) for number in range(8)]
+    index = Index()
+    kept = [index.add(bands(step)) for step in steps]
+    assert kept[0] and not kept[1] and any(kept[2:])  # a chain of near-duplicates does not end in one document
 
 
 def prose(number: int) -> str:
@@ -136,13 +301,15 @@ def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash
         return done[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "clean_unit", failing)
+        patch.setattr(commands_clean, "clean_unit", failing)
         with pytest.raises(RuntimeError):
             clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
     with pytest.raises(UserError, match="was started with other arguments"):
         clean(CleanOptions(corpus, tmp_path / "three", workers=1))
     count = iter(range(100))
-    monkeypatch.setattr(command, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments))
+    monkeypatch.setattr(
+        commands_clean, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments)
+    )
     clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
     contents = [
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.suffix in (".zst", ".npy")}

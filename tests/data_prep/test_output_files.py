@@ -1,8 +1,10 @@
-"""Shards of --format tfds hold the rows of Arrow shards, and are written as carefully."""
+"""Shards in each format, SHA256SUMS, and copies of outputs that verify them."""
 
+import hashlib
 import importlib.util
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from pyarrow import fs
 
+from bert_jax.commands import copy_examples
+from bert_jax.commands.copy_examples import copy
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, open_dataset
-from bert_jax.errors import UserError
-from data_prep import formats
+from bert_jax.errors import RunAgain, UserError
+from bert_jax.storage import remote
+from data_prep import output_files
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection import verify
@@ -35,14 +41,14 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
     """A folder with an output for each build and each of its formats, such as static_tfds."""
     folder = tmp_path_factory.mktemp("formats")
     for name, options in BUILDS.items():
-        for format in formats.FORMATS:
+        for format in output_files.FORMATS:
             given = options | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 1}
             build(BuildOptions(str(sample_text), vocab_dir, folder / f"{name}_{format}", 64, **given))
     return folder
 
 
 def all_rows(directory: Path, part: Any) -> Rows:
-    dataset = open_dataset(directory, part, formats.reader)
+    dataset = open_dataset(directory, part, output_files.reader)
     return dataset.gather(np.arange(dataset.rows))
 
 
@@ -95,14 +101,14 @@ def test_workers_and_a_failure_at_the_end_give_the_same_bytes(
 ) -> None:
     """A job of two processes is killed after its folder is ready and before its manifest exists, and resumes."""
     options: dict[str, Any] = BUILDS["static"] | {"format": "tfds", "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
-    finish = formats.finish
+    finish = output_files.finish
 
     def dying(directory: Path, manifest: dict[str, Any]) -> None:
         finish(directory, manifest)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(formats, "finish", dying)
+        patched.setattr(output_files, "finish", dying)
         with pytest.raises(OSError, match="gone"):
             build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
@@ -116,9 +122,9 @@ def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_pat
     rows = all_rows(outputs / "static_arrow", "train")
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [formats.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
+    manifest["shards"] = [output_files.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
     (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
-    formats.finish(tmp_path, manifest)
+    output_files.finish(tmp_path, manifest)
     assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
     source = tfds.builder_from_directory(tmp_path).as_data_source("train")
     assert len(source) == 2 * len(rows.input_ids)
@@ -131,7 +137,7 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(OSError) as caught:
-            formats.write("tfds", tmp_path, "train/shard", rows)
+            output_files.write("tfds", tmp_path, "train/shard", rows)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value.filename).startswith(str(tmp_path / "train" / "shard"))
@@ -140,7 +146,7 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
 
 def test_damaged_shard_is_refused(outputs: Path, tmp_path: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
-    read = formats.reader(manifest)
+    read = output_files.reader(manifest)
     name = manifest["shards"][0]["name"]
     path = tmp_path / name
     path.parent.mkdir()
@@ -159,7 +165,7 @@ def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
     path = outputs / "static_tfds" / manifest["shards"][0]["name"]
     for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
         with pytest.raises(Corrupt, match="a record whose features have the sizes"):
-            formats.reader(manifest | change)(path)
+            output_files.reader(manifest | change)(path)
 
 
 def test_training_refuses_tfds_shards(outputs: Path) -> None:
@@ -169,7 +175,7 @@ def test_training_refuses_tfds_shards(outputs: Path) -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow, tfds"):
-        formats.reader({"format": "later"})
+        output_files.reader({"format": "later"})
 
 
 def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
@@ -181,12 +187,12 @@ def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, 
         input_ids=rows.input_ids.astype(np.uint32) + 90_000, masked_ids=rows.masked_ids.astype(np.uint32) + 90_000
     )
     (tmp_path / "train").mkdir()
-    manifest["shards"] = [formats.write("tfds", tmp_path, "train/shard-00000", rows)]
-    formats.finish(tmp_path, manifest)
+    manifest["shards"] = [output_files.write("tfds", tmp_path, "train/shard-00000", rows)]
+    output_files.finish(tmp_path, manifest)
     example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
     assert example["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])
-    assert_same(formats.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
+    assert_same(output_files.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
 
 
 TENSORFLOW = """
@@ -225,3 +231,134 @@ def test_arrow_shards_open_in_data_frame_libraries(outputs: Path, library: str) 
         got = np.stack(frame[name].to_numpy())
         np.testing.assert_array_equal(got, values[: len(got)], err_msg=name)
         assert len(got) > 0
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of all buckets: s3://bucket/name is bucket/name in it."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    monkeypatch.setattr(remote, "open_store", lambda address: (pretended, address[5:]))
+    return folder
+
+
+def test_output_is_copied_to_a_store_and_back(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    copy_examples.main([f"--input={shards_dir}", "--output=s3://bucket/books"])
+    assert files(store / "bucket" / "books") == files(shards_dir)
+    copy_examples.main(["--input=s3://bucket/books/", f"--output={tmp_path / 'back'}"])
+    assert files(tmp_path / "back") == files(shards_dir)
+    verify(tmp_path / "back")
+    assert open_dataset(tmp_path / "back", "train").fingerprint == open_dataset(shards_dir, "train").fingerprint
+
+
+def test_a_stopped_copy_has_no_manifest_and_starts_again(
+    shards_dir: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its files."""
+    write = remote.Folder.write
+    for name in [*output_files.read_sums(shards_dir), output_files.SUMS]:
+        address = f"gs://bucket/{hashlib.sha256(name.encode()).hexdigest()}"
+
+        def stopped(folder, written, content, last=name):
+            if written == last:
+                raise KeyboardInterrupt
+            write(folder, written, content)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(remote.Folder, "write", stopped)
+            copy(str(shards_dir), address)
+        assert not (store / address[5:] / "manifest.json").exists()
+        with pytest.raises(UserError, match="does not exist"):
+            copy(address, str(tmp_path / "back"))
+        copy(str(shards_dir), address)
+        assert files(store / address[5:]) == files(shards_dir)
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+def test_damage_while_copying_is_named_and_gives_no_output(
+    shards_dir: Path, store: Path, tmp_path: Path, place: str
+) -> None:
+    source = tmp_path / "in" if place == "local" else store / "bucket" / "in"
+    shutil.copytree(shards_dir, source)
+    shard = source / "train" / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    input, output = (str(source), "s3://bucket/out") if place == "local" else ("s3://bucket/in", str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"damaged .*in/train/shard-00000\.arrow: its sha256 is \w+\.\.\., expected"):
+        copy(input, output)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete").exists()
+    assert not (store / "bucket" / "out" / "manifest.json").exists()
+
+
+def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    """The list may come from someone else; a copy must write only into the output."""
+    shutil.copytree(shards_dir, store / "bucket" / "in")
+    for name in ("../outside", "/outside", "train/../../outside"):
+        with (store / "bucket" / "in" / output_files.SUMS).open("a") as file:
+            file.write(f"{'0' * 64}  {name}\n")
+        with pytest.raises(UserError, match="is outside of the folder"):
+            copy("s3://bucket/in", str(tmp_path / "out"))
+        shutil.copy(shards_dir / output_files.SUMS, store / "bucket" / "in")
+
+
+def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    copy(str(shards_dir), "s3://bucket/there")
+    (store / "bucket" / "mixed").mkdir()
+    (store / "bucket" / "mixed" / "notes.txt").write_text("of somebody else")
+    for input, output, message in [
+        (str(shards_dir), "s3://bucket/there", "output s3://bucket/there exists"),
+        (str(shards_dir), "s3://bucket/mixed", r"holds notes\.txt, which is not part of the output"),
+        (str(shards_dir), str(tmp_path), "exists"),
+        (str(tmp_path), "s3://bucket/new", "SHA256SUMS does not exist. Check the address"),
+        ("s3://bucket/nowhere", str(tmp_path / "out"), "SHA256SUMS does not exist"),
+        (str(shards_dir), str(shards_dir / "copy"), r"is inside .*Choose an --output outside of it"),
+    ]:
+        with pytest.raises(UserError, match=message) as caught:
+            copy(input, output)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_address_without_a_bucket_is_refused(shards_dir: Path) -> None:
+    with pytest.raises(UserError, match="gs:// names no bucket"):
+        copy(str(shards_dir), "gs://")
+
+
+def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
+    with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
+        build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
+    with pytest.raises(UserError, match=r"^s3://bucket/books is in an object .* bert-jax copy-examples"):
+        open_dataset("s3://bucket/books/train", "train")
+    assert not Path("gs:").exists()
+
+
+def test_error_of_a_store_is_one_line(shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow's own S3 client, at an address where nothing listens."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(
+        remote,
+        "open_store",
+        lambda address: (
+            fs.S3FileSystem(
+                endpoint_override="127.0.0.1:9",
+                scheme="http",
+                connect_timeout=0.2,
+                request_timeout=0.2,
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+            ),
+            address[5:],
+        ),
+    )
+    with pytest.raises(
+        RunAgain, match=r"^s3://bucket/books.*Check the address, the network and the credentials"
+    ) as caught:
+        copy(str(shards_dir), "s3://bucket/books")
+    assert "\n" not in str(caught.value)
