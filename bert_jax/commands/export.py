@@ -5,11 +5,10 @@ from pathlib import Path
 
 from bert_jax import command_line
 from bert_jax.errors import UserError
-from bert_jax.interop import open_checkpoint as checkpoint_average
-from bert_jax.interop.export import FORMATS, _check, _write
+from bert_jax.interop.export import FORMATS, check_options, export_loaded
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import PARTS, LoadedModel
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_argument, open_checkpoint
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -66,10 +65,11 @@ def export(
     Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
     opened.
     """
-    _check(output, format, dtype)
+    check_options(output, format, dtype)  # before the checkpoint is read
     if base and format != "peft":
         raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
-    return _write(open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, base, dtype)
+    loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
+    return export_loaded(loaded, output, format, part, dtype, base)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
         "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
     )
     parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
-    checkpoint_average.add_argument(parser)
+    add_argument(parser)
     options = parser.parse_args(arguments)
     loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")

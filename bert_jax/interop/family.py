@@ -1,4 +1,8 @@
-"""Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json."""
+"""Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json.
+
+`Family`, at the end, is what families/*.py fill in. It is built from two kinds of tables, which come first: name tables
+(Entry, Layout), which say how each parameter is joined from tensors, and fields of config.json (Field).
+"""
 
 import dataclasses
 import re
@@ -17,12 +21,8 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Name tables: which tensors of a family's Hugging Face format make up each parameter, and conversion by them.
-#
-# The Hugging Face format stores each layer's tensors separately and has a token table of exactly
-# vocab_size rows. bert_jax stacks the layers and pads the table with zero rows. A Layout converts
-# between the two forms of one parameter; most layouts are shared by the families.
-
+# Name tables. The Hugging Face format stores each layer's tensors separately and its token table has exactly vocab_size
+# rows; bert_jax stacks the layers and pads the table with zero rows.
 
 LAYERS = "encoder/layers/"  # parameters stacked over layers, [L, ...]
 
@@ -121,10 +121,10 @@ def export_tensors(
     tensors: dict[str, np.ndarray] = {}
     for entry in _used(table, params, config):
         param = params[entry.path]
-        for layer, one in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
+        for layer, value in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
             if layer >= entry.first_layer:
                 names = [name.format(layer) for name in entry.names]
-                tensors |= dict(zip(names, entry.layout.split(one, config), strict=True))
+                tensors |= dict(zip(names, entry.layout.split(value, config), strict=True))
     return tensors
 
 
@@ -133,14 +133,18 @@ def import_params(
 ) -> dict[str, np.ndarray]:
     """Converts tensors, which `read` returns by bare name in the right shape, to parameters by path."""
     abstract = paths.flatten(abstract_params(config, heads))
+
+    def joined(entry: Entry, layer: int = 0) -> np.ndarray:
+        return entry.layout.join([read(name.format(layer)) for name in entry.names], config)
+
     params = {}
     for entry in _used(table, abstract, config):
         shape = abstract[entry.path].shape
         if not entry.path.startswith(LAYERS):
-            params[entry.path] = np.ascontiguousarray(_read(entry, 0, read, config))
+            params[entry.path] = np.ascontiguousarray(joined(entry))
             continue
         absent = [np.full(shape[1:], entry.absent_value, np.float32)] * entry.first_layer
-        layers = [_read(entry, layer, read, config) for layer in range(entry.first_layer, shape[0])]
+        layers = [joined(entry, layer) for layer in range(entry.first_layer, shape[0])]
         params[entry.path] = np.stack(absent[: shape[0]] + layers)
     return params
 
@@ -153,18 +157,13 @@ def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> 
     return {name: tensor.shape for name, tensor in export_tensors(table, empty, config).items()}
 
 
-def _read(entry: Entry, layer: int, read: Callable[[str], np.ndarray], config: ModelConfig) -> np.ndarray:
-    return entry.layout.join([read(name.format(layer)) for name in entry.names], config)
-
-
 def _used(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
-    found = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
-    assert len(found) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in found}}"
-    return found
+    used = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
+    assert len(used) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in used}}"
+    return used
 
 
-# Reads and writes the fields of a Hugging Face config.json as fields of ModelConfig.
-
+# Fields of config.json.
 
 # The largest number accepted from a config.json: far above any model, and small enough that a product of
 # three still fits a 64-bit size.
@@ -197,8 +196,8 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
 
     Raises UserError, naming the field, for a value that is not a number or is out of range.
     """
-    found: dict[str, Any] = {}
-    for ours, name, default in fields:
+    read: dict[str, Any] = {}
+    for model_field, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -206,8 +205,8 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
         least = 1 if default is None else 0
         if not least <= value < LARGEST:
             raise UserError(f"{where}: {name} is {value!r}; expected at least {least} and less than {LARGEST:,}")
-        found[ours] = value if kind is int else float(value)
-    return found
+        read[model_field] = value if kind is int else float(value)
+    return read
 
 
 def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:
@@ -216,7 +215,7 @@ def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any
 
 
 def read_activation(where: Path, values: Mapping[str, Any], name: str) -> str:
-    """Returns the activation that a field selects. Raises UserError, naming the field, for an unknown one."""
+    """Returns the activation that a field selects. Raises UserError for an unknown one."""
     value = values.get(name, "gelu")
     if not isinstance(value, str) or value not in ACTIVATIONS:
         raise UserError(f"{where}: {name} is {value!r}; choose from {', '.join(map(repr, ACTIVATIONS))}")
@@ -247,8 +246,7 @@ def make_model_config(where: Path, names: tuple[Field, ...], **fields: Any) -> M
         raise UserError(f"{where}: {message}") from None
 
 
-# Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json.
-
+# Families.
 
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
@@ -256,7 +254,7 @@ COUNTED = ("classes", "tags")
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
 # Adapters come on top of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
 ARCHITECTURE_FIELDS = tuple(
-    one.name for one in dataclasses.fields(ModelConfig) if one.name not in (*TRAINING_FIELDS, "lora")
+    field.name for field in dataclasses.fields(ModelConfig) if field.name not in (*TRAINING_FIELDS, "lora")
 )
 
 # Whether the output matrix is the token table; None means that it is.
@@ -364,5 +362,5 @@ class Family:
 
 def parts_of(heads: Heads) -> set[str]:
     """Returns the names of the heads that a model has."""
-    values = {one.name: getattr(heads, one.name) for one in dataclasses.fields(heads)}
+    values = {field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)}
     return {name for name, value in values.items() if value is True or (name in COUNTED and value)}

@@ -59,7 +59,7 @@ _SETTINGS = (
     "seed",
 )
 
-# Values of settings that are not named: those that change nothing, as `steps` is the usual data.mask_shape.
+# Values of settings that change nothing and are not listed; `steps` is the usual data.mask_shape.
 _UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
 
 # What a card says of masks for objectives that do not use those of the shards.
@@ -93,8 +93,8 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         + _average_sentence(loaded.average),
         *_task_section(loaded),
         *_data_section(loaded),
-        *_table_section("Training", ("setting", "value"), _training_rows(loaded)),
-        *_table_section("Evaluation", ("metric", "value"), _score_rows(loaded.metrics)),
+        *_section("Training", ("setting", "value"), list(_training_rows(loaded).items())),
+        *_section("Evaluation", ("metric", "value"), list(_score_rows(loaded.metrics).items())),
         "## How to load it",
         loading,
         "## Limits",
@@ -139,9 +139,9 @@ def _data_section(loaded: LoadedModel) -> list[str]:
     if loaded.task is not None:
         counts = loaded.metrics.get("counts", {})
         parts = [
-            (part, one["examples"], one.get("tokens"))
-            for part, one in counts.items()
-            if one.get("examples") is not None
+            (part, count["examples"], count.get("tokens"))
+            for part, count in counts.items()
+            if count.get("examples") is not None
         ]
         return _section("Data", ("part", "examples", "tokens"), parts)
     if not loaded.data:
@@ -161,7 +161,7 @@ def _data_section(loaded: LoadedModel) -> list[str]:
         for source in loaded.data
     ]
     files = [(f"{source['name']}: " if several else "Read from ") + _input_files(source) for source in loaded.data]
-    return [*_section("Data", columns, rows), "\n".join(f"- {one}" for one in files) if several else files[0]]
+    return [*_section("Data", columns, rows), "\n".join(f"- {line}" for line in files) if several else files[0]]
 
 
 def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
@@ -188,25 +188,20 @@ def _input_files(source: Mapping[str, Any]) -> str:
 def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
     """The most important settings of the run by configuration key, and what it took."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
-    found = {}
-    unused = _unused(loaded)
+    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
+    overridden = "optimizer.weight_decay" if overrides_weight_decay(rules, unflatten(loaded.params)) else ""
+    rows = {}
     for key in (*paths, *_SETTINGS):
         value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
         value = _without_folders(value) if key in paths and value else value
-        if value not in _UNNAMED and key not in unused:
-            found[key] = f"`{value}`" if key == _RULES else value
+        if value not in _UNNAMED and key != overridden:
+            rows[key] = f"`{value}`" if key == _RULES else value
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
-            found[title] = duration(value) if name == "seconds" else f"{value:,}"
-    return found
-
-
-def _unused(loaded: LoadedModel) -> tuple[str, ...]:
-    """The settings that another one overrides."""
-    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
-    return ("optimizer.weight_decay",) if overrides_weight_decay(rules, unflatten(loaded.params)) else ()
+            rows[title] = duration(value) if name == "seconds" else f"{value:,}"
+    return rows
 
 
 def _without_folders(value: str) -> str:
@@ -271,10 +266,6 @@ def _limits(loaded: LoadedModel) -> list[str]:
     else:
         limits.append("No evaluation of it is known.")
     return [*limits, "It reproduces its training text, including mistakes and bias."]
-
-
-def _table_section(title: str, columns: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
-    return _section(title, columns, list(rows.items()))
 
 
 def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -1,4 +1,8 @@
-"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file."""
+"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file.
+
+`predict_dev` makes the predictions, `error_sections` the sections: the function of each kind of task is in SECTIONS, at
+the end. `score_tagger` compares a tagger with the baseline of the most frequent tag.
+"""
 
 import dataclasses
 from collections import Counter
@@ -6,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
@@ -42,12 +46,17 @@ from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Span, TaskRows
+from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Sentence, Span, Split, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.train.workdir import WorkdirConfig
 
-# The predictions of a fine-tuned run for its dev file, computed from the checkpoint and the file.
-
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
+CONTEXT = 160  # characters shown on each side of an answer
+WORST = 12  # examples shown
+MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
+NARROW = 6  # classes of a matrix next to which a table fits
+MOST_CONFUSED = 15
+BARS = 3  # classes shown on a card
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 AnyRows = TypeVar("AnyRows", bound=TaskRows)
@@ -87,12 +96,11 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
-    loaded = open_checkpoint(workdir)
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
     _, files = registry.resolve(named)
     if "dev" not in files:
         raise UserError("the task has no dev file (--config.task.dev)")
-    model = FineTuned(loaded)
+    model = FineTuned(open_checkpoint(workdir))
     split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:
@@ -102,84 +110,6 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     answers, losses = model.item_losses(rows)
     predictions = model.task.predictions(rows, answers)
     return DevPredictions(model.task, files["dev"], rows, predictions, losses, total)
-
-
-# Sections on a model that answers questions: scores by question word, and cards of its worst answers.
-
-
-QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
-CONTEXT = 160  # characters shown on each side of an answer
-
-
-def question_section(found: DevPredictions) -> Section:
-    """Returns scores by question word, and by whether the question has an answer."""
-    scores = _scores(found)
-    groups: dict[str, list[int]] = {}
-    for item, question in enumerate(found.items):
-        groups.setdefault(question_word(question.question), []).append(item)
-    order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
-    rows = [_row(word, scores, np.array(groups[word])) for word in order]
-    without = np.array([question.answers == () for question in found.items])
-    for name, kept in (("has an answer", ~without), ("has no answer", without)):
-        if without.any() and kept.any():
-            rows.append(_row(name, scores, np.flatnonzero(kept)))
-    rows.append(_row("all", scores, np.arange(len(scores))))
-    note = f"On {found.description}. Exact match and F1 are those of the official SQuAD scripts."
-    return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
-
-
-def question_card(question: Question, prediction: dict) -> ErrorCard:
-    """Returns a card with a question and the context around the predicted answer, or else around the first label."""
-    label = question.answers[0] if question.answers else None
-    heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
-    context = question.context
-    start = prediction["start"]
-    if start is None:
-        start = context.find(label.text) if label else 0
-    end = prediction["end"] if prediction["end"] is not None else start
-    before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
-    answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
-    excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
-    dots = "…" if end + CONTEXT < len(context) else ""
-    content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
-    return ErrorCard(truncate(heading, 120), question.place, content)
-
-
-def question_word(question: str) -> str:
-    """Returns the first of QUESTION_WORDS in a question, or `other`."""
-    letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
-    words = f" {' '.join(letters.split())} "
-    places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
-    found = {word: place for word, place in places.items() if place >= 0}
-    return min(found, key=lambda word: (found[word], -len(word)), default="other")
-
-
-def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
-    """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
-    scores = []
-    for question, prediction in zip(found.items, found.predictions, strict=True):
-        labels = [answer.text for answer in question.answers or ()]
-        if labels:
-            one = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
-            scores.append([one["exact_match"], one["f1"]])
-        else:
-            scores.append([float(not prediction["answer"])] * 2)
-    return np.array(scores, np.float64)
-
-
-def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list[str]:
-    exact, f1 = scores[items].mean(axis=0)
-    return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
-
-
-# Sections on the errors of a fine-tuned model, by kind of task: confusions, calibration, and the worst examples.
-
-
-WORST = 12  # examples shown
-MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
-NARROW = 6  # classes of a matrix next to which a table fits
-MOST_CONFUSED = 15
-BARS = 3  # classes shown on a card
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
@@ -274,6 +204,67 @@ def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
 def _question(found: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
     cards = [question_card(found.items[item], found.predictions[item]) for item in found.worst(WORST)]
     return [question_section(found), error_section(cards)]
+
+
+def question_section(found: DevPredictions) -> Section:
+    """Returns scores by question word, and by whether the question has an answer."""
+    scores = _scores(found)
+    groups: dict[str, list[int]] = {}
+    for item, question in enumerate(found.items):
+        groups.setdefault(question_word(question.question), []).append(item)
+    order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
+    rows = [_row(word, scores, np.array(groups[word])) for word in order]
+    without = np.array([question.answers == () for question in found.items])
+    for name, kept in (("has an answer", ~without), ("has no answer", without)):
+        if without.any() and kept.any():
+            rows.append(_row(name, scores, np.flatnonzero(kept)))
+    rows.append(_row("all", scores, np.arange(len(scores))))
+    note = f"On {found.description}. Exact match and F1 are those of the official SQuAD scripts."
+    return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
+
+
+def question_card(question: Question, prediction: dict) -> ErrorCard:
+    """Returns a card with a question and the context around the predicted answer, or else around the first label."""
+    label = question.answers[0] if question.answers else None
+    heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
+    context = question.context
+    start = prediction["start"]
+    if start is None:
+        start = context.find(label.text) if label else 0
+    end = prediction["end"] if prediction["end"] is not None else start
+    before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
+    answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
+    excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
+    dots = "…" if end + CONTEXT < len(context) else ""
+    content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
+    return ErrorCard(truncate(heading, 120), question.place, content)
+
+
+def question_word(question: str) -> str:
+    """Returns the first of QUESTION_WORDS in a question, or `other`."""
+    letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
+    words = f" {' '.join(letters.split())} "
+    places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
+    found = {word: place for word, place in places.items() if place >= 0}
+    return min(found, key=lambda word: (found[word], -len(word)), default="other")
+
+
+def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
+    """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
+    scores = []
+    for question, prediction in zip(found.items, found.predictions, strict=True):
+        labels = [answer.text for answer in question.answers or ()]
+        if labels:
+            one = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
+            scores.append([one["exact_match"], one["f1"]])
+        else:
+            scores.append([float(not prediction["answer"])] * 2)
+    return np.array(scores, np.float64)
+
+
+def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list[str]:
+    exact, f1 = scores[items].mean(axis=0)
+    return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
 
 
 def _choice(found: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
@@ -413,6 +404,36 @@ def _texts(example) -> str:
     pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(truncate(example.text_pair))}"
     mark = "<b>A</b>" if pair else ""
     return f"{mark}{page.text(truncate(example.text))}{pair}"
+
+
+@dataclass(frozen=True)
+class TaggingScore:
+    """Accuracy on the words of the test file; `unknown`: on those that do not occur in the training file."""
+
+    accuracy: float
+    unknown_accuracy: float
+    baseline: tagging.Baseline
+
+
+def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
+    """Tags the test file of a tagging task and evaluates the baseline on the same words.
+
+    Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
+    """
+    named, files = registry.resolve(config)
+    train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
+    model = FineTuned(open_checkpoint(checkpoint))
+    predictions = model.predictions(model.encode(test))
+    known = {word for sentence in train.items for word in sentence.words}
+    pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
+    predicted = [tag for sentence in predictions for tag in sentence["tags"]]
+    correct = np.array([one == tag for one, (_, tag) in zip(predicted, pairs, strict=True)])
+    unknown = np.array([word not in known for word, _ in pairs])
+    return TaggingScore(
+        accuracy=float(correct.mean()),
+        unknown_accuracy=float(correct[unknown].mean()) if unknown.any() else float("nan"),
+        baseline=tagging.most_frequent_tag_baseline(train, test),
+    )
 
 
 # The sections of each kind of task. A subclass has those of its base class unless it is listed itself.

@@ -1,4 +1,9 @@
-"""Renders a Document as one HTML file with inline SVG, which needs no other file and no network."""
+"""Renders a Document as one HTML file with inline SVG, which needs no other file and no network.
+
+`render` and `block` come first, then `figure`, which draws a chart. Everything that comes from data passes `text` or
+`escape`. page.css and page.js are copied into the page. Colours of curves are CSS classes (series-0, series-1, ...), so
+that the style sheet sets them for light, dark and print.
+"""
 
 import html
 import json
@@ -31,220 +36,19 @@ from bert_jax.reporting.document import (
     Settings,
     Table,
     Tile,
+    flat_settings,
     number,
 )
-
-# Line charts and histograms as inline SVG: axes, ticks, units, a legend, and the values that a pointer reads out.
-#
-# Colours are CSS classes (series-0, series-1 ...), so that the style sheet sets them for light, dark and print.
-
 
 TICKS = 5  # the approximate number on an axis
 SPARSE = 15  # curves of at most this many points show them
 _BAR_SHARE = 0.86  # the width of a bar as a share of the distance to the next
-
-
 # The size of a chart and the borders of its curves, in pixels.
 WIDTH, HEIGHT = 520, 250
 LABEL_WIDTH, LABEL_HEIGHT = 200, 20  # of the words of a reference
 LEFT, RIGHT, TOP, BASE = 66, 506, 12, 210
 
 Values = TypeVar("Values", float, np.ndarray)
-
-
-class Scale(NamedTuple):
-    """A linear map from values [low, high] to pixels [begin, end], and the values that get a tick."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    marks: Float[np.ndarray, "k"]
-
-    def __call__(self, values: Values) -> Values:
-        share = (values - self.low) / (self.high - self.low)
-        return self.begin + share * (self.end - self.begin)
-
-
-def figure(chart: Chart) -> str:
-    """Returns an HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
-    x_scale, y_scale = _scales(chart)
-    marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
-    shape = _bars if chart.bar_width else _curve
-    marks += [shape(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
-    marks += [_level(chart, reference, x_scale, y_scale) for reference in chart.references]
-    data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
-    unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
-    return (
-        f'<figure class="chart"><figcaption><h3>{escape(chart.title)}{unit}</h3>{_legend(chart)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(_summary(chart))}">'
-        f"{''.join(marks)}<g class=cursor></g></svg>"
-        f'<p class="readout">{escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
-    )
-
-
-def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
-    """Returns round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return np.arange(first, last + 1) * step
-
-
-def _scales(chart: Chart) -> tuple[Scale, Scale]:
-    steps = np.concatenate([series.steps for series in chart.series])
-    levels = [reference.value for reference in chart.references]
-    values = np.concatenate([*(series.values for series in chart.series), levels])
-    low, high = float(values.min()), float(values.max())
-    if chart.from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    if high - low < 1e-12:
-        low, high = (0.0, high) if high > 0 else (low, low + 1.0)
-    marks = ticks(low, high)
-    first_step, last_step = 0.0, max(float(steps.max()), 1.0)
-    if chart.bar_width:  # the bar of a number extends half-way to its neighbours
-        first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
-    step_marks = ticks(first_step, last_step)
-    if chart.bar_width:
-        step_marks = np.unique(np.rint(step_marks))
-    step_marks = step_marks[(step_marks >= first_step) & (step_marks <= last_step)]
-    x_scale = Scale(first_step, last_step, LEFT, RIGHT, step_marks)
-    return x_scale, Scale(float(marks[0]), float(marks[-1]), BASE, TOP, marks)
-
-
-def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
-    """Returns grid lines and labels at the ticks of both scales, and the name of the x axis."""
-    left, right, base = x.begin, x.end, y.begin
-    parts = []
-    for value in y.marks.tolist():
-        at, label = y(value), escape(show_y(value).replace(".0%", "%"))
-        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{left - 7}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
-    for value in x.marks.tolist():
-        at, label = x(value), escape(show_x(value).replace(".0%", "%"))
-        anchor = "end" if at > right - 20 else "middle"  # a wide label would be cut at the edge
-        parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
-    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{base}" y2="{base}"/>')
-    middle = (left + right) / 2
-    parts.append(f'<text class="tick" x="{middle:.0f}" y="{base + 35}" text-anchor="middle">{escape(name)}</text>')
-    return "".join(parts)
-
-
-def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -> str:
-    """Returns the line of a reference, with its words on the side of it that fewer points of the curves are on."""
-    y = y_scale(reference.value)
-    near = [
-        y_scale(one.values)[(x_scale(one.steps) > RIGHT - LABEL_WIDTH) & (abs(y_scale(one.values) - y) < LABEL_HEIGHT)]
-        for one in chart.series
-    ]
-    above = sum(int((values <= y).sum()) for values in near)
-    below = sum(int((values > y).sum()) for values in near)
-    text_y = y + LABEL_HEIGHT - 5 if below < above and y + LABEL_HEIGHT < BASE else y - 5
-    words = escape(f"{reference.name} {chart.show(reference.value)}")
-    return (
-        f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="reference" x="{RIGHT}" y="{text_y:.1f}" text-anchor="end">{words}</text>'
-    )
-
-
-def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
-    """Returns the bars of one series; those of several series are next to each other."""
-    series, count, base = chart.series[index], len(chart.series), y_scale(0.0)
-    width = (x_scale(float(chart.bar_width)) - x_scale(0.0)) * _BAR_SHARE / count
-    bars = "".join(
-        f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}"/>'
-        for middle, top in zip(_middles(chart, index, x_scale), y_scale(series.values), strict=True)
-        if base - top >= 0.05
-    )
-    return f'<g class="{_class(chart, index)}">{bars}</g>'
-
-
-def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
-    """Returns the x positions of the values of a series: its steps, or the middles of its bars."""
-    series = chart.series[index]
-    if not chart.bar_width:
-        return x_scale(series.steps)
-    offset = (index - (len(chart.series) - 1) / 2) * _BAR_SHARE / len(chart.series) * chart.bar_width
-    return x_scale(series.steps + (chart.bar_width - 1) / 2 + offset)
-
-
-def _curve(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
-    series = chart.series[index]
-    x, y = x_scale(series.steps), y_scale(series.values)
-    if len(x) == 1:
-        return f'<circle class="{_class(chart, index)}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
-    if series.trend is None:
-        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True))
-        return f'<g class="{_class(chart, index)}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
-    return f'<g class="{_class(chart, index)}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
-
-
-def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> str:
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    return f'<polyline class="{name}" points="{points}"/>'
-
-
-def _class(chart: Chart, index: int) -> str:
-    """Returns the CSS class of a series, which has its colour."""
-    colour = chart.series[index].colour
-    return f"series-{index if colour is None else colour}"
-
-
-def _legend(chart: Chart) -> str:
-    keys = "".join(
-        f'<li class="{_class(chart, index)}"><i></i>{escape(series.name)}</li>'
-        for index, series in enumerate(chart.series)
-    )
-    return f'<ul class="legend">{keys}</ul>'
-
-
-def _latest(chart: Chart) -> str:
-    """Returns the read-out without a pointer: the last value of each curve, or the highest of each histogram."""
-    if chart.bar_width:
-        highest = ((series, int(series.values.argmax())) for series in chart.series)
-        parts = (
-            f"{series.name} {chart.show(float(series.values[top]))} at {chart.place(float(series.steps[top]))}"
-            for series, top in highest
-        )
-        return "most: " + "  ·  ".join(parts)
-    last = "  ·  ".join(f"{series.name} {chart.show(float(series.values[-1]))}" for series in chart.series)
-    return f"last: {last}"
-
-
-def _summary(chart: Chart) -> str:
-    """Returns the chart in words, for screen readers."""
-    if chart.bar_width:
-        return f"{chart.title}, {_latest(chart)}"
-    changes = [
-        f"{series.name} from {chart.show(float(series.values[0]))} at {chart.place(float(series.steps[0]))} "
-        f"to {chart.show(float(series.values[-1]))} at {chart.place(float(series.steps[-1]))}"
-        for series in chart.series
-    ]
-    return f"{chart.title}: {'; '.join(changes)}"
-
-
-def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
-    """Returns what the page's script needs of each curve: name and class, places and values as text and in pixels."""
-    return [
-        {
-            "name": series.name,
-            "class": _class(chart, index),
-            "places": [chart.place(float(step)) for step in series.steps],
-            "shown": [chart.show(float(value)) for value in series.values],
-            "x": [round(float(x), 1) for x in _middles(chart, index, x_scale)],
-            "y": [round(float(y), 1) for y in y_scale(series.values)],
-        }
-        for index, series in enumerate(chart.series)
-    ]
-
-
-# Renders a Document as one HTML file that needs no other file and no network.
-#
-# Everything that comes from data passes `text`, which escapes it. page.css and page.js are copied into the page.
-
-
 _FOLDER = Path(__file__).parent
 
 
@@ -368,21 +172,194 @@ def _fragment(fragment: Fragment) -> str:
 def _settings(groups: Mapping[str, Mapping[str, Any]]) -> str:
     tables = []
     for name, values in groups.items():
-        rows = "".join(f"<tr><td>{text(key)}</td><td>{text(_plain(value))}</td></tr>" for key, value in _flat(values))
+        lines = flat_settings(values).items()
+        rows = "".join(f"<tr><td>{text(key)}</td><td>{text(value)}</td></tr>" for key, value in lines)
         caption = f"<caption>{text(name)}</caption>" if name else ""
         if rows:
             tables.append(f"<table>{caption}<tbody>{rows}</tbody></table>")
     return f'<div class="settings">{"".join(tables)}</div>'
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+class Scale(NamedTuple):
+    """A linear map from values [low, high] to pixels [begin, end], and the values that get a tick."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    marks: Float[np.ndarray, "k"]
+
+    def __call__(self, values: Values) -> Values:
+        share = (values - self.low) / (self.high - self.low)
+        return self.begin + share * (self.end - self.begin)
 
 
-def _plain(value: Any) -> str:
-    shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return "-" if value is None or shown == "" else shown
+def figure(chart: Chart) -> str:
+    """Returns an HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
+    x_scale, y_scale = _scales(chart)
+    marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
+    shape = _bars if chart.bar_width else _curve
+    marks += [shape(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
+    marks += [_level(chart, reference, x_scale, y_scale) for reference in chart.references]
+    data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
+    unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
+    legend = "".join(
+        f'<li class="{_class(chart, index)}"><i></i>{escape(series.name)}</li>'
+        for index, series in enumerate(chart.series)
+    )
+    return (
+        f'<figure class="chart"><figcaption><h3>{escape(chart.title)}{unit}</h3><ul class="legend">{legend}</ul>'
+        "</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(_summary(chart))}">'
+        f"{''.join(marks)}<g class=cursor></g></svg>"
+        f'<p class="readout">{escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
+    )
+
+
+def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
+    """Returns round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return np.arange(first, last + 1) * step
+
+
+def _scales(chart: Chart) -> tuple[Scale, Scale]:
+    steps = np.concatenate([series.steps for series in chart.series])
+    levels = [reference.value for reference in chart.references]
+    values = np.concatenate([*(series.values for series in chart.series), levels])
+    low, high = float(values.min()), float(values.max())
+    if chart.from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low < 1e-12:
+        low, high = (0.0, high) if high > 0 else (low, low + 1.0)
+    marks = ticks(low, high)
+    first_step, last_step = 0.0, max(float(steps.max()), 1.0)
+    if chart.bar_width:  # the bar of a number extends half-way to its neighbours
+        first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
+    step_marks = ticks(first_step, last_step)
+    if chart.bar_width:
+        step_marks = np.unique(np.rint(step_marks))
+    step_marks = step_marks[(step_marks >= first_step) & (step_marks <= last_step)]
+    x_scale = Scale(first_step, last_step, LEFT, RIGHT, step_marks)
+    return x_scale, Scale(float(marks[0]), float(marks[-1]), BASE, TOP, marks)
+
+
+def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
+    """Returns grid lines and labels at the ticks of both scales, and the name of the x axis."""
+    left, right, base = x.begin, x.end, y.begin
+    parts = []
+    for value in y.marks.tolist():
+        at, label = y(value), escape(show_y(value).replace(".0%", "%"))
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 7}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+    for value in x.marks.tolist():
+        at, label = x(value), escape(show_x(value).replace(".0%", "%"))
+        anchor = "end" if at > right - 20 else "middle"  # a wide label would be cut at the edge
+        parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>')
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
+    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{base}" y2="{base}"/>')
+    middle = (left + right) / 2
+    parts.append(f'<text class="tick" x="{middle:.0f}" y="{base + 35}" text-anchor="middle">{escape(name)}</text>')
+    return "".join(parts)
+
+
+def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -> str:
+    """Returns the line of a reference, with its words on the side of it that fewer points of the curves are on."""
+    y = y_scale(reference.value)
+    near = [
+        y_scale(one.values)[(x_scale(one.steps) > RIGHT - LABEL_WIDTH) & (abs(y_scale(one.values) - y) < LABEL_HEIGHT)]
+        for one in chart.series
+    ]
+    above = sum(int((values <= y).sum()) for values in near)
+    below = sum(int((values > y).sum()) for values in near)
+    text_y = y + LABEL_HEIGHT - 5 if below < above and y + LABEL_HEIGHT < BASE else y - 5
+    words = escape(f"{reference.name} {chart.show(reference.value)}")
+    return (
+        f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="reference" x="{RIGHT}" y="{text_y:.1f}" text-anchor="end">{words}</text>'
+    )
+
+
+def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
+    """Returns the bars of one series; those of several series are next to each other."""
+    series, count, base = chart.series[index], len(chart.series), y_scale(0.0)
+    width = (x_scale(float(chart.bar_width)) - x_scale(0.0)) * _BAR_SHARE / count
+    bars = "".join(
+        f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}"/>'
+        for middle, top in zip(_middles(chart, index, x_scale), y_scale(series.values), strict=True)
+        if base - top >= 0.05
+    )
+    return f'<g class="{_class(chart, index)}">{bars}</g>'
+
+
+def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
+    """Returns the x positions of the values of a series: its steps, or the middles of its bars."""
+    series = chart.series[index]
+    if not chart.bar_width:
+        return x_scale(series.steps)
+    offset = (index - (len(chart.series) - 1) / 2) * _BAR_SHARE / len(chart.series) * chart.bar_width
+    return x_scale(series.steps + (chart.bar_width - 1) / 2 + offset)
+
+
+def _curve(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
+    series = chart.series[index]
+    x, y = x_scale(series.steps), y_scale(series.values)
+    if len(x) == 1:
+        return f'<circle class="{_class(chart, index)}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
+    if series.trend is None:
+        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True))
+        return f'<g class="{_class(chart, index)}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
+    return f'<g class="{_class(chart, index)}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
+
+
+def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> str:
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    return f'<polyline class="{name}" points="{points}"/>'
+
+
+def _class(chart: Chart, index: int) -> str:
+    """Returns the CSS class of a series, which has its colour."""
+    colour = chart.series[index].colour
+    return f"series-{index if colour is None else colour}"
+
+
+def _latest(chart: Chart) -> str:
+    """Returns the read-out without a pointer: the last value of each curve, or the highest of each histogram."""
+    if chart.bar_width:
+        highest = ((series, int(series.values.argmax())) for series in chart.series)
+        parts = (
+            f"{series.name} {chart.show(float(series.values[top]))} at {chart.place(float(series.steps[top]))}"
+            for series, top in highest
+        )
+        return "most: " + "  ·  ".join(parts)
+    last = "  ·  ".join(f"{series.name} {chart.show(float(series.values[-1]))}" for series in chart.series)
+    return f"last: {last}"
+
+
+def _summary(chart: Chart) -> str:
+    """Returns the chart in words, for screen readers."""
+    if chart.bar_width:
+        return f"{chart.title}, {_latest(chart)}"
+    changes = [
+        f"{series.name} from {chart.show(float(series.values[0]))} at {chart.place(float(series.steps[0]))} "
+        f"to {chart.show(float(series.values[-1]))} at {chart.place(float(series.steps[-1]))}"
+        for series in chart.series
+    ]
+    return f"{chart.title}: {'; '.join(changes)}"
+
+
+def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
+    """Returns what the page's script needs of each curve: name and class, places and values as text and in pixels."""
+    return [
+        {
+            "name": series.name,
+            "class": _class(chart, index),
+            "places": [chart.place(float(step)) for step in series.steps],
+            "shown": [chart.show(float(value)) for value in series.values],
+            "x": [round(float(x), 1) for x in _middles(chart, index, x_scale)],
+            "y": [round(float(y), 1) for y in y_scale(series.values)],
+        }
+        for index, series in enumerate(chart.series)
+    ]
