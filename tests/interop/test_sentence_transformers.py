@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import ALONE
-from bert_jax.tasks import registry
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.kinds.embedding import (
     EmbeddingRows,
@@ -381,30 +379,3 @@ def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
     wanted = json.loads(str(arrays["pairs/metrics"]))
     assert found["spearman"] == pytest.approx(wanted["spearman_cosine"], abs=1e-6), REFRESH
     assert found["pearson"] == pytest.approx(wanted["pearson_cosine"], abs=1e-6), REFRESH
-
-
-@pytest.fixture
-def published():
-    """The folder of test_real_weights.py, all-MiniLM-L6-v2: the mean, normalized, of at most 256 tokens."""
-    if "BERT_JAX_REAL_WEIGHTS" not in os.environ:
-        pytest.skip("BERT_JAX_REAL_WEIGHTS is not set: it names a folder of published weights")
-    return Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
-
-
-@pytest.mark.slow
-def test_a_published_folder_is_read_with_its_settings(published):
-    loaded = open_checkpoint(published)
-    assert (loaded.task["pooling"], loaded.task["normalize"], loaded.task["max_length"]) == ("mean", True, 256)
-    vectors = embed(loaded, [("A man is playing a guitar.",), ("Someone plays an instrument.",), ("It rains.",)])
-    cosines = vectors["embeddings"] @ vectors["embeddings"].T
-    np.testing.assert_allclose(np.diag(cosines), 1, atol=1e-6)
-    assert cosines[0, 1] > 0.5 > cosines[0, 2]
-
-
-@pytest.mark.slow
-def test_a_published_model_has_the_correlations_that_the_library_measures(published, bert_jax_data):
-    """The figures are those of EmbeddingSimilarityEvaluator of sentence-transformers 6.2 on the dev file of STS-B."""
-    data = registry.find_split("stsb", registry.find_folder("stsb", bert_jax_data), "dev")
-    found = evaluate(published, data, columns=Columns("sentence1", "sentence2", "score"))
-    assert found["spearman"] == pytest.approx(0.86716312, abs=1e-6)
-    assert found["pearson"] == pytest.approx(0.86961946, abs=1e-6)
