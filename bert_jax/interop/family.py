@@ -60,14 +60,6 @@ def head_shape(config: ModelConfig) -> tuple[int, int]:
     return config.heads, config.width // config.heads
 
 
-def _fuse_kernels(kernels: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
-    return np.stack([kernel.T.reshape(config.width, *head_shape(config)) for kernel in kernels], axis=1)
-
-
-def _split_kernels(fused: np.ndarray, config: ModelConfig) -> list[np.ndarray]:
-    return [fused[:, which].reshape(config.width, config.width).T for which in range(3)]
-
-
 SAME = Layout(lambda tensors, _: tensors[0], lambda param, _: [param])
 # A dense kernel is [out, in] in torch and [in, out] here.
 DENSE = Layout(lambda tensors, _: tensors[0].T, lambda param, _: [param.T])
@@ -75,8 +67,11 @@ VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda param, c: [pa
 # Two tensors that hold the same values: the first is read, both are written.
 VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda param, c: [param[: c.vocab_size]] * 2)
 # Query, key and value as separate tensors.
-QKV_KERNEL = Layout(_fuse_kernels, _split_kernels)
-QKV_BIAS = Layout(
+_QKV_KERNEL = Layout(
+    lambda tensors, c: np.stack([kernel.T.reshape(c.width, *head_shape(c)) for kernel in tensors], axis=1),
+    lambda param, c: [param[:, index].reshape(c.width, c.width).T for index in range(3)],
+)
+_QKV_BIAS = Layout(
     lambda tensors, c: np.stack([bias.reshape(head_shape(c)) for bias in tensors]),
     lambda param, c: list(param.reshape(3, c.width)),
 )
@@ -96,16 +91,26 @@ def norm(path: str, name: str) -> tuple[Entry, ...]:
     return Entry(f"{path}/scale", (f"{name}.weight",), SAME), Entry(f"{path}/bias", (f"{name}.bias",), SAME)
 
 
-def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
-    """Returns the entries of a masked language model's output; an untied output has its own bias in `decoder`.
+def qkv(*names: str) -> tuple[Entry, ...]:
+    """Returns the entries of queries, keys and values that are three dense layers."""
+    path = f"{LAYERS}attention/qkv"
+    kernel = Entry(f"{path}/kernel", tuple(f"{name}.weight" for name in names), _QKV_KERNEL)
+    return kernel, Entry(f"{path}/bias", tuple(f"{name}.bias" for name in names), _QKV_BIAS)
+
+
+def mlm_head(transform: str, transform_norm: str, decoder: str, bias: str) -> "Parts":
+    """Returns the head of a masked language model; an untied output has its own bias in `decoder`.
 
     transformers 4 ties both biases even there, and its files may hold `bias` alone (absent_copies).
     """
-    return (
-        Entry(f"{path}/bias", (bias,), VOCABULARY, tied=True),
-        Entry(f"{path}/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
-        Entry(f"{path}/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
+    entries = (
+        *dense("mlm_head/transform", transform),
+        *norm("mlm_head/norm", transform_norm),
+        Entry("mlm_head/bias", (bias,), VOCABULARY, tied=True),
+        Entry("mlm_head/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
+        Entry("mlm_head/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
     )
+    return {"mlm": entries}
 
 
 def absent_copies(table: Sequence[Entry], held: Container[str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
 from bert_jax.model.layers import unflatten
-from bert_jax.storage import files, hub
+from bert_jax.storage import hub
+from bert_jax.storage.files import IN_MEMORY
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.train.evaluation import is_threshold
 from bert_jax.train.metrics import duration
@@ -65,6 +66,12 @@ _UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
 # What a card says of masks for objectives that do not use those of the shards.
 _OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
 
+_WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
+_WITH_SENTENCE_TRANSFORMERS = (
+    "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+    'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
+)
+
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
 
@@ -78,11 +85,20 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     library = TRANSFORMERS
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
     if loading == TRANSFORMERS:
-        loading = _with_transformers(architecture)
+        loading = (
+            f"```python\nfrom transformers import AutoTokenizer, {architecture}\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+            f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
+        )
     elif loading == SENTENCE_TRANSFORMERS:
         library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
     kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.vocabulary.lowercase else "cased"
+    task = []
+    if loaded.task is not None:
+        unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
+        labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
+        task = ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
     sections = [
         f"---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
@@ -91,7 +107,7 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         f"{KINDS[loaded.vocabulary.kind]} vocabulary of {loaded.vocabulary.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
         + _average_sentence(loaded.average),
-        *_task_section(loaded),
+        *task,
         *_data_section(loaded),
         *_section("Training", ("setting", "value"), list(_training_rows(loaded).items())),
         *_section("Evaluation", ("metric", "value"), list(_score_rows(loaded.metrics).items())),
@@ -103,35 +119,12 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     return "\n\n".join(sections) + "\n"
 
 
-_WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
-_WITH_SENTENCE_TRANSFORMERS = (
-    "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-    'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
-)
-
-
-def _with_transformers(architecture: str) -> str:
-    return (
-        "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-        f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
-    )
-
-
 def _average_sentence(average: str) -> str:
     if not average:
         return ""
     if average == MOVING_AVERAGE:
         return " The weights are a moving average over the training steps."
     return f" The weights are the mean of the last {average.partition(':')[2]} checkpoints."
-
-
-def _task_section(loaded: LoadedModel) -> list[str]:
-    if loaded.task is None:
-        return []
-    unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
-    labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
-    return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
 
 
 def _data_section(loaded: LoadedModel) -> list[str]:
@@ -160,7 +153,12 @@ def _data_section(loaded: LoadedModel) -> list[str]:
         )
         for source in loaded.data
     ]
-    files = [(f"{source['name']}: " if several else "Read from ") + _input_files(source) for source in loaded.data]
+    files = []
+    for source in loaded.data:
+        names = ", ".join(f"`{name}`" for name in source["input"])
+        more = source["input_files"] - len(source["input"])
+        start = f"{source['name']}: " if several else "Read from "
+        files.append(f"{start}{names} and {more:,} more files." if more else f"{start}{names}.")
     return [*_section("Data", columns, rows), "\n".join(f"- {line}" for line in files) if several else files[0]]
 
 
@@ -177,12 +175,6 @@ def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     else:
         rate = f"{data.get('mask_rate') or masking['rate']:.0%}"
     return f"{masking['kind']}, {rate}, unit {masking['unit']}"
-
-
-def _input_files(source: Mapping[str, Any]) -> str:
-    names = ", ".join(f"`{name}`" for name in source["input"])
-    more = source["input_files"] - len(source["input"])
-    return f"{names} and {more:,} more files." if more else f"{names}."
 
 
 def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
@@ -208,19 +200,15 @@ def _without_folders(value: str) -> str:
     """The names of the paths in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
     if value.startswith(hub.PREFIX):
         return value
-    parts = []
+    items = []
     for item in value.split(","):
-        name, equals, path = item.rpartition("=")
-        parts.append(f"{name}{equals}{_name_of(PurePath(path))}")
-    return ",".join(parts)
-
-
-def _name_of(path: PurePath) -> str:
-    """The last part of a path; of a step, the name of its run, too; nothing for what was in memory."""
-    if any(part.startswith(files.IN_MEMORY) for part in path.parts):
-        return ""
-    *_, run, folder, last = ("", "", "", *path.parts)
-    return f"{run}, step {last}" if run and folder == CHECKPOINTS else path.name
+        key, equals, path = item.rpartition("=")
+        parts = PurePath(path).parts
+        *_, run, folder, last = ("", "", "", *parts)
+        name = f"{run}, step {last}" if run and folder == CHECKPOINTS else last
+        in_memory = any(part.startswith(IN_MEMORY) for part in parts)
+        items.append(key + equals + ("" if in_memory else name))
+    return ",".join(items)
 
 
 def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def read(directory: Path) -> LoadedModel:
     base = _base_folder(directory, values.get("base_model_name_or_path"))
     model = huggingface.read_config(base, directory)
     family, architecture = huggingface.named_family(base / huggingface.CONFIG_FILE, model)
-    task = _task(directory)
+    task = read_json(directory / TASK_FILE) if (directory / TASK_FILE).exists() else {}
     if written := task.get("architectures"):  # peft has no task type of multiple choice, for one
         _, architecture = huggingface.named_family(directory / TASK_FILE, {**model, "architectures": written})
     else:
@@ -84,9 +84,8 @@ def read(directory: Path) -> LoadedModel:
     if weights.left_out:
         huggingface.report(f"{base}: not used by {architecture}, left out: {', '.join(weights.left_out)}")
     labels, outputs = model.get("id2label"), huggingface.outputs_of(family, architecture, weights)
-    if labels and any(
-        count != len(labels) for count in outputs.values()
-    ):  # those of the base model, whose classifier was another one
+    # The labels may be those of the base model, whose classifier was another one.
+    if labels and any(count != len(labels) for count in outputs.values()):
         del model["id2label"]
     return huggingface.assemble(directory, base, model, weights)
 
@@ -207,8 +206,3 @@ def _architecture(where: Path, family: Family, architecture: str, task_type: obj
     if str(task_type) not in known:
         raise UserError(f"{where}: task_type is {task_type!r}; of {family.title}, choose from {', '.join(known)}")
     return known[str(task_type)]
-
-
-def _task(directory: Path) -> dict[str, Any]:
-    file = directory / TASK_FILE
-    return dict(read_json(file)) if file.exists() else {}

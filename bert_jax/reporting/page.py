@@ -29,10 +29,8 @@ from bert_jax.reporting.document import (
     Fragment,
     Histogram,
     Markup,
-    Panel,
     Panels,
     Reference,
-    Section,
     Settings,
     Table,
     Tile,
@@ -57,7 +55,12 @@ def render(document: Document) -> str:
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     header = "".join(f"<p>{text(line)}</p>" for line in document.lines)
     header += f'<p class="state">{text(document.warning)}</p>' if document.warning else ""
-    sections = [_section(section) for section in document.sections if section.blocks or section.note]
+    sections = []
+    for section in document.sections:
+        if section.blocks or section.note:
+            note = f'<p class="note">{text(section.note)}</p>' if section.note else ""
+            content = "".join(map(block, section.blocks))
+            sections.append(f"<section><h2>{text(section.title)}</h2>{note}{content}</section>")
     footer = f"<footer>Drawn by {text(document.program)} from {text(document.source)}.</footer>"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -80,11 +83,16 @@ def block(content: Block) -> str:
         case Table():
             return table(content.header, *content.groups, words=content.words)
         case Panels(panels):
-            return f'<div class="panels">{"".join(map(_panel, panels))}</div>'
+            parts = (
+                f"<div><h3>{text(panel.title)} <span>{text(panel.subtitle)}</span></h3>{bar_list(panel.bars)}</div>"
+                for panel in panels
+            )
+            return f'<div class="panels">{"".join(parts)}</div>'
         case Charts(charts):
-            return _charts(charts)
-        case Bullets(lines):
-            return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>"
+            lines = (chart.chart() if isinstance(chart, Histogram) else chart for chart in charts)
+            return f'<div class="charts">{"".join(figure(chart) for chart in lines if chart.series)}</div>'
+        case Bullets(sentences):
+            return "<ul>" + "".join(f"<li>{text(sentence)}</li>" for sentence in sentences) + "</ul>"
         case Excerpts(excerpts):
             return "".join(map(_excerpt, excerpts))
         case Settings(groups):
@@ -119,12 +127,6 @@ def bar_list(bars: Iterable[Bar]) -> str:
     return f'<ol class="bars">{"".join(lines)}</ol>'
 
 
-def _section(section: Section) -> str:
-    note = f'<p class="note">{text(section.note)}</p>' if section.note else ""
-    content = "".join(map(block, section.blocks))
-    return f"<section><h2>{text(section.title)}</h2>{note}{content}</section>"
-
-
 def _tiles(tiles: Sequence[Tile]) -> str:
     if not tiles:
         return ""
@@ -136,17 +138,8 @@ def _tiles(tiles: Sequence[Tile]) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _charts(charts: Sequence[Chart | Histogram]) -> str:
-    lines = (chart.chart() if isinstance(chart, Histogram) else chart for chart in charts)
-    return f'<div class="charts">{"".join(figure(chart) for chart in lines if chart.series)}</div>'
-
-
 def _count(bar: Bar) -> str:
     return "" if bar.number is None else f' title="{bar.number:,}"'
-
-
-def _panel(panel: Panel) -> str:
-    return f"<div><h3>{text(panel.title)} <span>{text(panel.subtitle)}</span></h3>{bar_list(panel.bars)}</div>"
 
 
 def _excerpt(excerpt: Excerpt) -> str:

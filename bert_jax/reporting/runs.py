@@ -7,7 +7,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -429,11 +429,9 @@ def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:
     # What a recipe says of the architecture is in the model as it was made.
     repeated = {key for key in known if key.startswith("config.model.") and key.removeprefix("config.") in known}
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in repeated]
-    rows = [[_shown_key(key, known), *(each.get(key, NONE) for each in flat)] for key in keys]
+    rows = []
+    for key in keys:
+        # The prefix of the configuration tells its keys from those of the model and the task as they were made.
+        short = key.removeprefix("config.")
+        rows.append([key if short in known else short, *(each.get(key, NONE) for each in flat)])
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _shown_key(key: str, known: Collection[str]) -> str:
-    """A key without the prefix of the configuration, unless the model or the task as it was made has the same one."""
-    short = key.removeprefix("config.")
-    return key if short in known else short
