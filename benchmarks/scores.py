@@ -1,4 +1,4 @@
-r"""Scores of fine-tuning a small BERT: the tables of benchmarks/results/finetuning.md and docs/distillation.md.
+r"""Scores of fine-tuning a small BERT: the tables of benchmarks/results/finetuning.md and docs/adapting.md.
 
     BERT_JAX_DATA=DATA python -m benchmarks.scores --model FOLDER --runs RUNS --only mrpc
     python -m benchmarks.scores --page benchmarks/results/finetuning.md

@@ -7,14 +7,11 @@
     model.predict(["A good book."])
 
 `bert_jax/__init__.py` imports this module when one of its names is used, so `import bert_jax` does not wait for jax.
-Read `Model` first. The functions above it turn data and models in memory into the files that a run reads.
+Read `Model` first, then the functions below it. tasks/in_memory.py writes the data and models that they take to
+the files that a run reads.
 """
 
 import dataclasses
-import datetime
-import decimal
-import enum
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +22,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from bert_jax import config as config_lib
-from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig, TaskConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
 from bert_jax.errors import UserError, naming_arguments
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -35,189 +32,23 @@ from bert_jax.model.bert import Bert, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.pretraining import pretrain as run_pretraining
 from bert_jax.progress import is_watched
-from bert_jax.storage.files import IN_MEMORY, as_typed, write_atomic
+from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.hub import PREFIX, model_address
-from bert_jax.storage.location import absolute, location, location_address, store_of
+from bert_jax.storage.location import absolute, location
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, is_iterable, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
+from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured_file, refuse_store
 from bert_jax.tasks.inference import tokenizer_of
-from bert_jax.tasks.kinds.choice import CHOICES
-from bert_jax.tasks.kinds.question_data import QUESTION_COLUMNS
 from bert_jax.tasks.prediction import Prediction, PredictOptions
-from bert_jax.tasks.reading.tables import Columns, is_unicode
-from bert_jax.tasks.registry import task_of
+from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.vectors import report_truncated
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook
-from bert_jax.train.workdir import CHECKPOINTS
 from data_prep.build_options import BuildKeywords, TokenizerKeywords
-
-# Data and models in memory, as the files that a run reads: what `bert_jax.finetune` takes.
-
-
-# A file, rows, a pandas or polars DataFrame (also a lazy one), datasets.Dataset, a pyarrow.Table.
-Table = str | Path | Iterable[Mapping[str, Any]] | Any
-SETS = "multilabel"  # the kind of task whose label may be a set
-# The kinds whose columns are all named (empty: classification or choice), and what others read where none are named.
-OF_NAMED_COLUMNS = ("", "classification", "regression", "embedding", SETS)
-DEFAULT_COLUMNS = ("tokens", "labels", "spans", "relations", *QUESTION_COLUMNS, "is_impossible", CHOICES)
-
-
-def checkpoint_path(loaded: LoadedModel, scratch: Path) -> str:
-    """The path of a model's checkpoint, or hf:NAME; one whose folder is gone, and an average, are written to `scratch`.
-
-    Only an origin with the prefix hf: is of the Hub, so that no model of the Hub replaces a folder.
-    """
-    if loaded.origin.startswith(PREFIX) and not loaded.average:
-        return loaded.origin
-    folder = location(loaded.origin) if loaded.origin and not loaded.average else None
-    if folder and (folder / CHECKPOINTS).is_dir():
-        folder = folder / CHECKPOINTS / str(loaded.step)  # the run may have saved other steps since
-    if folder and folder.exists():
-        return str(folder)
-    export.export_loaded(loaded, scratch, "orbax")
-    return str(scratch)
-
-
-def refuse_store(workdir: str | Path, tables: Iterable[Table]) -> None:
-    """Raises UserError for a workdir in a store and data in memory, which are kept as files next to a workdir."""
-    address = location_address(workdir)
-    if store_of(address) and not all(isinstance(table, str | Path) for table in tables):
-        raise UserError(
-            f"workdir is {address}, but data in memory can only be kept next to a workdir on disk. Write the data to "
-            "files and give their paths, or use a workdir on disk"
-        )
-
-
-def data_file(table: Table, path: Path, task: TaskConfig) -> str:
-    """The file of a table for a task. Data in memory is written to `path` as JSON lines; a datasets.Dataset as Parquet,
-    next to `path`, because its classes are numbers, and have names and an order only there.
-
-    A value that JSON does not have is written as its text in Python, in columns that the task does not read. Raises
-    UserError for one that it reads, for data that are no rows, and for a column whose name is no text.
-    """
-    if isinstance(table, str | Path):
-        return str(table)
-    if isinstance(getattr(table, "features", None), Mapping) and hasattr(table, "to_parquet"):  # datasets.Dataset
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet = str(path.with_suffix(".parquet"))
-        table.to_parquet(parquet)
-        return parquet
-    rows = _rows(table)
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise UserError(
-            f"the data is {type(table).__name__} without rows that are dictionaries. Give a file, a list of "
-            "dictionaries, a DataFrame, a pyarrow.Table or a datasets.Dataset"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (_line(f"row {number} of the data", row, task) for number, row in enumerate(rows, 1))
-    write_atomic(path, (f"{line}\n".encode() for line in lines))  # a refused row leaves the file of an earlier run
-    return str(path)
-
-
-def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Columns) -> str:
-    """The file of a table that a fine-tuned model is measured on; `columns` are those that it was not fine-tuned with.
-
-    Raises UserError as data_file does, and for data in memory of a model that was not fine-tuned.
-    """
-    if isinstance(table, str | Path):
-        return str(table)
-    task = task_of(loaded)
-    used = columns.filled(task.columns)
-    config = TaskConfig(kind=task.kind, text=used.text, text_pair=used.text_pair, label=used.label)
-    return data_file(table, path, dataclasses.replace(config, marks=",".join(used.marks)))
-
-
-def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
-    labels = _names(task.label)
-    read = labels | _names(task.text, task.text_pair, task.marks, task.choices, task.negatives)
-    read.update([] if task.kind else [CHOICES], [] if task.kind in OF_NAMED_COLUMNS else DEFAULT_COLUMNS)
-    values = {}
-    for name, value in row.items():
-        if not isinstance(name, str | int):
-            raise UserError(
-                f"{where} has the column {name!r:.60}, whose name is no text. Rename the columns of the table"
-            )
-        try:
-            values[name] = _plain(value, sets=task.kind == SETS and str(name) in labels)
-        except ValueError as error:
-            if str(name) in read:
-                raise UserError(f"{where}: column {name!r} holds {value!r:.60}; {error}") from None
-            values[name] = str(value)
-    line = json.dumps(values, ensure_ascii=False)
-    if not is_unicode(line):
-        raise UserError(
-            f"{where} has half of a surrogate pair, which is no character: {line!r:.80}. Correct the text, or omit "
-            "the row"
-        )
-    return line
-
-
-def _rows(table: Any) -> list[Any]:
-    """The rows of a DataFrame, or the items of any other table; none of what is no table."""
-    # Of the type, as columns of pandas are attributes of the DataFrame.
-    if hasattr(type(table), "collect"):  # a LazyFrame of polars
-        table = table.collect()
-    if hasattr(type(table), "to_pylist"):  # pyarrow
-        return list(table.to_pylist())
-    if hasattr(table, "columns") and hasattr(table, "to_dicts"):  # polars
-        return list(table.to_dicts())
-    if hasattr(table, "columns") and hasattr(table, "to_dict"):  # pandas
-        return list(table.to_dict("records"))
-    return list(table) if is_iterable(table) else []
-
-
-def _names(*columns: str) -> set[str]:
-    """The names in keys that each name one column, or several separated by commas."""
-    return {name.strip() for names in columns for name in names.split(",")} - {""}
-
-
-def _plain(value: Any, sets: bool = False) -> Any:
-    """A value as JSON has it: what is missing as null, bytes and dates as texts, arrays as lists, and with `sets` also
-    a set as one. Raises ValueError, which says what is expected, for other values."""
-    if getattr(getattr(value, "dtype", None), "kind", "") == "M":  # dates of NumPy, which tolist makes numbers
-        value = value.astype(str)
-    for method in ("tolist", "item"):  # of NumPy, JAX and PyTorch
-        if hasattr(value, method) and type(found := getattr(value, method)()) is not type(value):
-            return _plain(found, sets)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str | int) for key in value):
-            raise ValueError("expected keys that are texts")
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, set | frozenset):
-        if not sets:
-            raise ValueError("a set has no order, so give a list")
-        return sorted(map(_plain, value), key=str)
-    missing = isinstance(value, float | decimal.Decimal) and value != value
-    if value is None or missing or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
-        return None
-    if isinstance(value, bytes | bytearray):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError("the bytes are not UTF-8, so give a text") from None
-    if isinstance(value, str | int | float):
-        return value
-    if isinstance(value, datetime.date | datetime.time | decimal.Decimal | enum.Enum):
-        return str(value)
-    raise ValueError("expected a text, a number, true or false, or a list or dictionary of these")
-
-
-# The functions of `import bert_jax`: load a model and use it, fine-tune it on data in memory, pretrain one.
-#
-#     import bert_jax
-#
-#     model = bert_jax.load("runs/stars")
-#     model.encode(["A good book.", "A bad one."])
-#     model.predict(["A good book."])
-#
-# `bert_jax/__init__.py` imports this module when one of its names is used, so `import bert_jax` does not wait for jax.
 
 
 class Model:

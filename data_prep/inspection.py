@@ -49,7 +49,7 @@ from data_prep.sequences import RANDOM_SEGMENT
 from data_prep.units import EVAL_KEY_BIT, summarise
 from data_prep.worker import mask_rows, row_batches
 
-PROGRAM = "bert_jax.commands.inspect_shards"
+PROGRAM = "bert-jax inspect-shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
 _LABELS = {"nsp": {0: "B is next", 1: "B is random"}, "sop": {0: "in order", 1: "swapped"}}

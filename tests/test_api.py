@@ -40,7 +40,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.export import export_loaded
 from bert_jax.model.heads.config import Heads
-from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks import finetuning, in_memory, registry
 from bert_jax.tasks.evaluation import EvaluateOptions, evaluate
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.tasks.prediction import PredictOptions, predict
@@ -300,12 +300,12 @@ def test_finetune_starts_from_the_step_or_the_average_that_a_model_holds(tmp_pat
     export.write(loaded, tmp_path / "run")
     [step] = (tmp_path / "run" / "checkpoints").iterdir()
     opened = bert_jax.load(tmp_path / "run")
-    assert api.checkpoint_path(opened.loaded, tmp_path / "unused") == str(step)
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "unused") == str(step)
     changed = {path: value + 1 for path, value in opened.loaded.params.items()}
     average = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, average="ema"))
     other = bert_jax.Model(dataclasses.replace(opened.loaded, params=changed, step=opened.loaded.step + 1))  # is gone
     for name, model in (("average", average), ("other", other)):
-        written = api.checkpoint_path(model.loaded, tmp_path / name)
+        written = in_memory.checkpoint_path(model.loaded, tmp_path / name)
         assert written == str(tmp_path / name)
         for path, value in bert_jax.load(written).loaded.params.items():
             np.testing.assert_array_equal(value, changed[path], err_msg=path)
@@ -325,9 +325,9 @@ def test_the_origin_of_a_model_is_neither_a_folder_of_that_name_elsewhere_nor_a_
     monkeypatch.chdir(tmp_path / "org")
     assert repr(opened).endswith("from tiny)")
     shutil.copytree(folder, tmp_path / "org" / "org" / "tiny")  # another one
-    assert api.checkpoint_path(opened.loaded, tmp_path / "unused") == str(tmp_path / "org" / "tiny")
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "unused") == str(tmp_path / "org" / "tiny")
     shutil.rmtree(tmp_path / "org" / "tiny")
-    assert api.checkpoint_path(opened.loaded, tmp_path / "written") == str(tmp_path / "written")
+    assert in_memory.checkpoint_path(opened.loaded, tmp_path / "written") == str(tmp_path / "written")
     assert (tmp_path / "written").is_dir()
 
 
@@ -338,7 +338,7 @@ def test_only_a_run_that_is_kept_is_the_origin_of_its_model(model, tmp_path, mon
         export.write(model.loaded, workdir)
         return {"start": config.init_from}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
     monkeypatch.chdir(tmp_path)
     tuned = bert_jax.finetune(model, ROWS, text="review", label="stars", workdir="runs/a" if kept else None)
     assert tuned.result["start"] == model.loaded.origin
@@ -376,13 +376,13 @@ def test_rows_with_dates_and_missing_values_are_written_as_json(tmp_path):
         "none": None,
         "answers": {"text": ["a", "b"], "start": [3]},
     }
-    path = Path(api.data_file([row], tmp_path / "rows.jsonl", TaskConfig(kind="tagging")))
+    path = Path(in_memory.data_file([row], tmp_path / "rows.jsonl", TaskConfig(kind="tagging")))
     assert json.loads(path.read_text()) == expected | {"tags": [1, 0, -1]}
 
 
 def written(folder: Path, table: Any, **task: str) -> list[dict[str, Any]]:
     """The rows of the file of a table."""
-    path = Path(api.data_file(table, folder / "rows.jsonl", TaskConfig(**task)))
+    path = Path(in_memory.data_file(table, folder / "rows.jsonl", TaskConfig(**task)))
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -425,9 +425,9 @@ def test_values_that_no_file_has_are_refused_with_their_row(model, row, task, sa
 def test_classes_of_a_dataset_keep_their_numbers(tmp_path):
     """Those of rows without names, in another file, mean the same classes."""
     task = TaskConfig(text="review", label="stars")
-    train = api.data_file(Dataset(), tmp_path / "train.jsonl", task)
+    train = in_memory.data_file(Dataset(), tmp_path / "train.jsonl", task)
     numbers = [{"review": row["review"], "stars": ["five", "one"].index(row["stars"])} for row in ROWS]
-    dev = api.data_file(numbers, tmp_path / "dev.jsonl", task)
+    dev = in_memory.data_file(numbers, tmp_path / "dev.jsonl", task)
     resolved, files = registry.resolve(dataclasses.replace(task, train=train, dev=dev))
     resolved = resolved.complete(registry.read(resolved, files["train"]))
     assert resolved.labels == ("five", "one")
@@ -506,14 +506,12 @@ def test_text_becomes_a_pretrained_model(sample_text, tmp_path):
 @pytest.mark.parametrize("name", ["train_tokenizer", "build_examples"])
 @pytest.mark.parametrize(("watched", "given", "quiet"), [(True, None, False), (False, None, True), (True, True, True)])
 def test_data_preparation_shows_progress_where_somebody_watches(name, watched, given, quiet, monkeypatch):
-    module, function = {"train_tokenizer": ("train_tokenizer", "train"), "build_examples": ("build_examples", "build")}[
-        name
-    ]
+    function = {"train_tokenizer": "data_prep.vocabulary.train", "build_examples": "data_prep.build.build"}[name]
 
     def hear(options: Any, quiet: bool) -> None:
         raise InterruptedError(quiet)
 
-    monkeypatch.setattr(f"data_prep.{module}.{function}", hear)
+    monkeypatch.setattr(function, hear)
     monkeypatch.setattr(api, "is_watched", lambda: watched)
     options = {"input": "text", "output": "out"}
     options |= {"tokenizer": "words", "seq_len": 128} if name == "build_examples" else {"vocab_size": 500}
@@ -537,7 +535,7 @@ def test_a_model_of_the_hub_is_named_by_its_address_where_a_run_begins(model, fo
         export.write(model.loaded, workdir)
         return {}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
     for start in ("org/tiny", "hf:org/tiny", bert_jax.load("org/tiny"), str(folder)):
         bert_jax.finetune(start, ROWS, text="review", label="stars")
     assert starts == ["hf:org/tiny"] * 3 + [str(folder)]
@@ -584,7 +582,7 @@ def configured(model, monkeypatch) -> Callable[..., FinetuneConfig]:
         export.write(model.loaded, workdir)
         return {}
 
-    monkeypatch.setattr(api, "finetune", run)
+    monkeypatch.setattr(api, "run_finetuning", run)
 
     def configure(**given: Any) -> FinetuneConfig:
         bert_jax.finetune(model, ROWS, **given)
@@ -600,7 +598,7 @@ def test_a_group_of_overrides_leaves_its_other_keys_as_the_recipe_has_them(confi
         assert (found.task.text, found.task.max_length) == ("review", 16) and found.optimizer == nested.optimizer
         assert (found.optimizer.warmup_steps, found.optimizer.learning_rate) == (-1, 1e-3)
     started: list[Any] = []
-    monkeypatch.setattr(api, "pretrain", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     bert_jax.pretrain("bert_tiny", tmp_path, data="shards", overrides={"model": {"dropout": 0.0}})
     [tiny] = started
     assert (tiny.model.preset, tiny.model.dropout, tiny.data.train) == ("tiny", 0.0, "shards")
@@ -632,7 +630,7 @@ def test_mappings_have_the_signs_of_their_keys(configured, tmp_path, monkeypatch
     assert len(finetuning.settings_of(with_commas)) == 6
     assert found.optimizer.decays == "layers/0/=0.1;head=0"
     started: list[Any] = []
-    monkeypatch.setattr(api, "pretrain", lambda config, workdir, hooks: started.append(config) or {})
+    monkeypatch.setattr(api, "run_pretraining", lambda config, workdir, hooks: started.append(config) or {})
     mixture = {"wiki": "shards/wiki:0.7", "books": "shards/books:0.3"}
     bert_jax.pretrain("bert_tiny", tmp_path, overrides={"data.mixture": mixture, "batch_schedule": {0: 256, 100: 512}})
     [mixed] = started

@@ -78,7 +78,7 @@ def test_every_key_has_a_meaning_and_none_twice():
 
 def test_comments_of_several_lines_belong_to_the_key_below_them():
     [scale] = [key for key in config_keys.finetuning_keys() if key.name == "task.scale_targets"]
-    source = (ROOT / "bert_jax" / "config" / "training.py").read_text().splitlines()
+    source = (ROOT / "bert_jax" / "config" / "finetuning.py").read_text().splitlines()
     line = next(number for number, text in enumerate(source) if text.strip().startswith("scale_targets:"))
     first, second = (text.strip("# ") for text in source[line - 2 : line])
     assert scale == config_keys.Key("task.scale_targets", "str", "auto", f"{first} {second}")

@@ -1,4 +1,4 @@
-"""The command build-examples."""
+"""Makes sharded training examples from text. Its options and their help are in data_prep/build_options.py."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The command clean."""
+"""Cleans text: keeps the documents of good quality, once each.
+
+`clean` is the job; the rules are in data_prep/cleaning/.
+"""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""The command convert."""
+"""Converts a model in Hugging Face or Google format to a bert_jax checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path

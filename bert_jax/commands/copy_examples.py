@@ -1,4 +1,4 @@
-"""The command copy-examples."""
+"""Copies shards to or from an object store, and verifies every byte."""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""The command embed."""
+"""Computes the vectors of texts, words or tokens, and writes them to a NumPy file or to a folder of shards.
+
+`embed` returns the vectors of texts in memory, `embed_file` writes those of a file of any length.
+"""
 
 import dataclasses
 import hashlib
@@ -12,9 +15,8 @@ import numpy as np
 
 from bert_jax import command_line
 from bert_jax.errors import UserError
-from bert_jax.interop import open_checkpoint as checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.model.outputs import LAYERS
 from bert_jax.progress import print_note
 from bert_jax.storage.files import refuse_existing, write_atomic
@@ -127,7 +129,7 @@ def embed_file(
     average: str = "",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (vector_files.py).
+    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (tasks/vectors.py).
 
     settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
     the same call. Raises UserError as embed, read_stream and write_vectors do.
@@ -199,7 +201,7 @@ def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
     write_atomic(path, content.getbuffer())
 
 
-def main(arguments: Sequence[str]) -> None:
+def _parser() -> command_line.Parser:
     parser = command_line.Parser("bert-jax embed", DESCRIPTION)
     parser.add_argument(
         "--checkpoint",
@@ -229,8 +231,12 @@ def main(arguments: Sequence[str]) -> None:
     cut = "only the first N dimensions (default: as the checkpoint says)"
     parser.add_argument("--truncate_dim", type=int, default=0, metavar="N", help=cut)
     parser.add_argument("--compute_dtype", default="float32", help="float32, bfloat16 or auto (default: float32)")
-    checkpoint_average.add_argument(parser)
-    options = vars(parser.parse_args(arguments))
+    add_average_flag(parser)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = vars(_parser().parse_args(arguments))
     enable_compilation_cache()
     checkpoint, source, output = options.pop("checkpoint"), Path(options.pop("input")), Path(options.pop("output"))
     if options["format"] not in FORMATS:

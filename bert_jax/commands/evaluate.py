@@ -1,11 +1,11 @@
-"""The command evaluate."""
+"""Evaluates a checkpoint on held-out shards, on labelled files or by retrieval, and prints the metrics as JSON."""
 
 import json
 from collections.abc import Sequence
 
 from bert_jax import command_line
 from bert_jax.config import MeshConfig
-from bert_jax.interop import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag
 from bert_jax.tasks.evaluation import MESH_FLAG, evaluate
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
@@ -45,7 +45,7 @@ token of a sequence: limit the rows with --max_rows, which takes the first ones.
 """
 
 
-def main(arguments: Sequence[str]) -> None:
+def _parser() -> command_line.Parser:
     parser = command_line.Parser("bert-jax evaluate", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the checkpoint (see above)")
     parser.add_argument("--data", required=True, help="shards, or a file or folder of the task")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
         action="store_true",
         help="also mask each token of the shards in turn, for masked language models",
     )
-    open_checkpoint.add_argument(parser)
+    add_average_flag(parser)
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
@@ -86,7 +86,11 @@ def main(arguments: Sequence[str]) -> None:
         what = f"default: {default}" if default > 0 else "default: -1, the devices that remain"
         on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
     distributed.add_flags(parser)
-    known = parser.parse_args(list(arguments))
+    return parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    known = _parser().parse_args(list(arguments))
     enable_compilation_cache()
     columns = Columns(known.text, known.text_pair, known.label)
     with distributed.processes(known, saves=False):

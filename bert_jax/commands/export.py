@@ -1,14 +1,12 @@
-"""The command export."""
+"""Exports a checkpoint in the format of other software."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bert_jax import command_line
-from bert_jax.errors import UserError
-from bert_jax.interop.export import FORMATS, check_options, export_loaded
+from bert_jax.interop.export import FORMATS, export
 from bert_jax.interop.huggingface_export import describe
-from bert_jax.interop.loaded_model import PARTS, LoadedModel
-from bert_jax.interop.open_checkpoint import add_argument, open_checkpoint
+from bert_jax.interop.loaded_model import PARTS
+from bert_jax.interop.open_checkpoint import add_average_flag
 
 DESCRIPTION = """Exports a checkpoint for use in other software.
 
@@ -48,30 +46,6 @@ CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, a
 hf:NAME (org/name), a model of the Hugging Face Hub."""
 
 
-def export(
-    checkpoint: str | Path,
-    output: str | Path,
-    format: str = "hf",
-    average: str = "",
-    part: str = "",
-    base: str = "",
-    dtype: str = "",
-) -> LoadedModel:
-    """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
-
-    part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
-    orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
-    (default: the run's init_from). dtype is one of DTYPES[format]; empty for the default that `--help` describes.
-    Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
-    opened.
-    """
-    check_options(output, format, dtype)  # before the checkpoint is read
-    if base and format != "peft":
-        raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
-    loaded = open_checkpoint(checkpoint, average, merged=format != "peft")
-    return export_loaded(loaded, output, format, part, dtype, base)
-
-
 def main(arguments: Sequence[str]) -> None:
     parser = command_line.Parser("bert-jax export", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
@@ -82,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
     )
     parser.add_argument("--base", default="", metavar="DIR", help="of peft: the Hugging Face folder of the base model")
-    add_argument(parser)
+    add_average_flag(parser)
     options = parser.parse_args(arguments)
     loaded = export(**vars(options))
     print(f"{options.output}: {describe(loaded)}")

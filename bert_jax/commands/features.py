@@ -1,4 +1,7 @@
-"""The command features."""
+"""Compares the layers of a checkpoint by small tagging heads that are trained on their frozen vectors.
+
+`features` is the job, `result_table` its table; the vectors and heads are in tasks/features.py.
+"""
 
 import argparse
 import dataclasses
@@ -21,9 +24,8 @@ from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, loading
 from bert_jax.config.training import SEEDS
 from bert_jax.errors import UserError
-from bert_jax.interop import open_checkpoint as checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.model.outputs import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import refuse_existing, write_json
@@ -189,7 +191,7 @@ def main(arguments: Sequence[str]) -> None:
         texts = {name: item.metadata[name] for name in ("help", "metavar")}
         parser.add_argument(*names, dest=item.name, type=kind, default=item.default, **texts)
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
-    checkpoint_average.add_argument(parser)
+    add_average_flag(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
     overrides = loading.as_keys(overrides)

@@ -1,18 +1,10 @@
-"""The command fill-mask."""
+"""Predicts the masked words of sentences, or generates text by masked diffusion."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-
-import numpy as np
+from collections.abc import Sequence
 
 from bert_jax import command_line
-from bert_jax.errors import UserError
-from bert_jax.interop import open_checkpoint
-from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.tasks import fill_mask as ancestral_sampling
-from bert_jax.tasks.embedder import checked_strings
-from bert_jax.tasks.fill_mask import MASK, Filled, _ids, _open, fill_mask
-from bert_jax.tasks.inference import tokenizer_of
+from bert_jax.interop.open_checkpoint import add_average_flag
+from bert_jax.tasks.fill_mask import MASK, Filled, fill_mask, generate
 from bert_jax.train.compilation import enable_compilation_cache
 
 DESCRIPTION = """Predicts the masked words of sentences, with the probability of each prediction.
@@ -31,34 +23,6 @@ This is meant for models trained with config.objective=diffusion; other masked m
 Masks in a sentence are filled too."""
 
 
-def generate(
-    checkpoint: str | Path | LoadedModel,
-    new_tokens: int,
-    prompts: Iterable[str] = ("",),
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-    temperature: float = 1.0,
-    average: str = "",
-) -> list[str]:
-    """Returns each prompt followed by new_tokens sampled tokens, as readable text (ancestral_sampling.unmask).
-
-    steps is the number of denoising steps; None means new_tokens. The same arguments give the same texts. Masks in a
-    prompt are filled too. Raises UserError for new_tokens below 1, and as fill_mask and ancestral_sampling.unmask do.
-    """
-    prompts = checked_strings(prompts)
-    if new_tokens < 1:
-        raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
-    loaded = _open(checkpoint, average)
-    words = tokenizer_of(loaded)
-    new = [words.mask_id] * new_tokens
-    begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    texts = [np.array([*begin, *_ids(prompt, words), *new, *end], np.int32) for prompt in prompts]
-    steps = new_tokens if steps is None else steps
-    filled = ancestral_sampling.unmask(loaded, texts, steps=steps, seed=seed, temperature=temperature)
-    return [words.decode(ids[words.begin : len(ids) - words.end]) for ids in filled]
-
-
 def main(arguments: Sequence[str]) -> None:
     parser = command_line.Parser("bert-jax fill-mask", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the model that predicts")
@@ -69,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     sampling.add_argument("--steps", type=int, metavar="T", help="denoising steps (default: N)")
     sampling.add_argument("--seed", type=int, metavar="N", help="of the samples (default: 0)")
     sampling.add_argument("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
-    open_checkpoint.add_argument(parser)
+    add_average_flag(parser)
     options = parser.parse_args(arguments)
     enable_compilation_cache()
     given = {name: getattr(options, name) for name in ("steps", "seed", "temperature")}

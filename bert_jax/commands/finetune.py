@@ -1,4 +1,4 @@
-"""The command finetune."""
+"""Fine-tunes a checkpoint on a named task or on files, and prints the metrics as JSON."""
 
 import json
 import sys

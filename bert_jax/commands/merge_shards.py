@@ -1,4 +1,4 @@
-"""The command merge-shards."""
+"""Joins the shards of jobs that ran apart, or adds new text to an output."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The command predict."""
+"""Predicts labels, scores, tags, entities or answers for a file, and writes them as JSON lines or for a leaderboard."""
 
 import contextlib
 import json
@@ -11,8 +11,7 @@ from typing import IO, Any
 
 from bert_jax import command_line
 from bert_jax.errors import UserError
-from bert_jax.interop import open_checkpoint as checkpoint_average
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.storage.files import atomic_file
 from bert_jax.tasks import measurement
 from bert_jax.tasks.inference import FineTuned
@@ -72,7 +71,7 @@ where there may be none, the odds of no answer as null_odds.json. There may be n
 """
 
 
-def main(arguments: Sequence[str]) -> None:
+def _parser() -> command_line.Parser:
     parser = command_line.Parser("bert-jax predict", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help=CHECKPOINT_HELP)
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts (see above); - for standard input")
@@ -93,11 +92,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compute_dtype", default="auto", help=COMPUTE_DTYPE_HELP)
     what = "of questions: the probability of no answer above which none is given (default: as fine-tuned)"
     parser.add_argument("--null_threshold", type=float, metavar="P", help=what)
-    checkpoint_average.add_argument(parser)
+    add_average_flag(parser)
     for column in ("text", "text_pair"):
         what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
-    options = parser.parse_args(list(arguments))
+    return parser
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = _parser().parse_args(list(arguments))
     enable_compilation_cache()
     columns = Columns(options.text, options.text_pair)
     # Checked before the model is opened, which takes seconds.

@@ -1,4 +1,4 @@
-"""The command pretrain."""
+"""Pretrains an encoder on shards, and prints the result as JSON."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,8 @@
-"""Runs all steps from text to an exported BERT, with the commands that a user would type."""
+"""Runs all steps from text to an exported BERT, with the commands that a user would type.
+
+`quickstart` lists the stages in order. `Stages` is the output folder: it runs the commands and records each stage's
+time and figures.
+"""
 
 import contextlib
 import dataclasses
@@ -27,9 +31,6 @@ from bert_jax.storage.files import write_json
 from bert_jax.train.metrics import duration, read_metrics
 from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.workdir import latest_step
-
-# Runs the commands of the quickstart one after another, and records the time and results of each stage.
-
 
 RECORD = "quickstart.json"
 LOG_WIDTH = 110  # of tables if the output is not a terminal
@@ -136,9 +137,6 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def _command_line(arguments: tuple[str, ...]) -> str:
     return f"bert-jax {shlex.join(arguments)}"
-
-
-# Runs all steps from text to an exported BERT, with the commands that a user would type.
 
 
 DESCRIPTION = """Runs all steps from text to an exported BERT, in less than 10 minutes on two cores.

@@ -1,4 +1,4 @@
-"""The recipes command: lists, shows and copies the recipes that come with bert_jax."""
+"""Lists, shows and copies the recipes that come with bert_jax."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""The command report."""
+"""Writes an HTML report of a run, or of several runs side by side."""
 
 from collections.abc import Sequence
 

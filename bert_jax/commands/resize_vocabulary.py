@@ -1,4 +1,4 @@
-"""The command resize-vocabulary."""
+"""Adds words to the vocabulary of a model, or drops the tokens that a text does not use."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -8,9 +8,8 @@ from typing import NamedTuple
 from bert_jax import command_line
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface_export, sentence_transformers
-from bert_jax.interop import open_checkpoint as checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel, part_of
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.interop.resizing import Usage, VocabularyChange, grow, with_vocabulary
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import refuse_existing
@@ -152,7 +151,7 @@ def main(arguments: Sequence[str]) -> None:
     job = parser.add_mutually_exclusive_group(required=True)
     job.add_argument("--add_tokens", metavar="FILE", help="words to add, one on each line")
     job.add_argument("--trim", metavar="GLOB", help="the text whose tokens to keep")
-    checkpoint_average.add_argument(parser)
+    add_average_flag(parser)
     options = parser.parse_args(arguments)
     if options.add_tokens is not None:
         done = add_tokens(options.checkpoint, options.add_tokens, options.output, options.average)

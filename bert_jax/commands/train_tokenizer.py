@@ -1,4 +1,4 @@
-"""The command train-tokenizer."""
+"""Trains a vocabulary on text and writes a tokenizer folder."""
 
 from collections.abc import Sequence
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export, onnx, peft_export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel, part_of, with_target_scale
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.files import atomic_folder, refuse_existing
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import TOKENIZER
@@ -16,14 +17,39 @@ FLOATS = ("float32", "bfloat16")
 DTYPES = {"hf": FLOATS, "sentence_transformers": FLOATS, "stablehlo": FLOATS, "onnx": ("float32", "int8")}
 
 
+def export(
+    checkpoint: str | Path,
+    output: str | Path,
+    format: str = "hf",
+    average: str = "",
+    part: str = "",
+    base: str = "",
+    dtype: str = "",
+) -> LoadedModel:
+    """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
+
+    part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
+    orbax format holds both unless it is given. base is the Hugging Face folder that adapters in peft's format refer to
+    (default: the run's init_from). dtype is one of DTYPES[format]; empty for the default that `--help` describes.
+    Raises UserError for an unknown format, dtype or part, an output that exists, and a checkpoint that cannot be
+    opened.
+    """
+    _check_options(output, format, dtype)  # before the checkpoint is read
+    if base and format != "peft":
+        raise UserError(f"--base is {base}, but --format {format} writes a whole model. Omit --base")
+    return export_loaded(
+        open_checkpoint(checkpoint, average, merged=format != "peft"), output, format, part, dtype, base
+    )
+
+
 def export_loaded(
     loaded: LoadedModel, output: str | Path, format: str = "hf", part: str = "", dtype: str = "", base: str = ""
 ) -> LoadedModel:
-    """Exports an opened model, and returns what was written. The arguments are those of commands.export.export.
+    """Exports a model that has been opened, as `export` does, and returns it as it was written.
 
-    Raises UserError as check_options does, and whenever the writer of the format does.
+    With format peft, its adapters must not be merged.
     """
-    check_options(output, format, dtype)
+    _check_options(output, format, dtype)
     if part or (loaded.heads.generator and format != "orbax"):
         loaded = part_of(loaded, part or "discriminator")
     if format != "orbax":
@@ -44,7 +70,7 @@ def export_loaded(
     return loaded
 
 
-def check_options(output: str | Path, format: str, dtype: str) -> None:
+def _check_options(output: str | Path, format: str, dtype: str) -> None:
     """Raises UserError for an unknown format or dtype, an output that exists, and missing packages."""
     if format not in FORMATS:
         raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")

@@ -48,7 +48,7 @@ HELP = (
 )
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
+def add_average_flag(parser: argparse.ArgumentParser) -> None:
     """Adds --average, which every command that takes a CHECKPOINT has."""
     parser.add_argument(FLAG, default="", metavar="ema|last:K", help=HELP)
 

@@ -96,11 +96,11 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
+    model = FineTuned(open_checkpoint(workdir))
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
     _, files = registry.resolve(named)
     if "dev" not in files:
         raise UserError("the task has no dev file (--config.task.dev)")
-    model = FineTuned(open_checkpoint(workdir))
     split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:

@@ -252,3 +252,31 @@ def _predict(
     logits = masked_logits(model, model.encode(batch).last, positions)[..., :vocabulary]
     values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
     return values, tokens
+
+
+def generate(
+    checkpoint: str | Path | LoadedModel,
+    new_tokens: int,
+    prompts: Iterable[str] = ("",),
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    average: str = "",
+) -> list[str]:
+    """Returns each prompt followed by new_tokens sampled tokens, as readable text (unmask).
+
+    steps is the number of denoising steps; None means new_tokens. The same arguments give the same texts. Masks in a
+    prompt are filled too. Raises UserError for new_tokens below 1, and as fill_mask and unmask do.
+    """
+    prompts = checked_strings(prompts)
+    if new_tokens < 1:
+        raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
+    loaded = _open(checkpoint, average)
+    words = tokenizer_of(loaded)
+    new = [words.mask_id] * new_tokens
+    begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
+    texts = [np.array([*begin, *_ids(prompt, words), *new, *end], np.int32) for prompt in prompts]
+    steps = new_tokens if steps is None else steps
+    filled = unmask(loaded, texts, steps=steps, seed=seed, temperature=temperature)
+    return [words.decode(ids[words.begin : len(ids) - words.end]) for ids in filled]

@@ -27,9 +27,8 @@ def bert_jax(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
 
 def test_every_module_with_a_main_is_a_command_and_no_other():
     mains = {
-        f"{package}.{path.stem}"
-        for package in ("bert_jax", "data_prep")
-        for path in (ROOT / package).glob("*.py")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in [*(ROOT / "bert_jax").rglob("*.py"), *(ROOT / "data_prep").glob("*.py")]
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in ast.parse(path.read_text()).body)
     }
     assert {*main.MODULES.values(), "bert_jax.commands.main"} == mains
@@ -175,7 +174,7 @@ def test_a_wheel_holds_two_packages_and_works_from_an_empty_folder(tmp_path):
     shown = subprocess.run(
         [sys.executable, "-P", "-c", code, str(site)], cwd=empty, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert shown[0] == str(site / "bert_jax" / "commands.py")
+    assert shown[0] == str(site / "bert_jax" / "commands" / "main.py")
     assert len(shown) == 3 + len(shipped_recipes())
 
 
