@@ -353,7 +353,7 @@ class Family:
 
     def head_tensors(self, *architectures: str) -> set[str]:
         """Returns the bare names of the tensors of all heads of some architectures."""
-        parts = [part for name in architectures for one in self.architectures[name] for part in one.values()]
+        parts = [part for name in architectures for heads in self.architectures[name] for part in heads.values()]
         return {name for part in parts for entry in part for name in entry.names}
 
     def full_name(self, bare: str, architecture: str) -> str:

@@ -112,22 +112,22 @@ def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") ->
     with atomic_folder(directory) as unfinished:
         file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
         in_two_files = save(program, file)
-        found = differences(file, loaded, compute)
-        _check(found)
+        measured = differences(file, loaded, compute)
+        _check(measured)
         if dtype == "int8":
             quantize(file, unfinished / ONNX_FILE, in_two_files=in_two_files)
             for written in unfinished.glob(f"{file.name}*"):
                 written.unlink()
-            found = differences(unfinished / ONNX_FILE, loaded, compute)
-            _check_finite(found)
+            measured = differences(unfinished / ONNX_FILE, loaded, compute)
+            _check_finite(measured)
         parameters = sum(value.size for value in loaded.params.values())
-        loading = _loading(dtype, found)
+        loading = _loading(dtype, measured)
         huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
-    return found
+    return measured
 
 
-def _check(differing: Mapping[str, Difference]) -> None:
-    for name, one in differing.items():
+def _check(measured: Mapping[str, Difference]) -> None:
+    for name, one in measured.items():
         if not one.relative <= TOLERANCE:  # also where it is not a number
             raise UserError(
                 f"the ONNX program's {name} differs from the model's by {one.error:.1e} (largest value "
@@ -135,9 +135,9 @@ def _check(differing: Mapping[str, Difference]) -> None:
             )
 
 
-def _check_finite(differing: Mapping[str, Difference]) -> None:
+def _check_finite(measured: Mapping[str, Difference]) -> None:
     """8 bits have no error that all models keep; the description says what it is."""
-    for name, one in differing.items():
+    for name, one in measured.items():
         if not math.isfinite(one.error):
             raise UserError(
                 f"in int8, the ONNX program's {name} is not finite, so it is not written. Report this, and use "
@@ -145,9 +145,9 @@ def _check_finite(differing: Mapping[str, Difference]) -> None:
             )
 
 
-def _loading(dtype: str, found: Mapping[str, Difference]) -> str:
+def _loading(dtype: str, measured: Mapping[str, Difference]) -> str:
     """Returns the section of the model card that shows how to run the program."""
-    rows = (f"| {name} | {one.error:.1e} | {one.largest:.1e} |" for name, one in found.items())
+    rows = (f"| {name} | {one.error:.1e} | {one.largest:.1e} |" for name, one in measured.items())
     return _LOADING + "\n".join((f"Parameters are {dtype}; {_DIFFERENCES}", *rows))
 
 

@@ -291,8 +291,8 @@ class Usage:
         if self._library:
             unknown = np.flatnonzero(ids == tokenizer.unk_id)
             for index in np.unique(np.searchsorted(offsets, unknown, side="right") - 1):
-                found, spans = tokenizer.encode_offsets(texts[index])
-                for begin, end in spans[found == tokenizer.unk_id].tolist():
+                tokens, spans = tokenizer.encode_offsets(texts[index])
+                for begin, end in spans[tokens == tokenizer.unk_id].tolist():
                     normal = self._library.normalizer.normalize_str(texts[index][begin:end])
                     self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
 

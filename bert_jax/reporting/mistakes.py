@@ -141,7 +141,7 @@ def reliability(calibration: Calibration) -> str:
 
 def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"], names: Sequence[str]) -> str:
     """Plots a point for each item, at most MOST_POINTS of them; the diagonal is where predictions equal labels."""
-    kept = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
+    shown = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
     if high - low < 1e-12:
         low, high = low - 0.5, high + 0.5
@@ -150,11 +150,11 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
         f'<circle cx="{x(float(labels[item])):.1f}" cy="{y(float(predictions[item])):.1f}" r="3"><title>'
         f"{escape(names[item][:120])}: {number(float(labels[item]))}, predicted "
         f"{number(float(predictions[item]))}</title></circle>"
-        for item in kept
+        for item in shown
     )
     grid = axes(x, y, "label", number, number)
     content = f'{grid}<g class="series-0 points">{points}</g>{_diagonal(x, y)}'
-    summary = f"Labels and predictions: {len(kept):,} points"
+    summary = f"Labels and predictions: {len(shown):,} points"
     return _figure("Labels and predictions", "prediction", summary, content, SIDE)
 
 

@@ -262,8 +262,9 @@ def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -
     """Returns the line of a reference, with its words on the side of it that fewer points of the curves are on."""
     y = y_scale(reference.value)
     near = [
-        y_scale(one.values)[(x_scale(one.steps) > RIGHT - LABEL_WIDTH) & (abs(y_scale(one.values) - y) < LABEL_HEIGHT)]
-        for one in chart.series
+        values[(x_scale(series.steps) > RIGHT - LABEL_WIDTH) & (abs(values - y) < LABEL_HEIGHT)]
+        for series in chart.series
+        for values in [y_scale(series.values)]
     ]
     above = sum(int((values <= y).sum()) for values in near)
     below = sum(int((values > y).sum()) for values in near)

@@ -148,9 +148,9 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
 def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
     """Returns the sentences with the masked token marked, the label, and the predictions with their probabilities."""
     rows = "".join(
-        f'<tr><td class="sentence">{_context(one.before)} <mark>{MASK}</mark> {_context(one.after)}</td>'
-        f'<td class="label">{text(one.label)}</td><td>{_bars(one)}</td></tr>'
-        for one in masked_tokens
+        f'<tr><td class="sentence">{_context(token.before)} <mark>{MASK}</mark> {_context(token.after)}</td>'
+        f'<td class="label">{text(token.label)}</td><td>{_bars(token)}</td></tr>'
+        for token in masked_tokens
     )
     head = "<tr><th>what the model sees</th><th>label</th><th>the five most likely tokens</th></tr>"
     return Markup(f'<table class="masked-tokens"><thead>{head}</thead><tbody>{rows}</tbody></table>')

@@ -181,7 +181,7 @@ def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], 
     if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
         held_out = "eval_accuracy"
     curves = {own: curve(lines, name, own), HELD_OUT: curve(lines, held_out, HELD_OUT)}
-    series = tuple(each for each in curves.values() if each is not None)
+    series = tuple(filter(None, curves.values()))
     if not series:
         return None
     metric = name.removeprefix("eval_")
@@ -203,7 +203,7 @@ def reading_order(name: str) -> tuple[int, str]:
 
 def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
     series = (curve(lines, name, label) for label, name in names.items())
-    return Chart(title, unit, tuple(one for one in series if one is not None), show)
+    return Chart(title, unit, tuple(filter(None, series)), show)
 
 
 def points(lines: Lines, name: str) -> dict[float, float]:
@@ -219,10 +219,10 @@ def series_of(label: str, values: Mapping[float, float]) -> Series:
 
 def curve(lines: Lines, name: str, label: str) -> Series | None:
     """Returns a metric by step, thinned and, if it has noise, smoothed for a screen; None if it was never logged."""
-    found = points(lines, name)
-    if not found:
+    values = points(lines, name)
+    if not values:
         return None
-    thinned = _thinned(series_of(label, found))
+    thinned = _thinned(series_of(label, values))
     return thinned if name in EXACT else _smoothed(thinned)
 
 
@@ -249,13 +249,13 @@ def _smoothed(series: Series) -> Series:
 
 def read_runs(workdir: Location) -> dict[str, Lines]:
     """Returns the metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
-    found: dict[str, Lines] = {}
+    logs: dict[str, Lines] = {}
     for pattern in ("seed-*", "rate-*/seed-*"):
         for path in sorted(workdir.glob(pattern), key=lambda path: _order(path, workdir)):
             parts = path.relative_to(workdir).parts
             if lines := read_metrics(path):
-                found[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
-    return found
+                logs[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
+    return logs
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
@@ -265,25 +265,26 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
     wanted += ["task_loss"] * ("task_loss" in names)
     charts = []
     for name in sorted(wanted, key=lambda name: (name.endswith("loss"), name == "task_loss", name)):
-        found = {run: values for run, lines in runs.items() if (values := points(lines, name))}
-        if not found:
+        curves = {run: values for run, lines in runs.items() if (values := points(lines, name))}
+        if not curves:
             continue
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        several = tuple(series_of(run, values) for run, values in found.items())
-        alike = len(several) > COLOURS and set.intersection(*map(set, found.values()))
-        kept = _range(found) if alike else several[:COLOURS]  # runs with a time budget may have no step in common
-        charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
+        several = tuple(series_of(run, values) for run, values in curves.items())
+        # Runs with a time budget may have no step in common.
+        alike = len(several) > COLOURS and set.intersection(*map(set, curves.values()))
+        shown = _range(curves) if alike else several[:COLOURS]
+        charts.append(Chart(title, loss_unit if loss else "", shown, show_of(name), from_zero=False))
     return charts
 
 
-def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
+def _range(curves: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
     """Returns the mean, the highest and the lowest value of the runs at the steps that all of them logged."""
-    steps = sorted(set.intersection(*map(set, found.values())))
-    values = np.array([[run[step] for step in steps] for run in found.values()])
+    steps = sorted(set.intersection(*map(set, curves.values())))
+    values = np.array([[run[step] for step in steps] for run in curves.values()])
     at = np.array(steps, np.float64)
     return (
-        Series(f"mean of {len(found)} runs", at, values.mean(axis=0)),
+        Series(f"mean of {len(curves)} runs", at, values.mean(axis=0)),
         Series("highest", at, values.max(axis=0)),
         Series("lowest", at, values.min(axis=0)),
     )
@@ -307,15 +308,15 @@ def source_section(lines: Lines) -> Section:
     for line in lines:
         logged |= {name: value for name, value in line.items() if "/" in name and value is not None}
     sources = [name.removeprefix(EPOCHS) for name in logged if name.startswith(EPOCHS)]
-    found = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
-    metrics = list(dict.fromkeys(name.partition("/")[2] for name in found))
+    scores = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
+    metrics = list(dict.fromkeys(name.partition("/")[2] for name in scores))
     if not sources:
         return Section("Sources of the mixture")
     rows = [
         [
             source,
             number(logged[EPOCHS + source]),
-            *(show_of(each)(found[f"{source}/{each}"]) if f"{source}/{each}" in found else "-" for each in metrics),
+            *(show_of(name)(scores[f"{source}/{name}"]) if f"{source}/{name}" in scores else "-" for name in metrics),
         ]
         for source in sources
     ]
@@ -385,8 +386,8 @@ def result_rows(runs: Mapping[str, RecordedRun]) -> list[list[list[str]]]:
     ]
     metrics = [_metrics(run) for run in runs.values()]
     names = dict.fromkeys(name for values in metrics for name in values)
-    found = [row(name, [values.get(name) for values in metrics]) for name in names]
-    return [[line for line in effort if set(line[1:]) != {NONE}], found]
+    scores = [row(name, [values.get(name) for values in metrics]) for name in names]
+    return [[line for line in effort if set(line[1:]) != {NONE}], scores]
 
 
 def _metrics(run: RecordedRun) -> dict[str, str]:
@@ -408,18 +409,18 @@ def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
     held_out = sorted((name for name in logged if name.startswith("eval_")), key=reading_order)
     losses = [name for name in logged if name.endswith("loss") and not {name, f"eval_{name}"} & set(held_out)]
     units = {run.loss_unit for run in runs.values()}
-    found = []
+    shared = []
     for name in (*held_out, *losses, "learning_rate", "tokens_per_second"):
-        series = [curve(run.lines, name, label) for label, run in runs.items()]
-        series = [one and dataclasses.replace(one, colour=index) for index, one in enumerate(series)]
+        curves = [curve(run.lines, name, label) for label, run in runs.items()]
+        # A run has the same colour in all charts, also where another run has no curve.
+        series = tuple(dataclasses.replace(each, colour=index) for index, each in enumerate(curves) if each)
         metric, is_loss = name.removeprefix("eval_"), name.endswith("loss")
         unit = " or ".join(sorted(units)) if is_loss else ""
         title = {"learning_rate": "Learning rate", "tokens_per_second": "Tokens per second"}.get(name)
         title = title or f"{title_of(metric)}, {'held out' if name in held_out else 'training'}"
         show = number if name in ("learning_rate", "tokens_per_second") else show_of(metric)
-        kept = tuple(one for one in series if one is not None)
-        found.append(Chart(title, unit, kept, show, from_zero=not is_loss))
-    return [chart for chart in found if chart.series]
+        shared.append(Chart(title, unit, series, show, from_zero=not is_loss))
+    return [chart for chart in shared if chart.series]
 
 
 def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:

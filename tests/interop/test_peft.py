@@ -15,11 +15,11 @@ from golden import assert_close, read_arrays, task_batch
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint, write_vocabulary
 from tokenizer_kinds import byte_pairs
 
-from bert_jax.commands.export import export
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface, huggingface_export, peft_export, sentence_transformers
+from bert_jax.interop.export import export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, layers, lora
