@@ -94,9 +94,9 @@ def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
         )
     params = dict(loaded.params)
     for path, value in params.items():
-        # A parameter that all layers share is stored once.
-        shared = model.shared_layers != "none" and len(value) == 1
-        if path.startswith(ENCODER_STACK) and len(value) == model.layers and not shared:
+        if path.startswith(ENCODER_STACK) and len(value) == model.layers:
+            if model.shared_layers != "none" and len(value) == 1:
+                continue  # a parameter that all layers share is stored once
             params[path] = value[list(layers)]
     return dataclasses.replace(loaded, model=dataclasses.replace(model, layers=len(layers)), params=params)
 
