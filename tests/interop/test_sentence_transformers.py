@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -103,23 +102,19 @@ def test_files_of_sentence_transformers_come_before_the_task_in_config_json(fold
     assert "bert_jax_task" not in json.loads((tmp_path / "again" / "config.json").read_text())
 
 
-def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
-    path = tmp_path / "dot"
-    shutil.copytree(folder("cls"), path)
-    settings = path / "config_sentence_transformers.json"
-    values = json.loads(settings.read_text()) if settings.exists() else {}
-    settings.write_text(json.dumps(values | {"similarity_fn_name": "dot"}))
-    for source, name in ((path, "dot"), (folder("cls"), "cosine")):
-        export(source, tmp_path / f"{name}-out", "sentence_transformers")
-        said = json.loads((tmp_path / f"{name}-out" / settings.name).read_text())
-        assert said["similarity_fn_name"] == name
-
-
 def changed(path, **values):
     """The folder with other values in its settings."""
     settings = path / "config_sentence_transformers.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | values))
     return path
+
+
+def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
+    for similarity in ("cosine", "dot"):
+        path = folder("cls") if similarity == "cosine" else changed(folder("cls"), similarity_fn_name="dot")
+        export(path, tmp_path / similarity, "sentence_transformers")
+        written = json.loads((tmp_path / similarity / "config_sentence_transformers.json").read_text())
+        assert written["similarity_fn_name"] == similarity
 
 
 def test_vectors_are_cut_behind_the_modules_of_a_folder(folder, arrays, tmp_path):
