@@ -223,7 +223,8 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     where = directory / CONFIG_FILE
     family, architecture = named_family(where, values)
     settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
-    if settings and not _has_heads(family, architecture, weights):
+    required = [entry for part in family.architectures[architecture].required.values() for entry in part]
+    if settings and not all(name in weights for entry in required for name in entry.names):
         architecture = family.base_class  # such folders hold the encoder, whatever the class in config.json
     heads = _read_heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
@@ -277,12 +278,6 @@ def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
     if not isinstance(architecture, str) or architecture not in family.architectures:
         raise UserError(f"{where}: architectures is {architecture!r}; choose from {', '.join(family.architectures)}")
     return family, architecture
-
-
-def _has_heads(family: Family, architecture: str, weights: SafetensorsFolder) -> bool:
-    """Returns whether the file has the tensors of the heads that the architecture requires."""
-    required = family.architectures[architecture].required
-    return all(name in weights for part in required.values() for entry in part for name in entry.names)
 
 
 def outputs_of(family: Family, architecture: str, weights: SafetensorsFolder) -> dict[str, int]:
