@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command_line
-from bert_jax.interop import export, huggingface, open_checkpoint
+from bert_jax.interop import export, huggingface, original_bert
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.huggingface import is_original_bert
 from bert_jax.interop.huggingface_export import describe
@@ -36,7 +36,7 @@ def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
     """
     folder = Path(named_folder(input_directory))
     with atomic_folder(output) as unfinished:
-        read = open_checkpoint.read_tensorflow if is_original_bert(folder) else huggingface.read
+        read = original_bert.read if is_original_bert(folder) else huggingface.read
         loaded = read(folder)
         export.write(loaded, unfinished)
     return loaded

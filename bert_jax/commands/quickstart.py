@@ -25,7 +25,7 @@ import data_prep
 from bert_jax import command_line
 from bert_jax.config import TaskConfig
 from bert_jax.errors import Stopped, UserError
-from bert_jax.reporting.mistakes import TaggingScore, score_tagger
+from bert_jax.reporting.finetuning import TaggingScore, score_tagger
 from bert_jax.reporting.pretraining import UnigramBaseline, unigram_baseline
 from bert_jax.storage.files import write_json
 from bert_jax.train.metrics import duration, read_metrics

@@ -1,4 +1,8 @@
-"""Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json."""
+"""Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json.
+
+`Family`, at the end, is what families/*.py fill in. It is built from two kinds of tables, which come first: name tables
+(Entry, Layout), which say how each parameter is joined from tensors, and fields of config.json (Field).
+"""
 
 import dataclasses
 import re
@@ -17,12 +21,8 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Name tables: which tensors of a family's Hugging Face format make up each parameter, and conversion by them.
-#
-# The Hugging Face format stores each layer's tensors separately and has a token table of exactly
-# vocab_size rows. bert_jax stacks the layers and pads the table with zero rows. A Layout converts
-# between the two forms of one parameter; most layouts are shared by the families.
-
+# Name tables. The Hugging Face format stores each layer's tensors separately and its token table has exactly vocab_size
+# rows; bert_jax stacks the layers and pads the table with zero rows.
 
 LAYERS = "encoder/layers/"  # parameters stacked over layers, [L, ...]
 
@@ -60,14 +60,6 @@ def head_shape(config: ModelConfig) -> tuple[int, int]:
     return config.heads, config.width // config.heads
 
 
-def _fuse_kernels(kernels: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
-    return np.stack([kernel.T.reshape(config.width, *head_shape(config)) for kernel in kernels], axis=1)
-
-
-def _split_kernels(fused: np.ndarray, config: ModelConfig) -> list[np.ndarray]:
-    return [fused[:, which].reshape(config.width, config.width).T for which in range(3)]
-
-
 SAME = Layout(lambda tensors, _: tensors[0], lambda param, _: [param])
 # A dense kernel is [out, in] in torch and [in, out] here.
 DENSE = Layout(lambda tensors, _: tensors[0].T, lambda param, _: [param.T])
@@ -75,8 +67,11 @@ VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda param, c: [pa
 # Two tensors that hold the same values: the first is read, both are written.
 VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda param, c: [param[: c.vocab_size]] * 2)
 # Query, key and value as separate tensors.
-QKV_KERNEL = Layout(_fuse_kernels, _split_kernels)
-QKV_BIAS = Layout(
+_QKV_KERNEL = Layout(
+    lambda tensors, c: np.stack([kernel.T.reshape(c.width, *head_shape(c)) for kernel in tensors], axis=1),
+    lambda param, c: [param[:, index].reshape(c.width, c.width).T for index in range(3)],
+)
+_QKV_BIAS = Layout(
     lambda tensors, c: np.stack([bias.reshape(head_shape(c)) for bias in tensors]),
     lambda param, c: list(param.reshape(3, c.width)),
 )
@@ -96,16 +91,26 @@ def norm(path: str, name: str) -> tuple[Entry, ...]:
     return Entry(f"{path}/scale", (f"{name}.weight",), SAME), Entry(f"{path}/bias", (f"{name}.bias",), SAME)
 
 
-def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
-    """Returns the entries of a masked language model's output; an untied output has its own bias in `decoder`.
+def qkv(*names: str) -> tuple[Entry, ...]:
+    """Returns the entries of queries, keys and values that are three dense layers."""
+    path = f"{LAYERS}attention/qkv"
+    kernel = Entry(f"{path}/kernel", tuple(f"{name}.weight" for name in names), _QKV_KERNEL)
+    return kernel, Entry(f"{path}/bias", tuple(f"{name}.bias" for name in names), _QKV_BIAS)
+
+
+def mlm_head(transform: str, transform_norm: str, decoder: str, bias: str) -> "Parts":
+    """Returns the head of a masked language model; an untied output has its own bias in `decoder`.
 
     transformers 4 ties both biases even there, and its files may hold `bias` alone (absent_copies).
     """
-    return (
-        Entry(f"{path}/bias", (bias,), VOCABULARY, tied=True),
-        Entry(f"{path}/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
-        Entry(f"{path}/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
+    entries = (
+        *dense("mlm_head/transform", transform),
+        *norm("mlm_head/norm", transform_norm),
+        Entry("mlm_head/bias", (bias,), VOCABULARY, tied=True),
+        Entry("mlm_head/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
+        Entry("mlm_head/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
     )
+    return {"mlm": entries}
 
 
 def absent_copies(table: Sequence[Entry], held: Container[str]) -> dict[str, str]:
@@ -121,10 +126,10 @@ def export_tensors(
     tensors: dict[str, np.ndarray] = {}
     for entry in _used(table, params, config):
         param = params[entry.path]
-        for layer, one in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
+        for layer, value in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
             if layer >= entry.first_layer:
                 names = [name.format(layer) for name in entry.names]
-                tensors |= dict(zip(names, entry.layout.split(one, config), strict=True))
+                tensors |= dict(zip(names, entry.layout.split(value, config), strict=True))
     return tensors
 
 
@@ -133,14 +138,18 @@ def import_params(
 ) -> dict[str, np.ndarray]:
     """Converts tensors, which `read` returns by bare name in the right shape, to parameters by path."""
     abstract = paths.flatten(abstract_params(config, heads))
+
+    def joined(entry: Entry, layer: int = 0) -> np.ndarray:
+        return entry.layout.join([read(name.format(layer)) for name in entry.names], config)
+
     params = {}
     for entry in _used(table, abstract, config):
         shape = abstract[entry.path].shape
         if not entry.path.startswith(LAYERS):
-            params[entry.path] = np.ascontiguousarray(_read(entry, 0, read, config))
+            params[entry.path] = np.ascontiguousarray(joined(entry))
             continue
         absent = [np.full(shape[1:], entry.absent_value, np.float32)] * entry.first_layer
-        layers = [_read(entry, layer, read, config) for layer in range(entry.first_layer, shape[0])]
+        layers = [joined(entry, layer) for layer in range(entry.first_layer, shape[0])]
         params[entry.path] = np.stack(absent[: shape[0]] + layers)
     return params
 
@@ -153,18 +162,13 @@ def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> 
     return {name: tensor.shape for name, tensor in export_tensors(table, empty, config).items()}
 
 
-def _read(entry: Entry, layer: int, read: Callable[[str], np.ndarray], config: ModelConfig) -> np.ndarray:
-    return entry.layout.join([read(name.format(layer)) for name in entry.names], config)
-
-
 def _used(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
-    found = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
-    assert len(found) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in found}}"
-    return found
+    used = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
+    assert len(used) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in used}}"
+    return used
 
 
-# Reads and writes the fields of a Hugging Face config.json as fields of ModelConfig.
-
+# Fields of config.json.
 
 # The largest number accepted from a config.json: far above any model, and small enough that a product of
 # three still fits a 64-bit size.
@@ -197,8 +201,8 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
 
     Raises UserError, naming the field, for a value that is not a number or is out of range.
     """
-    found: dict[str, Any] = {}
-    for ours, name, default in fields:
+    read: dict[str, Any] = {}
+    for model_field, name, default in fields:
         value = values.get(name, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -206,8 +210,8 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
         least = 1 if default is None else 0
         if not least <= value < LARGEST:
             raise UserError(f"{where}: {name} is {value!r}; expected at least {least} and less than {LARGEST:,}")
-        found[ours] = value if kind is int else float(value)
-    return found
+        read[model_field] = value if kind is int else float(value)
+    return read
 
 
 def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:
@@ -216,7 +220,7 @@ def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any
 
 
 def read_activation(where: Path, values: Mapping[str, Any], name: str) -> str:
-    """Returns the activation that a field selects. Raises UserError, naming the field, for an unknown one."""
+    """Returns the activation that a field selects. Raises UserError for an unknown one."""
     value = values.get(name, "gelu")
     if not isinstance(value, str) or value not in ACTIVATIONS:
         raise UserError(f"{where}: {name} is {value!r}; choose from {', '.join(map(repr, ACTIVATIONS))}")
@@ -247,8 +251,7 @@ def make_model_config(where: Path, names: tuple[Field, ...], **fields: Any) -> M
         raise UserError(f"{where}: {message}") from None
 
 
-# Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json.
-
+# Families.
 
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
@@ -256,7 +259,7 @@ COUNTED = ("classes", "tags")
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
 # Adapters come on top of an architecture; a checkpoint is read with them merged (bert_jax/model/lora.py).
 ARCHITECTURE_FIELDS = tuple(
-    one.name for one in dataclasses.fields(ModelConfig) if one.name not in (*TRAINING_FIELDS, "lora")
+    field.name for field in dataclasses.fields(ModelConfig) if field.name not in (*TRAINING_FIELDS, "lora")
 )
 
 # Whether the output matrix is the token table; None means that it is.
@@ -350,7 +353,7 @@ class Family:
 
     def head_tensors(self, *architectures: str) -> set[str]:
         """Returns the bare names of the tensors of all heads of some architectures."""
-        parts = [part for name in architectures for one in self.architectures[name] for part in one.values()]
+        parts = [part for name in architectures for heads in self.architectures[name] for part in heads.values()]
         return {name for part in parts for entry in part for name in entry.names}
 
     def full_name(self, bare: str, architecture: str) -> str:
@@ -364,5 +367,5 @@ class Family:
 
 def parts_of(heads: Heads) -> set[str]:
     """Returns the names of the heads that a model has."""
-    values = {one.name: getattr(heads, one.name) for one in dataclasses.fields(heads)}
+    values = {field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)}
     return {name for name, value in values.items() if value is True or (name in COUNTED and value)}

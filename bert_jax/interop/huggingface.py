@@ -1,4 +1,8 @@
-"""Reads the Hugging Face format: config.json, safetensors and tokenizer files, without transformers."""
+"""Reads the Hugging Face format: config.json, safetensors and tokenizer files, without transformers.
+
+`read` opens a folder. SafetensorsFolder holds its tensors by name; `assemble` makes the model of them, and
+`read_task` the task of a fine-tuned one. Pickles are refused, since reading one can run code.
+"""
 
 import dataclasses
 import os
@@ -24,27 +28,36 @@ from bert_jax.interop.sentence_transformers import TOKENIZER_FILE
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import read_json, refuse_pickle
 
-# The files by which the formats of folders are recognized.
-
-
+# The files by which other formats of folders are recognized.
 BERT_CONFIG_FILE = "bert_config.json"  # of Google's original BERT checkpoints
 PROGRAMS_FILE = "programs.json"  # of StableHLO programs
 ONNX_FILE = "model.onnx"
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
+_INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
+_READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
+
+SEGMENT_TABLE = "embeddings/segment/table"
+# Tokenizers of transformers that give no token types, unless model_input_names has them.
+WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
+LABELLED = ("classification", "multilabel", "tagging")
+# The problem_type in config.json of each kind of task with a classifier.
+PROBLEM_TYPES = {
+    "regression": "regression",
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+}
+# The maximum length of a task that a folder does not describe; of questions as in run_squad.py of google-research/bert.
+MAX_LENGTHS = {"question": 384}
+TASK_FIELD = "bert_jax_task"  # added by bert_jax and preserved by transformers: columns, metrics and lengths of a task
 
 
 def is_original_bert(path: Path) -> bool:
     """Returns whether a folder, or the prefix of a checkpoint in a folder, is in Google's format."""
     folder = path if path.is_dir() else path.parent
     return (folder / BERT_CONFIG_FILE).exists() and not (folder / "config.json").exists()
-
-
-# Reads and writes the tensors of a Hugging Face folder: safetensors in one file or several, never a pickle.
-
-
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
-_INTEGERS = {"BOOL", *(f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64))}
-_READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
 
 
 class SafetensorsFolder(Mapping[str, np.ndarray]):
@@ -86,12 +99,12 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
     @property
     def dtype(self) -> str:
         """The dtype of all tensors but those of integers, which are no parameters; float32 if they differ."""
-        found = set()
+        stored = set()
         for path, name in self._names.values():
             with _open(path) as file:
-                found.add(file.get_slice(name).get_dtype())
-        found = {_DTYPES.get(dtype, "float32") for dtype in found if dtype not in _INTEGERS}
-        return found.pop() if len(found) == 1 else "float32"
+                stored.add(file.get_slice(name).get_dtype())
+        dtypes = {_DTYPES.get(dtype, "float32") for dtype in stored if dtype not in _INTEGERS}
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
 
     def shape(self, bare: str) -> tuple[int, ...]:
         path, name = self._names[bare]
@@ -162,30 +175,11 @@ def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     try:
         safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            code = int(found.group(1))
+        if match := re.search(r"os error (\d+)", str(error)):
+            code = int(match[1])
             raise OSError(code, os.strerror(code), str(path)) from error
         raise
     path.chmod(mode)
-
-
-# Reads the Hugging Face format: config.json, model.safetensors and tokenizer files, without transformers.
-
-
-CONFIG_FILE = "config.json"
-SEGMENT_TABLE = "embeddings/segment/table"
-# Tokenizers of transformers that give no token types, unless model_input_names has them.
-WITHOUT_TYPES = ("Roberta", "XLMRoberta", "MPNet", "DistilBert", "Camembert")
-LABELLED = ("classification", "multilabel", "tagging")
-# The problem_type in config.json of each kind of task with a classifier.
-PROBLEM_TYPES = {
-    "regression": "regression",
-    "classification": "single_label_classification",
-    "multilabel": "multi_label_classification",
-}
-# The maximum length of a task that a folder does not describe; of questions as in run_squad.py of google-research/bert.
-MAX_LENGTHS = {"question": 384}
-TASK_FIELD = "bert_jax_task"  # added by bert_jax and preserved by transformers: columns, metrics and lengths of a task
 
 
 def read(directory: str | Path) -> LoadedModel:
@@ -229,7 +223,8 @@ def assemble(origin: Path, directory: Path, values: Mapping[str, Any], weights: 
     where = directory / CONFIG_FILE
     family, architecture = named_family(where, values)
     settings = next((folder for folder in (origin, directory) if sentence_transformers.is_folder(folder)), None)
-    if settings and not _has_heads(family, architecture, weights):
+    required = [entry for part in family.architectures[architecture].required.values() for entry in part]
+    if settings and not all(name in weights for entry in required for name in entry.names):
         architecture = family.base_class  # such folders hold the encoder, whatever the class in config.json
     heads = _read_heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
@@ -258,14 +253,13 @@ def _as_tokenized(
     a side at which texts are truncated that is not supported.
     """
     settings = _tokenizer_settings(directory)
-    where, names = directory / TOKENIZER_FILE, settings.get("model_input_names")
     if settings.get("truncation_side", "right") != "right":
-        report(f"{where}: truncation_side is {settings['truncation_side']}, but texts lose their end here")
+        side = settings["truncation_side"]
+        report(f"{directory / TOKENIZER_FILE}: truncation_side is {side}, but texts lose their end here")
     kind = settings.get("tokenizer_class") or values.get("tokenizer_class")
-    given = not str(kind).startswith(WITHOUT_TYPES)
-    if isinstance(names, list):
-        given = "token_type_ids" in names
-    if given or model.segment_types < 2:
+    names = settings.get("model_input_names")
+    has_types = "token_type_ids" in names if isinstance(names, list) else not str(kind).startswith(WITHOUT_TYPES)
+    if has_types or model.segment_types < 2:
         return model, params
     report(f"{directory}: the tokenizer gives no token types, so those of the model but the first are left out")
     table = {SEGMENT_TABLE: params[SEGMENT_TABLE][:1]}
@@ -286,12 +280,6 @@ def named_family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
     return family, architecture
 
 
-def _has_heads(family: Family, architecture: str, weights: SafetensorsFolder) -> bool:
-    """Returns whether the file has the tensors of the heads that the architecture requires."""
-    required = family.architectures[architecture].required
-    return all(name in weights for part in required.values() for entry in part for name in entry.names)
-
-
 def outputs_of(family: Family, architecture: str, weights: SafetensorsFolder) -> dict[str, int]:
     """Returns the number of outputs of each head in COUNTED that the architecture requires and the file holds."""
     required = family.architectures[architecture].required
@@ -304,11 +292,13 @@ def _read_heads(
 ) -> Heads:
     """Returns the heads that the architecture requires and the optional ones whose tensors are in the file."""
     required, optional = family.architectures[architecture]
-    present = {part for part, table in optional.items() if any(name in weights for one in table for name in one.names)}
+    present = {
+        part for part, table in optional.items() if any(name in weights for entry in table for name in entry.names)
+    }
     parts = frozenset(required) | present | ({"pooler"} if "next_sentence" in present else frozenset())
-    found: dict[str, Any] = dict.fromkeys(parts, True)
-    found |= dict.fromkeys(parts.intersection(COUNTED), 1) | outputs_of(family, architecture, weights)
-    return Heads(**found, **family.read_heads(where, values, parts))
+    heads: dict[str, Any] = dict.fromkeys(parts, True)
+    heads |= dict.fromkeys(parts.intersection(COUNTED), 1) | outputs_of(family, architecture, weights)
+    return Heads(**heads, **family.read_heads(where, values, parts))
 
 
 def _check_tensors(
@@ -372,15 +362,18 @@ def read_task(where: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         raise UserError(f"{where}: id2label has {len(labelled)} labels, but the classifier {outputs}")
     labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
     labels = _unique(where, labels)
-    kept = {}
+    decisions = {}  # settings of bert_jax that hold for other labels, too
     if isinstance(task, dict) and task.get("kind") == kind and _is_task(task, outputs):
         if not labels or not task["labels"] or not values.get("id2label") or task["labels"] == labels:
             return task
-        kept = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
+        decisions = {key: task[key] for key in ("max_length", "threshold", "thresholds") if key in task}
         report(f"{where}: id2label has other labels than {TASK_FIELD}; those of id2label are used")
-    longest = min(MAX_LENGTHS.get(kind, model.max_positions), _tokenizer_limit(where.parent), model.max_positions)
-    found = {"name": "own", "kind": kind, "labels": labels, "max_length": longest}
-    return found | ({"threshold": 0.5} if kind == "multilabel" else {}) | kept
+    # The tokens to which transformers truncates a text; a tokenizer without a limit has a very large number.
+    limit = _tokenizer_settings(where.parent).get("model_max_length")
+    limit = int(limit) if isinstance(limit, int | float) and 0 < limit < sys.maxsize else sys.maxsize
+    longest = min(MAX_LENGTHS.get(kind, model.max_positions), limit, model.max_positions)
+    threshold = {"threshold": 0.5} if kind == "multilabel" else {}
+    return {"name": "own", "kind": kind, "labels": labels, "max_length": longest, **threshold, **decisions}
 
 
 def _unique(where: Path, labels: list[str]) -> list[str]:
@@ -398,12 +391,6 @@ def _unique(where: Path, labels: list[str]) -> list[str]:
 
 def _tokenizer_settings(directory: Path) -> dict[str, Any]:
     return read_json(directory / TOKENIZER_FILE) if (directory / TOKENIZER_FILE).exists() else {}
-
-
-def _tokenizer_limit(directory: Path) -> int:
-    """Returns the tokens to which transformers truncates a text; a file without it has a very large number."""
-    found = _tokenizer_settings(directory).get("model_max_length")
-    return int(found) if isinstance(found, int | float) and 0 < found < sys.maxsize else sys.maxsize
 
 
 def task_kind(heads: Heads) -> str:

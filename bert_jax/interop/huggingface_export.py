@@ -1,6 +1,7 @@
 """Writes the Hugging Face format: config.json, model.safetensors, tokenizer files, model card.
 
-This follows the files that transformers 5 writes, without depending on transformers.
+The files are those that transformers 5 writes; transformers itself is not needed. `write` makes a folder; `family_of`
+and `architecture_of` find the family and the class whose format holds a model, and raise errors that say why none does.
 """
 
 import dataclasses
@@ -140,7 +141,9 @@ def describe(loaded: LoadedModel) -> str:
 
 def _families_for(loaded: LoadedModel) -> list[Family]:
     """Returns the families with this kind of tokenizer, the only difference between XLM-R and RoBERTa."""
-    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.vocabulary.kind in one.tokenizers]
+    return [
+        family for family in FAMILIES.values() if not family.tokenizers or loaded.vocabulary.kind in family.tokenizers
+    ]
 
 
 def _holding(loaded: LoadedModel) -> list[Family]:
@@ -205,18 +208,18 @@ def architecture_of(family: Family, heads: Heads) -> str:
             f"heads.{unsupported}={getattr(heads, unsupported)!r}. Use --format orbax, which holds any"
         )
     has = parts_of(heads)
-    found = [
+    classes = [
         name
         for name, (required, optional) in family.architectures.items()
         if set(required) <= has <= set(required) | set(optional)
     ]
-    if not found:
+    if not classes:
         raise UserError(
             f"the model has the heads {', '.join(sorted(has))}, but no {family.title} class of "
             "transformers holds them together. Use --format orbax, which holds any"
         )
     # A class that requires a head describes a model with it better than one that only allows it.
-    return max(found, key=lambda name: len(family.architectures[name].required))
+    return max(classes, key=lambda name: len(family.architectures[name].required))
 
 
 def _unsupported_head(family: Family, heads: Heads) -> str | None:

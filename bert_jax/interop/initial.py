@@ -1,4 +1,8 @@
-"""The parameters from which a run starts, its architecture, and the teacher of a distillation."""
+"""The parameters from which a run starts, its architecture, and the teacher of a distillation.
+
+A run reads `open_initial`, `architecture` and `initial_params` in this order; `distilled` and `distilled_pretraining`
+add a teacher to its objective.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +28,14 @@ from bert_jax.train.objectives.distilled import TEACHER, Teacher
 from bert_jax.train.rules import ENCODER_STACK
 from bert_jax.train.workdir import checkpoint_folder, read_config
 
-# Opens the checkpoint from which a run starts: all of it, or some of its layers; and finds the run's architecture.
+# ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
+# layer starts from the one that the masked language model was pretrained with.
+_BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
+
+# Heads whose outputs have a meaning only through the labels of their task.
+_RELATION_HEADS = ("span_relations",)
+_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
+_LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 
 def open_initial(config: TrainConfig) -> LoadedModel | None:
@@ -83,27 +94,11 @@ def with_layers(loaded: LoadedModel, layers: Sequence[int]) -> LoadedModel:
         )
     params = dict(loaded.params)
     for path, value in params.items():
-        if path.startswith(ENCODER_STACK) and len(value) == model.layers and not _shared(loaded, path):
+        if path.startswith(ENCODER_STACK) and len(value) == model.layers:
+            if model.shared_layers != "none" and len(value) == 1:
+                continue  # a parameter that all layers share is stored once
             params[path] = value[list(layers)]
     return dataclasses.replace(loaded, model=dataclasses.replace(model, layers=len(layers)), params=params)
-
-
-def _shared(loaded: LoadedModel, path: str) -> bool:
-    """Whether all layers share a parameter, which then is stored once."""
-    return loaded.model.shared_layers != "none" and len(loaded.params[path]) == 1
-
-
-# Selects the parameters of a checkpoint from which a new run starts.
-
-
-# ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
-# layer starts from the one that the masked language model was pretrained with.
-_BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
-
-# Heads whose outputs have a meaning only through the labels of their task.
-_RELATION_HEADS = ("span_relations",)
-_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", *_RELATION_HEADS)
-_LABELS, _RELATIONS = "labels", "relation_labels"  # keys of a task
 
 
 def initial_params(
@@ -131,17 +126,23 @@ def initial_params(
     wanted = layers.flatten(abstract_params(model, heads))
     held = dict(loaded.params)
     if model.pooler == "transform":
-        held = _renamed(held, _BEFORE_HEADS) | held
+        renamed = {
+            path.replace(old, new): value
+            for new, old in _BEFORE_HEADS.items()
+            for path, value in held.items()
+            if path.startswith(old + layers.SEPARATOR)
+        }
+        held = renamed | held
     reason = "not in the checkpoint"
     if task and loaded.task and (key := _first_difference(task, loaded.task)):
         dropped = _RELATION_HEADS if key == _RELATIONS else _LABEL_HEADS
         held = {path: value for path, value in held.items() if path.split(layers.SEPARATOR)[0] not in dropped}
         labels = ", ".join(loaded.task.get(key) or ["scores"])
         reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
-    found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
-    if fresh := [path for path in wanted if path not in found]:
+    params = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
+    if fresh := [path for path in wanted if path not in params]:
         report(f"starting from {as_typed(origin)}; initialized randomly, since {reason}: {', '.join(fresh)}")
-    return found
+    return params
 
 
 def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
@@ -154,24 +155,11 @@ def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the
             )
 
 
-def _renamed(params: Mapping[str, np.ndarray], folders: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Returns the parameters below some folders under other paths; folders maps the new folder to the old one."""
-    return {
-        path.replace(old, new): value
-        for new, old in folders.items()
-        for path, value in params.items()
-        if path.startswith(old + layers.SEPARATOR)
-    }
-
-
 def _first_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Returns the key of the labels that two tasks do not share; empty: tasks of one kind with equal labels."""
     if task["kind"] != other["kind"]:
         return _LABELS
     return next((key for key in (_LABELS, _RELATIONS) if tuple(task.get(key) or ()) != tuple(other.get(key) or ())), "")
-
-
-# Opens the teacher of a distillation, and makes a pretraining objective learn from it.
 
 
 @dataclass(frozen=True)
@@ -210,7 +198,7 @@ def distilled(
     """
     teacher = loaded.model
     if teacher.causal != student.causal or teacher.directions != student.directions:
-        kinds = ["causal" if one.causal else "bidirectional" for one in (teacher, student)]
+        kinds = ["causal" if model.causal else "bidirectional" for model in (teacher, student)]
         raise UserError(
             f"distill.teacher={config.teacher} is {kinds[0]}, with the encoder {teacher.encoder}, but the student is "
             f"{kinds[1]}, with the encoder {student.encoder}. Use a teacher that sees the same tokens"

@@ -1,6 +1,8 @@
-"""The common form of a model that was read from any kind of checkpoint."""
+"""LoadedModel, the common form of a model that was read from any kind of checkpoint, and two changes of it.
 
-import dataclasses
+`part_of` takes the discriminator or the generator of an ELECTRA run; `with_target_scale` changes a regression's scale.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +18,11 @@ from bert_jax.model.heads.tokens import generator_config
 from bert_jax.tokenization import vocabulary
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# The common form of a model that was read from any kind of checkpoint.
+MOVING_AVERAGE = "ema"
+PARTS = ("discriminator", "generator")
+_EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", "generator/"
+# The heads of regressions, by the kind of task.
+_REGRESSION_HEADS = {"regression": "classifier", "token_regression": "tagger"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +35,7 @@ class LoadedModel:
     The remaining fields are for messages and the model card, and empty if unknown:
 
     origin      the path that was opened
-    average     which average of a run's parameters these are (checkpoint_average); empty for none
+    average     which average of a run's parameters these are (open_checkpoint.read_params); empty for none
     training    the configuration of the run
     data        what the shards of a pretraining run held (bert_jax/data/phases.py)
     metrics     result.json of the run
@@ -66,13 +72,6 @@ def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "con
     return words
 
 
-# The two models of replaced token detection (ELECTRA) as models of their own.
-
-
-PARTS = ("discriminator", "generator")
-_EMBEDDINGS, _PROJECTION, _GENERATOR = "embeddings/", "embeddings/projection/", "generator/"
-
-
 def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
     """Returns the discriminator or the generator of a model that was trained with config.objective=replaced_tokens.
 
@@ -87,45 +86,32 @@ def part_of(loaded: LoadedModel, part: str) -> LoadedModel:
         )
     if part == "discriminator":
         params = {path: value for path, value in loaded.params.items() if not path.startswith(_GENERATOR)}
-        return dataclasses.replace(loaded, heads=dataclasses.replace(loaded.heads, generator=0), params=params)
-    model = generator_config(loaded.model, loaded.heads.generator)
-    params = _generator_params(loaded.params)
-    return dataclasses.replace(loaded, model=model, heads=Heads(mlm=True), params=params, task=None)
-
-
-def _generator_params(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    found = {
+        return replace(loaded, heads=replace(loaded.heads, generator=0), params=params)
+    # The generator reads the discriminator's embeddings through a projection of its own.
+    params = {
         path: value
-        for path, value in params.items()
+        for path, value in loaded.params.items()
         if path.startswith(_EMBEDDINGS) and not path.startswith(_PROJECTION)
     }
-    for path, value in params.items():
+    for path, value in loaded.params.items():
         if path.startswith(_GENERATOR):
             own = path.removeprefix(_GENERATOR)
-            found[_EMBEDDINGS + own if own.startswith("projection/") else own] = value
-    return found
-
-
-# The scale of the targets of a regression (bert_jax/tasks/task.py) in the parameters of its head.
-
-
-HEADS = {"regression": "classifier", "token_regression": "tagger"}
+            params[_EMBEDDINGS + own if own.startswith("projection/") else own] = value
+    model = generator_config(loaded.model, loaded.heads.generator)
+    return replace(loaded, model=model, heads=Heads(mlm=True), params=params, task=None)
 
 
 def with_target_scale(loaded: LoadedModel, mean: float = 0.0, std: float = 1.0) -> LoadedModel:
-    """A regression whose head predicts (target - mean) / std instead; other models are returned as they are.
+    """Returns a regression with a head that predicts (target - mean) / std, and other models unchanged.
 
-    The default is the target itself, for formats whose programs know no scale.
+    By default it predicts the target itself, for formats whose programs know no scale.
     """
     task = loaded.task or {}
     old_mean, old_std = task.get("target_mean", 0.0), task.get("target_std", 1.0)
-    if task.get("kind") not in HEADS or (old_mean, old_std) == (mean, std):
+    if task.get("kind") not in _REGRESSION_HEADS or (old_mean, old_std) == (mean, std):
         return loaded
-    kernel, bias = (f"{HEADS[task['kind']]}/dense/{name}" for name in ("kernel", "bias"))
+    kernel, bias = (f"{_REGRESSION_HEADS[task['kind']]}/dense/{name}" for name in ("kernel", "bias"))
     params = dict(loaded.params)
     params[kernel] = (params[kernel].astype("float64") * old_std / std).astype("float32")
     params[bias] = ((params[bias].astype("float64") * old_std + old_mean - mean) / std).astype("float32")
-    return dataclasses.replace(loaded, params=params, task={**task, "target_mean": mean, "target_std": std})
-
-
-MOVING_AVERAGE = "ema"
+    return replace(loaded, params=params, task={**task, "target_mean": mean, "target_std": std})

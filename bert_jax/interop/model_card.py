@@ -10,7 +10,8 @@ from typing import Any
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import MOVING_AVERAGE, LoadedModel
 from bert_jax.model.layers import unflatten
-from bert_jax.storage import files, hub
+from bert_jax.storage import hub
+from bert_jax.storage.files import IN_MEMORY
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.train.evaluation import is_threshold
 from bert_jax.train.metrics import duration
@@ -59,11 +60,17 @@ _SETTINGS = (
     "seed",
 )
 
-# Values of settings that are not named: those that change nothing, as `steps` is the usual data.mask_shape.
+# Values of settings that change nothing and are not listed; `steps` is the usual data.mask_shape.
 _UNNAMED = (None, "", "auto", "none", "steps", 0, 0.0)
 
 # What a card says of masks for objectives that do not use those of the shards.
 _OWN_MASKS = {"causal": "none", "diffusion": "random rates"}
+
+_WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
+_WITH_SENTENCE_TRANSFORMERS = (
+    "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+    'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
+)
 
 UNLABELLED = {"question": "a span of the context", "embedding": "a vector of each text"}  # answers by kind
 
@@ -78,11 +85,20 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     library = TRANSFORMERS
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
     if loading == TRANSFORMERS:
-        loading = _with_transformers(architecture)
+        loading = (
+            f"```python\nfrom transformers import AutoTokenizer, {architecture}\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+            f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
+        )
     elif loading == SENTENCE_TRANSFORMERS:
         library, pipeline, loading = SENTENCE_TRANSFORMERS, "sentence-similarity", _WITH_SENTENCE_TRANSFORMERS
     kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.vocabulary.lowercase else "cased"
+    task = []
+    if loaded.task is not None:
+        unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
+        labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
+        task = ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
     sections = [
         f"---\nlibrary_name: {library}\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
@@ -91,31 +107,16 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
         f"{KINDS[loaded.vocabulary.kind]} vocabulary of {loaded.vocabulary.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
         + _average_sentence(loaded.average),
-        *_task_section(loaded),
+        *task,
         *_data_section(loaded),
-        *_table_section("Training", ("setting", "value"), _training_rows(loaded)),
-        *_table_section("Evaluation", ("metric", "value"), _score_rows(loaded.metrics)),
+        *_section("Training", ("setting", "value"), list(_training_rows(loaded).items())),
+        *_section("Evaluation", ("metric", "value"), list(_score_rows(loaded.metrics).items())),
         "## How to load it",
         loading,
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(loaded)),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-_WITH_BERT_JAX = "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `bert-jax convert`."
-_WITH_SENTENCE_TRANSFORMERS = (
-    "```python\nfrom sentence_transformers import SentenceTransformer\n\n"
-    'vectors = SentenceTransformer("PATH").encode(["A sentence.", "Another one."])\n```\n\n' + _WITH_BERT_JAX
-)
-
-
-def _with_transformers(architecture: str) -> str:
-    return (
-        "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
-        f'model = {architecture}.from_pretrained("PATH")\n```\n\n' + _WITH_BERT_JAX
-    )
 
 
 def _average_sentence(average: str) -> str:
@@ -126,22 +127,14 @@ def _average_sentence(average: str) -> str:
     return f" The weights are the mean of the last {average.partition(':')[2]} checkpoints."
 
 
-def _task_section(loaded: LoadedModel) -> list[str]:
-    if loaded.task is None:
-        return []
-    unlabelled = UNLABELLED.get(loaded.task["kind"], "a number")
-    labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
-    return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
-
-
 def _data_section(loaded: LoadedModel) -> list[str]:
     """The sources of pretraining, or the numbers of examples of fine-tuning."""
     if loaded.task is not None:
         counts = loaded.metrics.get("counts", {})
         parts = [
-            (part, one["examples"], one.get("tokens"))
-            for part, one in counts.items()
-            if one.get("examples") is not None
+            (part, count["examples"], count.get("tokens"))
+            for part, count in counts.items()
+            if count.get("examples") is not None
         ]
         return _section("Data", ("part", "examples", "tokens"), parts)
     if not loaded.data:
@@ -160,8 +153,13 @@ def _data_section(loaded: LoadedModel) -> list[str]:
         )
         for source in loaded.data
     ]
-    files = [(f"{source['name']}: " if several else "Read from ") + _input_files(source) for source in loaded.data]
-    return [*_section("Data", columns, rows), "\n".join(f"- {one}" for one in files) if several else files[0]]
+    files = []
+    for source in loaded.data:
+        names = ", ".join(f"`{name}`" for name in source["input"])
+        more = source["input_files"] - len(source["input"])
+        start = f"{source['name']}: " if several else "Read from "
+        files.append(f"{start}{names} and {more:,} more files." if more else f"{start}{names}.")
+    return [*_section("Data", columns, rows), "\n".join(f"- {line}" for line in files) if several else files[0]]
 
 
 def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
@@ -179,53 +177,38 @@ def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
     return f"{masking['kind']}, {rate}, unit {masking['unit']}"
 
 
-def _input_files(source: Mapping[str, Any]) -> str:
-    names = ", ".join(f"`{name}`" for name in source["input"])
-    more = source["input_files"] - len(source["input"])
-    return f"{names} and {more:,} more files." if more else f"{names}."
-
-
 def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
     """The most important settings of the run by configuration key, and what it took."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
-    found = {}
-    unused = _unused(loaded)
+    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
+    overridden = "optimizer.weight_decay" if overrides_weight_decay(rules, unflatten(loaded.params)) else ""
+    rows = {}
     for key in (*paths, *_SETTINGS):
         value: Any = loaded.training
         for part in key.split("."):
             value = value[part] if isinstance(value, Mapping) and part in value else None
         value = _without_folders(value) if key in paths and value else value
-        if value not in _UNNAMED and key not in unused:
-            found[key] = f"`{value}`" if key == _RULES else value
+        if value not in _UNNAMED and key != overridden:
+            rows[key] = f"`{value}`" if key == _RULES else value
     for name, title in _EFFORT.items():
         if value := loaded.metrics.get(name):
-            found[title] = duration(value) if name == "seconds" else f"{value:,}"
-    return found
-
-
-def _unused(loaded: LoadedModel) -> tuple[str, ...]:
-    """The settings that another one overrides."""
-    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
-    return ("optimizer.weight_decay",) if overrides_weight_decay(rules, unflatten(loaded.params)) else ()
+            rows[title] = duration(value) if name == "seconds" else f"{value:,}"
+    return rows
 
 
 def _without_folders(value: str) -> str:
     """The names of the paths in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
     if value.startswith(hub.PREFIX):
         return value
-    parts = []
+    items = []
     for item in value.split(","):
-        name, equals, path = item.rpartition("=")
-        parts.append(f"{name}{equals}{_name_of(PurePath(path))}")
-    return ",".join(parts)
-
-
-def _name_of(path: PurePath) -> str:
-    """The last part of a path; of a step, the name of its run, too; nothing for what was in memory."""
-    if any(part.startswith(files.IN_MEMORY) for part in path.parts):
-        return ""
-    *_, run, folder, last = ("", "", "", *path.parts)
-    return f"{run}, step {last}" if run and folder == CHECKPOINTS else path.name
+        key, equals, path = item.rpartition("=")
+        parts = PurePath(path).parts
+        *_, run, folder, last = ("", "", "", *parts)
+        name = f"{run}, step {last}" if run and folder == CHECKPOINTS else last
+        in_memory = any(part.startswith(IN_MEMORY) for part in parts)
+        items.append(key + equals + ("" if in_memory else name))
+    return ",".join(items)
 
 
 def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -271,10 +254,6 @@ def _limits(loaded: LoadedModel) -> list[str]:
     else:
         limits.append("No evaluation of it is known.")
     return [*limits, "It reproduces its training text, including mistakes and bias."]
-
-
-def _table_section(title: str, columns: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
-    return _section(title, columns, list(rows.items()))
 
 
 def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -1,4 +1,10 @@
-"""Writes a model as an ONNX program for onnxruntime, and compares the program with the model."""
+"""Writes a model as an ONNX program for onnxruntime: a folder of model.onnx, config.json, tokenizer files, README.md.
+
+`write` is the entry point, at the top, and shows the steps: `convert` traces the model's outputs and converts them with
+jax2onnx, `differences` compares the program with the model in onnxruntime, and `quantize` rounds it to int8. `folded`,
+at the end, simplifies the traced function first. Inputs and outputs have the names and dtypes of transformers. Only
+models that have a Hugging Face format are written, since users of such folders expect its config.json.
+"""
 
 import contextlib
 import importlib.util
@@ -33,64 +39,6 @@ from bert_jax.interop.stablehlo import (
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.files import atomic_folder
 
-# Simplifies a traced function before it is converted: computes what depends on constants alone, and inlines calls.
-
-
-# The parameter that holds the function of a call, by primitive. Derivatives that a call defines are left out.
-_CALLED = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-
-
-def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """Returns the function that was traced, which computes at trace time what it can, such as the slice of each layer.
-
-    A model's parameters must be constants of the traced function.
-    """
-
-    def run(*arguments: Any) -> list[Any]:
-        return _evaluate(traced.jaxpr, traced.consts, arguments)
-
-    return run
-
-
-def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    values |= zip(jaxpr.invars, arguments, strict=True)
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        operands = [read(variable) for variable in equation.invars]
-        if equation.primitive.name in _CALLED:
-            called = equation.params[_CALLED[equation.primitive.name]]
-            results: Sequence[Any] = _evaluate(called.jaxpr, called.consts, operands)
-        elif _is_constant(equation, operands):
-            with jax.ensure_compile_time_eval():
-                results = _apply(equation.primitive, operands, equation.params)
-        else:
-            results = _apply(equation.primitive, operands, equation.params)
-        values |= zip(equation.outvars, results, strict=True)
-    return [read(variable) for variable in jaxpr.outvars]
-
-
-def _is_constant(equation: Any, operands: Sequence[Any]) -> bool:
-    """Returns whether nothing in an equation is traced, and no size of its results is symbolic."""
-    sizes = [size for variable in equation.outvars for size in getattr(variable.aval, "shape", ())]
-    return all(isinstance(size, int) for size in sizes) and not any(
-        isinstance(one, jax.core.Tracer) for one in operands
-    )
-
-
-def _apply(primitive: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
-    results = primitive.bind(*operands, **options)
-    return results if primitive.multiple_results else [results]
-
-
-# Converts a model to an ONNX program with jax2onnx, and compares the program with the model in onnxruntime.
-#
-# The program has the names and dtypes of inputs and outputs that transformers' models and tokenizers have.
-
-
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 # ONNX 1.12, of 2022: new enough for everything that a model needs, and read by every runtime of today.
 OPSET, IR_VERSION = 17, 8
@@ -100,6 +48,27 @@ TENSORS_LIMIT = 2**31 - 2**26
 TOKEN_TYPES = {"segment_ids": "token_type_ids"}
 # Names in bert_jax and in transformers; the logits of one head alone are `logits`.
 _OUTPUTS = {"last": "last_hidden_state", "pooled": "pooler_output", "vector": "sentence_embedding"}
+# Of the outputs of float32, relative to the largest of them if that is above 1.
+TOLERANCE = 1e-4
+# The parameter that holds the function of a call, by primitive. Derivatives that a call defines are left out.
+_CALLED = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+_LOADING = f"""```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+session = onnxruntime.InferenceSession("PATH/{ONNX_FILE}")
+inputs = dict(tokenizer(["Some text.", "More text."], padding=True, return_tensors="np"))
+outputs = dict(zip([one.name for one in session.get_outputs()], session.run(None, inputs)))
+```
+
+"""
+_DIFFERENCES = """any batch size and length. Largest differences from bert_jax's outputs in float32 for random tokens:
+
+| output | difference | largest value |
+|---|---|---|"""
 
 
 class Difference(NamedTuple):
@@ -122,10 +91,68 @@ def check_installed() -> None:
         )
 
 
-def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None) -> Program:
-    """Returns the program of a model's outputs by their names in transformers.
+def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
+    """Writes a program to a new folder, which appears complete or not at all, and returns its differences by output.
 
-    settings    of text_vectors, of a model that gives a vector of each text
+    dtype is float32 or int8. The float32 program is compared with the model in onnxruntime before the folder appears.
+    A model that was fine-tuned for vectors is written as a sentence-transformers folder with the output
+    `sentence_embedding`. Raises UserError if a package is missing, the folder exists, the program differs from the
+    model by more than TOLERANCE, and for a model that has no Hugging Face format or is one of multiple choice.
+    """
+    check_installed()
+    if loaded.heads.choices:
+        raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
+    settings = None
+    if loaded.task and loaded.task["kind"] == sentence_transformers.KIND:
+        loaded, settings = huggingface_export.sentence_encoder(loaded)
+    loaded = huggingface_export.without_span_boundary(loaded)
+    huggingface_export.check(loaded)
+    compute = named_outputs(loaded, settings)
+    program = convert(loaded, compute)
+    with atomic_folder(directory) as unfinished:
+        file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
+        in_two_files = save(program, file)
+        measured = differences(file, loaded, compute)
+        _check(measured)
+        if dtype == "int8":
+            quantize(file, unfinished / ONNX_FILE, in_two_files=in_two_files)
+            for written in unfinished.glob(f"{file.name}*"):
+                written.unlink()
+            measured = differences(unfinished / ONNX_FILE, loaded, compute)
+            _check_finite(measured)
+        parameters = sum(value.size for value in loaded.params.values())
+        loading = _loading(dtype, measured)
+        huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
+    return measured
+
+
+def _check(measured: Mapping[str, Difference]) -> None:
+    for name, one in measured.items():
+        if not one.relative <= TOLERANCE:  # also where it is not a number
+            raise UserError(
+                f"the ONNX program's {name} differs from the model's by {one.error:.1e} (largest value "
+                f"{one.largest:.1e}), so it is not written. Report this, and use --format stablehlo"
+            )
+
+
+def _check_finite(measured: Mapping[str, Difference]) -> None:
+    """8 bits have no error that all models keep; the description says what it is."""
+    for name, one in measured.items():
+        if not math.isfinite(one.error):
+            raise UserError(
+                f"in int8, the ONNX program's {name} is not finite, so it is not written. Report this, and use "
+                "--dtype float32"
+            )
+
+
+def _loading(dtype: str, measured: Mapping[str, Difference]) -> str:
+    """Returns the section of the model card that shows how to run the program."""
+    rows = (f"| {name} | {one.error:.1e} | {one.largest:.1e} |" for name, one in measured.items())
+    return _LOADING + "\n".join((f"Parameters are {dtype}; {_DIFFERENCES}", *rows))
+
+
+def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None) -> Program:
+    """Returns the program of a model's outputs by their names in transformers; settings are those of text_vectors.
 
     A head has `logits`; one of answers has `start_logits` and `end_logits`, and next sentence prediction next to
     another head has `seq_relationship_logits`. A model without heads has `last_hidden_state`, and `pooler_output` if it
@@ -139,11 +166,11 @@ def named_outputs(loaded: LoadedModel, settings: Mapping[str, Any] | None = None
         program = (predictions if has_predictions(loaded.heads) else hidden_states)(loaded, runtime)
 
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        found = program(parameters, inputs)
-        if "answer_logits" in found:
-            return {"start_logits": found["answer_logits"][..., 0], "end_logits": found["answer_logits"][..., 1]}
-        names = _OUTPUTS | ({"next_sentence_logits": "seq_relationship_logits"} if len(found) > 1 else {})
-        return {names.get(name, "logits"): value for name, value in found.items()}
+        outputs = program(parameters, inputs)
+        if "answer_logits" in outputs:
+            return {"start_logits": outputs["answer_logits"][..., 0], "end_logits": outputs["answer_logits"][..., 1]}
+        names = _OUTPUTS | ({"next_sentence_logits": "seq_relationship_logits"} if len(outputs) > 1 else {})
+        return {names.get(name, "logits"): value for name, value in outputs.items()}
 
     return compute
 
@@ -231,8 +258,8 @@ def differences(path: Path, loaded: LoadedModel, compute: Program) -> dict[str, 
     expected = jax.device_get(jax.jit(compute)(dict(loaded.params), narrow))
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    given = {TOKEN_TYPES.get(name, name): value.astype(np.int64) for name, value in inputs.items()}
-    got = dict(zip(names, session.run(names, given), strict=True))
+    wide = {TOKEN_TYPES.get(name, name): value.astype(np.int64) for name, value in inputs.items()}
+    got = dict(zip(names, session.run(names, wide), strict=True))
     return {name: _difference(got[name], expected[name], real) for name in sorted(expected)}
 
 
@@ -295,88 +322,43 @@ def _quietly() -> Iterator[None]:
         logging.disable(disabled)
 
 
-# Writes a model as an ONNX program for onnxruntime: a folder of model.onnx, config.json, tokenizer files, README.md.
-#
-# Such folders are written for the models that the Hugging Face format holds, since their users expect its config.json.
+def folded(traced: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Returns the function that was traced, which computes at trace time what it can, such as the slice of each layer.
 
-
-# Of the outputs of float32, relative to the largest of them if that is above 1.
-TOLERANCE = 1e-4
-
-
-def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> dict[str, Difference]:
-    """Writes a program to a new folder, which appears complete or not at all, and returns its differences by output.
-
-    dtype is float32 or int8. The float32 program is compared with the model in onnxruntime before the folder appears.
-    A model that was fine-tuned for vectors is written as a sentence-transformers folder with the output
-    `sentence_embedding`. Raises UserError if a package is missing, the folder exists, the program differs from the
-    model by more than TOLERANCE, and for a model that has no Hugging Face format or is one of multiple choice.
+    A model's parameters must be constants of the traced function. Calls are inlined.
     """
-    check_installed()
-    if loaded.heads.choices:
-        raise UserError("--format onnx does not write models of multiple choice. Use --format hf or stablehlo")
-    settings = None
-    if loaded.task and loaded.task["kind"] == sentence_transformers.KIND:
-        loaded, settings = huggingface_export.sentence_encoder(loaded)
-    loaded = huggingface_export.without_span_boundary(loaded)
-    huggingface_export.check(loaded)
-    compute = named_outputs(loaded, settings)
-    program = convert(loaded, compute)
-    with atomic_folder(directory) as unfinished:
-        file = unfinished / (ONNX_FILE if dtype == "float32" else "float32.onnx")
-        in_two_files = save(program, file)
-        found = differences(file, loaded, compute)
-        _check(found)
-        if dtype == "int8":
-            quantize(file, unfinished / ONNX_FILE, in_two_files=in_two_files)
-            for written in unfinished.glob(f"{file.name}*"):
-                written.unlink()
-            found = differences(unfinished / ONNX_FILE, loaded, compute)
-            _check_finite(found)
-        parameters = sum(value.size for value in loaded.params.values())
-        loading = _loading(dtype, found)
-        huggingface_export.write_description(loaded, unfinished, "float32", parameters, loading, settings)
-    return found
+    return lambda *arguments: _evaluate(traced.jaxpr, traced.consts, arguments)
 
 
-def _check(found: Mapping[str, Difference]) -> None:
-    for name, one in found.items():
-        if not one.relative <= TOLERANCE:  # also where it is not a number
-            raise UserError(
-                f"the ONNX program's {name} differs from the model's by {one.error:.1e} (largest value "
-                f"{one.largest:.1e}), so it is not written. Report this, and use --format stablehlo"
-            )
+def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    values |= zip(jaxpr.invars, arguments, strict=True)
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+        operands = [read(variable) for variable in equation.invars]
+        if equation.primitive.name in _CALLED:
+            called = equation.params[_CALLED[equation.primitive.name]]
+            results: Sequence[Any] = _evaluate(called.jaxpr, called.consts, operands)
+        elif _is_constant(equation, operands):
+            with jax.ensure_compile_time_eval():
+                results = _apply(equation.primitive, operands, equation.params)
+        else:
+            results = _apply(equation.primitive, operands, equation.params)
+        values |= zip(equation.outvars, results, strict=True)
+    return [read(variable) for variable in jaxpr.outvars]
 
 
-def _check_finite(found: Mapping[str, Difference]) -> None:
-    """8 bits have no error that all models keep; the description says what it is."""
-    for name, one in found.items():
-        if not math.isfinite(one.error):
-            raise UserError(
-                f"in int8, the ONNX program's {name} is not finite, so it is not written. Report this, and use "
-                "--dtype float32"
-            )
-
-
-def _loading(dtype: str, found: Mapping[str, Difference]) -> str:
-    rows = [f"| {name} | {one.error:.1e} | {one.largest:.1e} |" for name, one in found.items()]
-    return "\n".join(
-        [
-            "```python",
-            "import onnxruntime",
-            "from transformers import AutoTokenizer",
-            "",
-            'tokenizer = AutoTokenizer.from_pretrained("PATH")',
-            f'session = onnxruntime.InferenceSession("PATH/{ONNX_FILE}")',
-            'inputs = dict(tokenizer(["Some text.", "More text."], padding=True, return_tensors="np"))',
-            "outputs = dict(zip([one.name for one in session.get_outputs()], session.run(None, inputs)))",
-            "```",
-            "",
-            f"Parameters are {dtype}; any batch size and length. Largest differences from bert_jax's outputs in "
-            "float32 for random tokens:",
-            "",
-            "| output | difference | largest value |",
-            "|---|---|---|",
-            *rows,
-        ]
+def _is_constant(equation: Any, operands: Sequence[Any]) -> bool:
+    """Returns whether nothing in an equation is traced, and no size of its results is symbolic."""
+    sizes = [size for variable in equation.outvars for size in getattr(variable.aval, "shape", ())]
+    return all(isinstance(size, int) for size in sizes) and not any(
+        isinstance(operand, jax.core.Tracer) for operand in operands
     )
+
+
+def _apply(primitive: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Sequence[Any]:
+    results = primitive.bind(*operands, **options)
+    return results if primitive.multiple_results else [results]

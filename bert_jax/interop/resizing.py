@@ -1,8 +1,12 @@
-"""Grows or shrinks the vocabulary of a trained model, together with its token embeddings."""
+"""Grows or shrinks the vocabulary of a trained model, together with its token embeddings.
+
+`grow` adds words to a vocabulary and `Usage.trim` drops the tokens that given texts do not use. Both return a
+VocabularyChange, which `with_vocabulary` applies to the token tables and biases of a model.
+"""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,7 +28,9 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import WordPieceSpec
 
-# A new vocabulary for a model, and where its rows come from.
+# How far the score of unknown text is below that of the rarest piece: kUnkPenalty of google/sentencepiece,
+# src/unigram_model.cc.
+_UNKNOWN_PENALTY = 10.0
 
 
 class VocabularyChange(NamedTuple):
@@ -48,9 +54,6 @@ class VocabularyChange(NamedTuple):
         ids = {token: (index,) for index, token in enumerate(old.all_tokens())}
         known = ids | (added or {})
         return cls(new, tuple(known[token] for token in new.all_tokens()))
-
-
-# Gives a model another vocabulary: the rows of its token tables and biases follow.
 
 
 def with_vocabulary(loaded: LoadedModel, change: VocabularyChange) -> LoadedModel:
@@ -78,8 +81,8 @@ def vocabulary_axes(model: ModelConfig, heads: Heads) -> dict[str, int]:
     """
     larger = dataclasses.replace(model, vocab_size=2 * model.vocab_size + 1_000)
     shapes, others = (
-        {path: leaf.shape for path, leaf in layers.flatten(abstract_params(one, heads)).items()}
-        for one in (model, larger)
+        {path: leaf.shape for path, leaf in layers.flatten(abstract_params(config, heads)).items()}
+        for config in (model, larger)
     )
     differing = {path: np.flatnonzero(np.not_equal(shape, others[path])) for path, shape in shapes.items()}
     return {path: int(axes[0]) for path, axes in differing.items() if len(axes)}
@@ -92,17 +95,6 @@ def _mean_rows(table: np.ndarray, sources: Sequence[tuple[int, ...]], dtype: str
         if len(source) > 1:
             rows[index] = table[list(source)].mean(0, dtype=np.float64).astype(jnp.dtype(dtype))
     return rows
-
-
-# Adds words to a vocabulary, each as a token of its own, for text of a domain that it splits into many pieces.
-#
-# Texts without the words keep their tokens. In WordPiece and SentencePiece a longer word may begin with the token of an
-# added word, as with any other token.
-
-
-# How far the score of unknown text is below that of the rarest piece: kUnkPenalty of google/sentencepiece,
-# src/unigram_model.cc.
-_UNKNOWN_PENALTY = 10.0
 
 
 class _NewToken(NamedTuple):
@@ -120,6 +112,9 @@ class _Lookup(NamedTuple):
 
 def grow(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyChange:
     """Returns the vocabulary with a token for each word after its other tokens, in the order of the words.
+
+    Texts without the words keep their tokens. In WordPiece and SentencePiece a longer word may begin with the token of
+    an added word, as with any other token.
 
     In byte-level BPE a word has two tokens, with and without the space before it. In XLM-R's numbering <mask> remains
     the last id. The rows of a new token come from the tokens that its text had before.
@@ -178,7 +173,7 @@ def _new_tokens(tokenizer: Tokenizer, lookup: _Lookup, word: str) -> list[_NewTo
             f"the tokenizer changes {word!r} to {read!r} before it looks words up. Write the word in that form, or "
             "remove it"
         )
-    found = []
+    tokens = []
     for text in lookup.forms(word):
         pieces = lookup.split(text)
         if len(pieces) != 1:
@@ -186,10 +181,10 @@ def _new_tokens(tokenizer: Tokenizer, lookup: _Lookup, word: str) -> list[_NewTo
                 f"the tokenizer splits {word!r} into {' '.join(pieces)} before it looks words up, so it cannot be one "
                 "token. Write the parts on lines of their own, or remove it"
             )
-        found.append(_NewToken(pieces[0], text))
-    if missing := [new for new in found if tokenizer.id_of(new.token) is None]:
+        tokens.append(_NewToken(pieces[0], text))
+    if missing := [new for new in tokens if tokenizer.id_of(new.token) is None]:
         return missing
-    raise UserError(f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(found[0].token)}). Remove the word")
+    raise UserError(f"the vocabulary has a token for {word!r} (id {tokenizer.id_of(tokens[0].token)}). Remove the word")
 
 
 def _pieces(tokenizer: Tokenizer, tokens: Sequence[_NewToken]) -> list[tuple[int, ...]]:
@@ -264,14 +259,12 @@ def _check_whole(grown: Tokenizer, tokens: Sequence[_NewToken]) -> None:
             )
 
 
-# Drops the tokens of a vocabulary that given texts do not use.
-#
-# The texts keep their tokens exactly, alone and within a document. Special and added tokens, bytes and single
-# characters always stay, so any other text has tokens too, though possibly more and shorter ones.
-
-
 class Usage:
-    """Collects what texts need of a vocabulary."""
+    """Collects the tokens that texts use, and drops the others from the vocabulary.
+
+    The texts keep their tokens exactly, alone and within a document. Special and added tokens, bytes and single
+    characters always stay, so any other text has tokens too, though possibly more and shorter ones.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -298,8 +291,8 @@ class Usage:
         if self._library:
             unknown = np.flatnonzero(ids == tokenizer.unk_id)
             for index in np.unique(np.searchsorted(offsets, unknown, side="right") - 1):
-                found, spans = tokenizer.encode_offsets(texts[index])
-                for begin, end in spans[found == tokenizer.unk_id].tolist():
+                tokens, spans = tokenizer.encode_offsets(texts[index])
+                for begin, end in spans[tokens == tokenizer.unk_id].tolist():
                     normal = self._library.normalizer.normalize_str(texts[index][begin:end])
                     self._unknown.update(word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal))
 
@@ -330,18 +323,14 @@ def _trim_wordpiece(spec: WordPieceSpec, kept: set[str], unknown: Iterable[str])
 
     An unknown word could become known where a match becomes shorter, so all tokens that occur in it stay.
     """
-    kept = kept | {token.content for token in spec.added} | {one for one in spec.tokens if len(spec.surface(one)) == 1}
+    kept = kept | {token.content for token in spec.added}
+    kept |= {token for token in spec.tokens if len(spec.surface(token)) == 1}
     for word in unknown:
-        kept.update(_occurring(spec, word))
+        if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
+            for begin in range(len(word)):
+                prefix = spec.continuation_prefix if begin else ""
+                kept.update(prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
     return dataclasses.replace(spec, tokens=tuple(token for token in spec.tokens if token in kept))
-
-
-def _occurring(spec: WordPieceSpec, word: str) -> Iterator[str]:
-    """The tokens that a word may be matched with, whether the vocabulary has them or not."""
-    if len(word) <= spec.max_word_length:  # longer ones are unknown in any vocabulary
-        for begin in range(len(word)):
-            prefix = spec.continuation_prefix if begin else ""
-            yield from (prefix + word[begin:end] for end in range(begin + 1, len(word) + 1))
 
 
 def _trim_byte_bpe(spec: ByteBPESpec, kept: set[str]) -> ByteBPESpec:
@@ -368,7 +357,12 @@ def _trim_sentencepiece(spec: SentencePieceSpec, kept: set[str]) -> SentencePiec
         kept |= {min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)}
     else:
         known = set(spec.pieces)
-        kept = _with_parts(kept, lambda piece: [part for part in _halves(piece) if known.issuperset(part)])
+        kept = _with_parts(
+            kept,
+            lambda piece: [
+                parts for cut in range(1, len(piece)) if known.issuperset(parts := (piece[:cut], piece[cut:]))
+            ],
+        )
     trimmed = type(model)()
     trimmed.CopyFrom(model)
     trimmed.DiscardUnknownFields()  # among them samples by which the library tests an unchanged model
@@ -383,17 +377,13 @@ def _trim_sentencepiece(spec: SentencePieceSpec, kept: set[str]) -> SentencePiec
     return dataclasses.replace(spec, model=trimmed.SerializeToString())
 
 
-def _halves(piece: str) -> list[tuple[str, str]]:
-    return [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-
-
 def _with_parts(tokens: Iterable[str], parts: Callable[[str], Iterable[tuple[str, str]]]) -> set[str]:
-    """The tokens with all of their parts, and the parts of these; parts lists the pairs that a token is merged from."""
-    found: set[str] = set()
+    """Returns tokens with all of their parts, recursively; parts lists the pairs that a token is merged from."""
+    reached: set[str] = set()
     waiting = list(tokens)
     while waiting:
         token = waiting.pop()
-        if token not in found:
-            found.add(token)
+        if token not in reached:
+            reached.add(token)
             waiting += [part for pair in parts(token) for part in pair]
-    return found
+    return reached

@@ -152,8 +152,8 @@ def _pooling(values: Mapping[str, Any]) -> str:
     if modes is None:
         modes = [name for key, name in MODES.items() if values.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    found = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
-    return found if values.get("include_prompt", True) else f"{found} without the prompt"
+    pooling = NAMES.get(modes[0], modes[0]) if len(modes) == 1 else " + ".join(map(str, modes))
+    return pooling if values.get("include_prompt", True) else f"{pooling} without the prompt"
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
 
-The first part gives the outputs of exported programs as functions of parameters and inputs; ONNX uses it, too.
+The first half defines the programs (hidden_states, text_vectors, predictions) as functions of parameters and inputs;
+onnx.py exports the same ones. `write`, in the second half, exports them to a folder. Parameters are an argument, so the
+programs are small and share one file of tensors. Batch size and length are symbolic: one program serves every batch,
+and every length up to the model's number of positions.
 """
 
 import dataclasses
@@ -44,11 +47,10 @@ from bert_jax.model.transformer import Encoded
 from bert_jax.storage.files import atomic_folder, write_json
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-# The outputs of exported programs as functions of parameters and inputs, for StableHLO and for ONNX.
-#
-# A function has the inputs of a user: token ids, the attention mask and, depending on the model, token types. Batch
-# size and length may be symbolic.
-
+PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
+SUFFIX = ".stablehlo"
+README_TEMPLATE = Path(__file__).with_name("stablehlo_readme.md")
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 Outputs = dict[str, Shaped[Array, "..."]]
 Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # (parameters by path, inputs by name) -> outputs
@@ -89,10 +91,10 @@ def hidden_states(loaded: LoadedModel, runtime: Runtime) -> Program:
 
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         model, rows, encoded = _run(loaded, parameters, inputs, runtime)
-        found = {"last": encoded.last}
+        outputs = {"last": encoded.last}
         if loaded.heads.pooler:
-            found["pooled"] = _sequence_vectors(model, rows, encoded)[:, 0]
-        return _widened(found)
+            outputs["pooled"] = _sequence_vectors(model, rows, encoded)[:, 0]
+        return _widened(outputs)
 
     return compute
 
@@ -118,42 +120,40 @@ def predictions(loaded: LoadedModel, runtime: Runtime) -> Program:
 
     def compute(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         model, rows, encoded = _run(loaded, parameters, inputs, runtime)
-        found: Outputs = {}
+        logits: Outputs = {}
         if loaded.heads.mlm or loaded.heads.lm:
             parts = {"mlm_logits" if loaded.heads.mlm else "lm_logits": encoded.last}
             if names := ENCODERS[loaded.model.encoder].logits:
                 parts = dict(zip(names, jnp.split(encoded.last, len(names), axis=-1), strict=True))
             for name, vectors in parts.items():
-                found[name] = vocabulary_logits(model, vectors)[..., : loaded.model.vocab_size]
+                logits[name] = vocabulary_logits(model, vectors)[..., : loaded.model.vocab_size]
         if loaded.heads.replaced_tokens:
-            found["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
+            logits["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
         if loaded.heads.next_sentence:
-            found["next_sentence_logits"] = next_sentence_logits(model, pool_vectors(model, encoded.last[:, :1]))[:, 0]
+            logits["next_sentence_logits"] = next_sentence_logits(model, pool_vectors(model, encoded.last[:, :1]))[:, 0]
         if loaded.heads.classes or loaded.heads.choices:
             vectors = _sequence_vectors(model, rows, encoded)
-            name = "class_logits" if loaded.heads.classes else "choice_logits"
-            logits_of = class_logits if loaded.heads.classes else choice_logits
-            found[name] = logits_of(model, vectors)[:, 0]
+            name, head = ("class_logits", class_logits) if loaded.heads.classes else ("choice_logits", choice_logits)
+            logits[name] = head(model, vectors)[:, 0]
         if loaded.heads.tags:
-            found["tag_logits"] = tag_logits(model, task_states(model, encoded))
+            logits["tag_logits"] = tag_logits(model, task_states(model, encoded))
         if loaded.heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
             allowed = allowed_by(scheme_of(loaded.task["labels"]) if loaded.task else None)
-            found["tags"], _ = model.head("crf").decode(found["tag_logits"], tagged, rows.sequence_ids, allowed)
+            logits["tags"], _ = model.head("crf").decode(logits["tag_logits"], tagged, rows.sequence_ids, allowed)
         if loaded.heads.spans.classes:
-            found["span_logits"] = span_logits(model, span_vectors(model, encoded.last))
+            logits["span_logits"] = span_logits(model, span_vectors(model, encoded.last))
         if loaded.heads.question:
-            found["answer_logits"] = answer_logits(model, encoded.last)
-        return _widened(found)
+            logits["answer_logits"] = answer_logits(model, encoded.last)
+        return _widened(logits)
 
     return compute
 
 
 def has_predictions(heads: Heads) -> bool:
     """Returns whether a model has a head whose logits `predictions` returns."""
-    sequence_heads = (heads.next_sentence, heads.classes, heads.choices)
-    by_token = (heads.mlm, heads.lm, heads.replaced_tokens)
-    return any((*by_token, *sequence_heads, heads.tags, heads.question, heads.spans.classes))
+    by_token = (heads.mlm, heads.lm, heads.replaced_tokens, heads.tags, heads.question, heads.spans.classes)
+    return any((*by_token, heads.next_sentence, heads.classes, heads.choices))
 
 
 def _run(
@@ -180,19 +180,6 @@ def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array,
     return sequence_vectors(
         model, task_states(model, encoded), rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1])
     )
-
-
-# Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
-#
-# A program takes the parameters as its first argument, so it is small, and the programs of a model share
-# one file of tensors. Batch size and length are symbolic: one program serves every batch and every length
-# up to the model's number of positions.
-
-
-PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
-SUFFIX = ".stablehlo"
-README_TEMPLATE = Path(__file__).with_name("stablehlo_readme.md")
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def write(loaded: LoadedModel, directory: str | Path, dtype: str = "float32") -> None:
@@ -289,10 +276,6 @@ def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any], vector
     } | ({"vectors": vectors} if vectors else {})
 
 
-def _dtype(loaded: LoadedModel) -> str:
-    return str(next(iter(loaded.params.values())).dtype)
-
-
 def _vectors_text(vectors: Mapping[str, Any]) -> str:
     """Returns the paragraph of README.md on the vectors of texts; nothing without settings of vectors."""
     if not vectors:
@@ -313,12 +296,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _default_prompt(vectors: Mapping[str, Any]) -> str:
-    return str(vectors["prompts"].get(vectors["default_prompt_name"], "")) if vectors else ""
-
-
 def _readme(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[str, Any]) -> str:
     words = loaded.vocabulary
+    prompt = vectors["prompts"].get(vectors["default_prompt_name"], "") if vectors else ""
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [name for name in input_names(loaded) if name in values]
     cls, sep = words.roles.cls_token, words.roles.sep_token
@@ -327,10 +307,10 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any], vectors: Mapping[s
     template = string.Template(README_TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(
         positions=loaded.model.max_positions,
-        dtype=_dtype(loaded),
+        dtype=next(iter(loaded.params.values())).dtype,
         platforms=", ".join(PLATFORMS),
         description=PROGRAMS_FILE,
-        text=_quoted(f"{_default_prompt(vectors)}Some text."),
+        text=_quoted(f"{prompt}Some text."),
         vectors=_vectors_text(vectors),
         program=f"{list(programs)[-1]}{SUFFIX}",
         parameters=PARAMETERS_FILE,

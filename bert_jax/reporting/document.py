@@ -1,4 +1,8 @@
-"""What a page or a printed summary shows, independent of how it is rendered: tables, texts, charts."""
+"""What a page or a printed summary shows, independent of how it is rendered: tables, texts, charts.
+
+page.py renders a Document as HTML, terminal.py prints it. A Document has Sections, and they have Blocks. Blocks hold
+plain text and numbers, which the renderers escape; only Markup holds HTML, and only pages show it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +11,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Float, Int64
-
-# The values of a chart, and how numbers are written next to it. plot.py and terminal.py render them.
-
 
 Format = Callable[[float], str]
 
@@ -130,12 +131,6 @@ def number(value: int | float) -> str:
     return f"{value:.4g}"
 
 
-# What a page or a printed summary shows, independent of how it is rendered.
-#
-# page.py renders a Document as HTML, terminal.py prints it. Blocks hold plain text and numbers, which the renderers
-# escape; only Markup holds HTML, and only pages show it.
-
-
 class Tile(NamedTuple):
     """A headline figure: its value, its name, and what to compare it with."""
 
@@ -229,6 +224,18 @@ class Settings:
     """Names and values in groups; nested names are joined by dots. A group without a name has no heading."""
 
     groups: Mapping[str, Mapping[str, Any]]
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Returns nested settings as text by their joined names; an empty value is a dash."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            flat[f"{prefix}{key}"] = "-" if value is None or shown == "" else shown
+    return flat
 
 
 @dataclass(frozen=True)

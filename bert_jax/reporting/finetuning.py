@@ -1,4 +1,8 @@
-"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file."""
+"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file.
+
+`predict_dev` makes the predictions, `error_sections` the sections: the function of each kind of task is in SECTIONS, at
+the end. `score_tagger` compares a tagger with the baseline of the most frequent tag.
+"""
 
 import dataclasses
 from collections import Counter
@@ -6,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
@@ -42,12 +46,17 @@ from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Span, TaskRows
+from bert_jax.tasks.rows import LabelledRows, LabelledWordRows, Sentence, Span, Split, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.train.workdir import WorkdirConfig
 
-# The predictions of a fine-tuned run for its dev file, computed from the checkpoint and the file.
-
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
+CONTEXT = 160  # characters shown on each side of an answer
+WORST = 12  # examples shown
+MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
+NARROW = 6  # classes of a matrix next to which a table fits
+MOST_CONFUSED = 15
+BARS = 3  # classes shown on a card
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 AnyRows = TypeVar("AnyRows", bound=TaskRows)
@@ -87,44 +96,128 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
-    loaded = open_checkpoint(workdir)
+    model = FineTuned(open_checkpoint(workdir))
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
     _, files = registry.resolve(named)
     if "dev" not in files:
         raise UserError("the task has no dev file (--config.task.dev)")
-    model = FineTuned(loaded)
     split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:
-        kept = np.unique(np.linspace(0, total - 1, most).astype(int))
-        split = dataclasses.replace(split, items=tuple(split.items[index] for index in kept))
+        sampled = np.unique(np.linspace(0, total - 1, most).astype(int))
+        split = dataclasses.replace(split, items=tuple(split.items[index] for index in sampled))
     rows = model.encode(split)
     answers, losses = model.item_losses(rows)
     predictions = model.task.predictions(rows, answers)
     return DevPredictions(model.task, files["dev"], rows, predictions, losses, total)
 
 
-# Sections on a model that answers questions: scores by question word, and cards of its worst answers.
+def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
+    """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
+    try:
+        dev = predict_dev(workdir, config, most)
+    except UserError as error:
+        return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
+    sections = next((SECTIONS[kind] for kind in type(dev.task).__mro__ if kind in SECTIONS), None)
+    return sections(dev) if sections else []
 
 
-QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
-CONTEXT = 160  # characters shown on each side of an answer
+def tagged_spans(tags: list[str]) -> list[Span]:
+    """Returns the entities of tags, by the rules of conlleval."""
+    return [Span(*entity) for entity in tagging.entities(tags)]
 
 
-def question_section(found: DevPredictions) -> Section:
+def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
+    names, labels = dev.task.labels, dev.rows.labels.astype(int)
+    shares = np.array([[prediction["scores"][name] for name in names] for prediction in dev.predictions])
+    predicted = np.array([names.index(prediction["label"]) for prediction in dev.predictions])
+    confidence = shares[np.arange(len(shares)), predicted]
+
+    def card(item: int) -> ErrorCard:
+        # The prediction and the label are among the bars; the most likely of the other classes fill them.
+        classes = dict.fromkeys([predicted[item], labels[item], *np.argsort(-shares[item])])
+        shown = sorted(list(classes)[:BARS], key=lambda k: -shares[item, k])
+        bars = [Bar(names[k], shares[item, k], percent(shares[item, k]), bool(k == labels[item])) for k in shown]
+        correct = predicted[item] == labels[item]
+        result = "correct with a low probability" if correct else f"predicted {names[predicted[item]]}"
+        example = dev.items[item]
+        return ErrorCard(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), tuple(bars))
+
+    return [
+        Section("Confusion matrix", [Markup(_confusions(labels, predicted, names))], f"On {dev.description}."),
+        _calibration_section(dev, confidence, predicted == labels),
+        error_section(map(card, dev.worst(WORST))),
+    ]
+
+
+def _regression(dev: DevPredictions[RegressionTask, LabelledRows]) -> list[Section]:
+    labels = dev.rows.labels.astype(float)
+    predicted = np.array([prediction["score"] for prediction in dev.predictions])
+    lines = [f"line {item.line}" for item in dev.items]
+    error = predicted - labels
+    note = (
+        f"On {dev.description}: the mean absolute error is {number(float(np.abs(error).mean()))}, the mean error "
+        f"{number(float(error.mean()))}."
+    )
+    cards = [
+        ErrorCard(f"{number(labels[item])}, predicted {number(predicted[item])}", lines[item], _texts(dev.items[item]))
+        for item in dev.worst(WORST)
+    ]
+    return [_scatter_section(labels, predicted, lines, note), error_section(cards)]
+
+
+def _tagging(dev: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
+    rows = dev.rows
+    names = dev.task.labels
+    ids = {name: index for index, name in enumerate(names)}
+    labels = rows.labels[rows.word_starts].astype(int)
+    predicted = np.array([ids[tag] for prediction in dev.predictions for tag in prediction["tags"]])
+    tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
+    sections = []
+    if structured.marks_entities(names):
+        results = [
+            mistakes.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
+            for true, prediction in zip(tags, dev.predictions, strict=True)
+        ]
+        sections.append(_entity_section(dev, list(chain.from_iterable(results))))
+
+    def card(item: int) -> ErrorCard:
+        prediction, sentence = dev.predictions[item], dev.items[item]
+        triples = list(zip(prediction["words"], prediction["tags"], tags[item], strict=True))
+        words = [
+            page.text(word) if tag == label else highlight(word, f"{tag}, not {label}") for word, tag, label in triples
+        ]
+        heading = f"{sum(tag != label for _, tag, label in triples)} of {len(triples)} words wrong"
+        first, last = sentence.lines[0], sentence.lines[-1]
+        place = f"line {first}" if first == last else f"lines {first}-{last}"
+        return ErrorCard(heading, place, " ".join(words))
+
+    return [
+        *sections,
+        Section("Confusion of tags", [Markup(_confusions(labels, predicted, names))], f"Words of {dev.description}."),
+        error_section(map(card, dev.worst(WORST))),
+    ]
+
+
+def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
+    cards = [question_card(dev.items[item], dev.predictions[item]) for item in dev.worst(WORST)]
+    return [question_section(dev), error_section(cards)]
+
+
+def question_section(dev: DevPredictions) -> Section:
     """Returns scores by question word, and by whether the question has an answer."""
-    scores = _scores(found)
+    scores = _scores(dev)
     groups: dict[str, list[int]] = {}
-    for item, question in enumerate(found.items):
+    for item, question in enumerate(dev.items):
         groups.setdefault(question_word(question.question), []).append(item)
     order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
     rows = [_row(word, scores, np.array(groups[word])) for word in order]
-    without = np.array([question.answers == () for question in found.items])
+    without = np.array([question.answers == () for question in dev.items])
     for name, kept in (("has an answer", ~without), ("has no answer", without)):
         if without.any() and kept.any():
             rows.append(_row(name, scores, np.flatnonzero(kept)))
     rows.append(_row("all", scores, np.arange(len(scores))))
-    note = f"On {found.description}. Exact match and F1 are those of the official SQuAD scripts."
+    note = f"On {dev.description}. Exact match and F1 are those of the official SQuAD scripts."
     return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
 
 
@@ -150,18 +243,18 @@ def question_word(question: str) -> str:
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
     words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
-    found = {word: place for word, place in places.items() if place >= 0}
-    return min(found, key=lambda word: (found[word], -len(word)), default="other")
+    present = {word: place for word, place in places.items() if place >= 0}
+    return min(present, key=lambda word: (present[word], -len(word)), default="other")
 
 
-def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
+def _scores(dev: DevPredictions) -> Float[np.ndarray, "K 2"]:
     """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
     scores = []
-    for question, prediction in zip(found.items, found.predictions, strict=True):
+    for question, prediction in zip(dev.items, dev.predictions, strict=True):
         labels = [answer.text for answer in question.answers or ()]
         if labels:
-            one = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
-            scores.append([one["exact_match"], one["f1"]])
+            metrics = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
+            scores.append([metrics["exact_match"], metrics["f1"]])
         else:
             scores.append([float(not prediction["answer"])] * 2)
     return np.array(scores, np.float64)
@@ -172,117 +265,13 @@ def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list
     return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
 
 
-# Sections on the errors of a fine-tuned model, by kind of task: confusions, calibration, and the worst examples.
-
-
-WORST = 12  # examples shown
-MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
-NARROW = 6  # classes of a matrix next to which a table fits
-MOST_CONFUSED = 15
-BARS = 3  # classes shown on a card
-
-
-def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
-    """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
-    try:
-        found = predict_dev(workdir, config, most)
-    except UserError as error:
-        return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
-    sections = next((SECTIONS[kind] for kind in type(found.task).__mro__ if kind in SECTIONS), None)
-    return sections(found) if sections else []
-
-
-def tagged_spans(tags: list[str]) -> list[Span]:
-    """Returns the entities of tags, by the rules of conlleval."""
-    return [Span(*entity) for entity in tagging.entities(tags)]
-
-
-def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
-    names, labels = found.task.labels, found.rows.labels.astype(int)
-    shares = np.array([[prediction["scores"][name] for name in names] for prediction in found.predictions])
-    predicted = np.array([names.index(prediction["label"]) for prediction in found.predictions])
-    confidence = shares[np.arange(len(shares)), predicted]
+def _choice(dev: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
+    labels = dev.rows.labels.astype(int)
+    highest = np.array([max(prediction["scores"].values()) for prediction in dev.predictions])
+    correct = np.array([choice["label"] == label for choice, label in zip(dev.predictions, labels, strict=True)])
 
     def card(item: int) -> ErrorCard:
-        # The prediction and the label are among the bars; the most likely of the other classes fill them.
-        classes = dict.fromkeys([predicted[item], labels[item], *np.argsort(-shares[item])])
-        shown = sorted(list(classes)[:BARS], key=lambda k: -shares[item, k])
-        bars = [Bar(names[k], shares[item, k], percent(shares[item, k]), bool(k == labels[item])) for k in shown]
-        correct = predicted[item] == labels[item]
-        result = "correct with a low probability" if correct else f"predicted {names[predicted[item]]}"
-        example = found.items[item]
-        return ErrorCard(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), tuple(bars))
-
-    return [
-        Section("Confusion matrix", [Markup(_confusions(labels, predicted, names))], f"On {found.description}."),
-        _calibration_section(found, confidence, predicted == labels),
-        error_section(map(card, found.worst(WORST))),
-    ]
-
-
-def _regression(found: DevPredictions[RegressionTask, LabelledRows]) -> list[Section]:
-    labels = found.rows.labels.astype(float)
-    predicted = np.array([prediction["score"] for prediction in found.predictions])
-    lines = [f"line {item.line}" for item in found.items]
-    error = predicted - labels
-    note = (
-        f"On {found.description}: the mean absolute error is {number(float(np.abs(error).mean()))}, the mean error "
-        f"{number(float(error.mean()))}."
-    )
-    cards = [
-        ErrorCard(
-            f"{number(labels[item])}, predicted {number(predicted[item])}", lines[item], _texts(found.items[item])
-        )
-        for item in found.worst(WORST)
-    ]
-    return [_scatter_section(labels, predicted, lines, note), error_section(cards)]
-
-
-def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
-    rows = found.rows
-    names = found.task.labels
-    ids = {name: index for index, name in enumerate(names)}
-    labels = rows.labels[rows.word_starts].astype(int)
-    predicted = np.array([ids[tag] for prediction in found.predictions for tag in prediction["tags"]])
-    tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
-    sections = []
-    if structured.marks_entities(names):
-        results = [
-            mistakes.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
-            for true, prediction in zip(tags, found.predictions, strict=True)
-        ]
-        sections.append(_entity_section(found, list(chain.from_iterable(results))))
-
-    def card(item: int) -> ErrorCard:
-        prediction, sentence = found.predictions[item], found.items[item]
-        triples = list(zip(prediction["words"], prediction["tags"], tags[item], strict=True))
-        words = [
-            page.text(word) if tag == label else highlight(word, f"{tag}, not {label}") for word, tag, label in triples
-        ]
-        heading = f"{sum(tag != label for _, tag, label in triples)} of {len(triples)} words wrong"
-        first, last = sentence.lines[0], sentence.lines[-1]
-        where = f"line {first}" if first == last else f"lines {first}-{last}"
-        return ErrorCard(heading, where, " ".join(words))
-
-    return [
-        *sections,
-        Section("Confusion of tags", [Markup(_confusions(labels, predicted, names))], f"Words of {found.description}."),
-        error_section(map(card, found.worst(WORST))),
-    ]
-
-
-def _question(found: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
-    cards = [question_card(found.items[item], found.predictions[item]) for item in found.worst(WORST)]
-    return [question_section(found), error_section(cards)]
-
-
-def _choice(found: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
-    labels = found.rows.labels.astype(int)
-    highest = np.array([max(prediction["scores"].values()) for prediction in found.predictions])
-    correct = np.array([one["label"] == label for one, label in zip(found.predictions, labels, strict=True)])
-
-    def card(item: int) -> ErrorCard:
-        example, scores = found.items[item], found.predictions[item]["scores"]
+        example, scores = dev.items[item], dev.predictions[item]["scores"]
         bars = [
             Bar(truncate(example.choices[int(choice)], 60), share, percent(share), bool(int(choice) == labels[item]))
             for choice, share in scores.items()
@@ -291,17 +280,17 @@ def _choice(found: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
         heading = "correct with a low probability" if correct[item] else ""
         return ErrorCard(heading, f"line {example.line}", content, tuple(bars))
 
-    return [_calibration_section(found, highest, correct), error_section(map(card, found.worst(WORST)))]
+    return [_calibration_section(dev, highest, correct), error_section(map(card, dev.worst(WORST)))]
 
 
-def _token_regression(found: DevPredictions[TokenRegressionTask, LabelledWordRows]) -> list[Section]:
-    rows = found.rows
+def _token_regression(dev: DevPredictions[TokenRegressionTask, LabelledWordRows]) -> list[Section]:
+    rows = dev.rows
     known = rows.label_weights[rows.word_starts] > 0
     labels = rows.labels[rows.word_starts].astype(float)
-    predicted = np.array([value for prediction in found.predictions for value in prediction["numbers"]])
-    words = [word for item in found.items for word in item.words]
+    predicted = np.array([value for prediction in dev.predictions for value in prediction["numbers"]])
+    words = [word for item in dev.items for word in item.words]
     errors = np.abs(predicted - labels)
-    note = f"Words of {found.description}: the mean absolute error is {number(float(errors[known].mean()))}."
+    note = f"Words of {dev.description}: the mean absolute error is {number(float(errors[known].mean()))}."
 
     def card(item: int) -> ErrorCard:
         span = slice(rows.sentence_offsets[item], rows.sentence_offsets[item + 1])
@@ -312,35 +301,37 @@ def _token_regression(found: DevPredictions[TokenRegressionTask, LabelledWordRow
             )
         ]
         heading = f"mean absolute error {number(float(errors[span][known[span]].mean()))}"
-        return ErrorCard(heading, f"line {found.items[item].lines[0]}", " ".join(shown))
+        return ErrorCard(heading, f"line {dev.items[item].lines[0]}", " ".join(shown))
 
     labelled_words = [word for word, labelled in zip(words, known, strict=True) if labelled]
     return [
         _scatter_section(labels[known], predicted[known], labelled_words, note),
-        error_section(map(card, found.worst(WORST))),
+        error_section(map(card, dev.worst(WORST))),
     ]
 
 
-def _spans(found: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
+def _spans(dev: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
     results, relations = [], []
-    for sentence, prediction in zip(found.items, found.predictions, strict=True):
+    for sentence, prediction in zip(dev.items, dev.predictions, strict=True):
         spans = [Span(span["type"], *span["words"]) for span in prediction["spans"]]
         results.append(mistakes.compare_spans(sentence.spans, spans))
-        true = {(one.label, sentence.spans[one.head], sentence.spans[one.tail]) for one in sentence.relations}
-        predicted = {(one["type"], spans[one["head"]], spans[one["tail"]]) for one in prediction.get("relations", ())}
-        relations += [(CORRECT if one in predicted else MISSED, one[0]) for one in sorted(true)]
-        relations += [(SPURIOUS, one[0]) for one in sorted(predicted - true)]
+        # A relation is its type, its head and its tail.
+        true = {(link.label, sentence.spans[link.head], sentence.spans[link.tail]) for link in sentence.relations}
+        links = prediction.get("relations", ())
+        predicted = {(link["type"], spans[link["head"]], spans[link["tail"]]) for link in links}
+        relations += [(CORRECT if link in predicted else MISSED, link[0]) for link in sorted(true)]
+        relations += [(SPURIOUS, link[0]) for link in sorted(predicted - true)]
     sections = []
-    if not found.task.pairs_are_given:
-        sections.append(_entity_section(found, list(chain.from_iterable(results))))
+    if not dev.task.pairs_are_given:
+        sections.append(_entity_section(dev, list(chain.from_iterable(results))))
     if relations:
         counts = Counter(relations)
         columns = (CORRECT, MISSED, SPURIOUS)
         types = sorted({name for _, name in relations})
         rows = [[name, *(f"{counts[result, name]:,}" for result in columns)] for name in types]
-        note = f"On {found.description}. A relation is correct if its type and both spans are."
+        note = f"On {dev.description}. A relation is correct if its type and both spans are."
         sections.append(Section("Relations", [Table(["type", *columns], [rows])], note))
-    cards = [_span_card(found.items[item], results[item]) for item in found.worst(WORST)]
+    cards = [_span_card(dev.items[item], results[item]) for item in dev.worst(WORST)]
     return [*sections, error_section(cards)]
 
 
@@ -353,7 +344,7 @@ def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
     return ErrorCard(f"{len(wrong)} of {len(results)} spans wrong", f"line {sentence.line}", content)
 
 
-def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> Section:
+def _entity_section(dev: DevPredictions, results: list[tuple[str, Span]]) -> Section:
     """Returns the results of the true entities of each type, and how many predicted ones are spurious."""
     counts = mistakes.count_by_type(results)
     rows = []
@@ -362,17 +353,17 @@ def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> S
         recall = percent(each[CORRECT] / true) if true else "-"
         rows.append([name, f"{true:,}", recall, *(f"{each[result]:,}" for result in SPAN_RESULTS)])
     note = (
-        f"On {found.description}. Wrong border: a predicted entity of the same type overlaps it; wrong type: another "
+        f"On {dev.description}. Wrong border: a predicted entity of the same type overlaps it; wrong type: another "
         "type was predicted for the same words; missed: no predicted entity overlaps it; spurious: a predicted entity "
         "overlaps no true one."
     )
     return Section("Entities", [Table(["type", "true", "recall", *SPAN_RESULTS], [rows])], note)
 
 
-def _calibration_section(found: DevPredictions, confidence: np.ndarray, correct: np.ndarray) -> Section:
+def _calibration_section(dev: DevPredictions, confidence: np.ndarray, correct: np.ndarray) -> Section:
     calibration = mistakes.calibrate(confidence, correct)
     note = (
-        f"On {found.description}: the mean confidence is {percent(float(confidence.mean()))}, the accuracy "
+        f"On {dev.description}: the mean confidence is {percent(float(confidence.mean()))}, the accuracy "
         f"{percent(float(correct.mean()))}, the expected calibration error {percent(calibration.error)} "
         f"({mistakes.BINS} bins). Orange is the gap between confidence and accuracy."
     )
@@ -413,6 +404,36 @@ def _texts(example) -> str:
     pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(truncate(example.text_pair))}"
     mark = "<b>A</b>" if pair else ""
     return f"{mark}{page.text(truncate(example.text))}{pair}"
+
+
+@dataclass(frozen=True)
+class TaggingScore:
+    """Accuracy on the words of the test file; `unknown`: on those that do not occur in the training file."""
+
+    accuracy: float
+    unknown_accuracy: float
+    baseline: tagging.Baseline
+
+
+def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
+    """Tags the test file of a tagging task and evaluates the baseline on the same words.
+
+    Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
+    """
+    named, files = registry.resolve(config)
+    train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
+    model = FineTuned(open_checkpoint(checkpoint))
+    predictions = model.predictions(model.encode(test))
+    known = {word for sentence in train.items for word in sentence.words}
+    pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
+    predicted = [tag for sentence in predictions for tag in sentence["tags"]]
+    correct = np.array([guess == tag for guess, (_, tag) in zip(predicted, pairs, strict=True)])
+    unknown = np.array([word not in known for word, _ in pairs])
+    return TaggingScore(
+        accuracy=float(correct.mean()),
+        unknown_accuracy=float(correct[unknown].mean()) if unknown.any() else float("nan"),
+        baseline=tagging.most_frequent_tag_baseline(train, test),
+    )
 
 
 # The sections of each kind of task. A subclass has those of its base class unless it is listed itself.

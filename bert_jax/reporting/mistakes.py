@@ -1,30 +1,36 @@
-"""What a fine-tuned model gets wrong: confusions, calibration, entities, answers, as tables and cards."""
+"""What a fine-tuned model gets wrong, from its predictions: typed spans, calibration, confusions, and cards.
+
+The counts come first (compare_spans, calibrate, most_confused), then the plots as inline SVG (reliability, scatter),
+then the HTML (confusion_table, error_section). No model is needed: finetuning.py makes the predictions.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.array_types import Bool, Float, Int64
-from bert_jax.config import TaskConfig
-from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.reporting.document import Bar, Markup, Section, number, percent
 from bert_jax.reporting.page import Scale, axes, bar_list, text, ticks
-from bert_jax.tasks import registry
-from bert_jax.tasks.inference import FineTuned
-from bert_jax.tasks.kinds.tagging import Baseline, most_frequent_tag_baseline
-from bert_jax.tasks.rows import Sentence, Span, Split
-
-# Compares predicted entities, or any typed spans, with the true ones. Pure Python.
-
+from bert_jax.tasks.rows import Span
 
 CORRECT, TYPE, BORDER, BOTH = "correct", "wrong type", "wrong border", "wrong type and border"
 MISSED, SPURIOUS = "missed", "spurious"
 SPAN_RESULTS = (CORRECT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
+BINS = 15  # Guo et al. 2017, section 4
+
+# Square plots.
+SIDE = 360  # pixels
+LEFT, RIGHT, TOP, BASE = 48, 348, 12, 320
+STRIP = 54  # pixels below a reliability diagram that show the number of predictions in each bin
+MOST_POINTS = 1500
+
+LONGEST = 600  # characters of a text that are shown
+# Cells of larger shares have black text on dark screens too; at this share, white and black are as easy to read.
+STRONG = 0.68
 
 
 def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple[str, Span]]:
@@ -61,12 +67,6 @@ def count_by_type(results: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]
 
 def _overlap(left: Span, right: Span) -> bool:
     return left.first < right.end and right.first < left.end
-
-
-# The most frequent confusions of classes, and the calibration of probabilities.
-
-
-BINS = 15  # Guo et al. 2017, section 4
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,6 @@ def most_confused(
     ]
 
 
-# Square plots as inline SVG: a reliability diagram, and labels against predictions, with tooltips of the values.
-
-
-SIDE = 360  # pixels
-LEFT, RIGHT, TOP, BASE = 48, 348, 12, 320
-STRIP = 54  # pixels below a reliability diagram that show the number of predictions in each bin
-MOST_POINTS = 1500
-
-
 def reliability(calibration: Calibration) -> str:
     """Plots accuracy over confidence by bin, next to the diagonal of a calibrated model.
 
@@ -150,7 +141,7 @@ def reliability(calibration: Calibration) -> str:
 
 def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"], names: Sequence[str]) -> str:
     """Plots a point for each item, at most MOST_POINTS of them; the diagonal is where predictions equal labels."""
-    kept = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
+    shown = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
     if high - low < 1e-12:
         low, high = low - 0.5, high + 0.5
@@ -159,11 +150,11 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
         f'<circle cx="{x(float(labels[item])):.1f}" cy="{y(float(predictions[item])):.1f}" r="3"><title>'
         f"{escape(names[item][:120])}: {number(float(labels[item]))}, predicted "
         f"{number(float(predictions[item]))}</title></circle>"
-        for item in kept
+        for item in shown
     )
     grid = axes(x, y, "label", number, number)
     content = f'{grid}<g class="series-0 points">{points}</g>{_diagonal(x, y)}'
-    summary = f"Labels and predictions: {len(kept):,} points"
+    summary = f"Labels and predictions: {len(shown):,} points"
     return _figure("Labels and predictions", "prediction", summary, content, SIDE)
 
 
@@ -189,46 +180,6 @@ def _figure(title: str, unit: str, summary: str, content: str, height: int) -> s
     )
 
 
-# The accuracy of a fine-tuned tagger and of the most-frequent-tag baseline, on known and on unknown words.
-
-
-@dataclass(frozen=True)
-class TaggingScore:
-    """Accuracy on the words of the test file; `unknown`: on those that do not occur in the training file."""
-
-    accuracy: float
-    unknown_accuracy: float
-    baseline: Baseline
-
-
-def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
-    """Tags the test file of a tagging task and evaluates the baseline on the same words.
-
-    Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
-    """
-    named, files = registry.resolve(config)
-    train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
-    loaded = open_checkpoint(checkpoint)
-    model = FineTuned(loaded)
-    predictions = model.predictions(model.encode(test))
-    known = {word for sentence in train.items for word in sentence.words}
-    pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
-    predicted = [tag for sentence in predictions for tag in sentence["tags"]]
-    correct = np.array([one == tag for one, (_, tag) in zip(predicted, pairs, strict=True)])
-    unknown = np.array([word not in known for word, _ in pairs])
-    return TaggingScore(
-        accuracy=float(correct.mean()),
-        unknown_accuracy=float(correct[unknown].mean()) if unknown.any() else float("nan"),
-        baseline=most_frequent_tag_baseline(train, test),
-    )
-
-
-# HTML of what a fine-tuned model gets wrong: a confusion matrix, and cards of the examples with the highest loss.
-
-
-LONGEST = 600  # characters of a text that are shown
-
-
 class ErrorCard(NamedTuple):
     """One example: its heading, its place in the file, its text as HTML, and the model's predictions as bars."""
 
@@ -236,10 +187,6 @@ class ErrorCard(NamedTuple):
     place: str
     content: str
     bars: tuple[Bar, ...] = ()
-
-
-# Cells of larger shares have black text on dark screens too; at this share, white and black are as easy to read.
-STRONG = 0.68
 
 
 def confusion_table(counts: Int64[np.ndarray, "C C"], names: Sequence[str]) -> str:

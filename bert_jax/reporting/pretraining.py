@@ -1,4 +1,8 @@
-"""Sections on a pretrained model: predictions of masked tokens, next to the unigram baseline."""
+"""What the report of a pretraining run shows of held-out rows.
+
+`unigram_baseline` is the level to compare metrics with; `predict_masked_tokens` and `masked_token_table` show the
+model's predictions for masked tokens.
+"""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +31,12 @@ from bert_jax.reporting.page import bar_list, text
 from bert_jax.tokenization.vocabulary import Vocabulary
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 
-# The unigram baseline on held-out shards, with which a pretraining run is compared.
+MASK = "[MASK]"
+MOST_LIKELY = 5  # predictions shown
+CONTEXT = 24  # tokens shown on each side of the masked one
+
+_NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
+_NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 
 @dataclass(frozen=True)
@@ -75,17 +84,6 @@ def unigram_baseline(
         next_sentence_accuracy=float(labels.max() / labels.sum()) if labels.sum() else None,
         predictions=total,
     )
-
-
-# A pretrained model's predictions for masked tokens of held-out text, and the table that shows them.
-
-
-MASK = "[MASK]"
-MOST_LIKELY = 5  # predictions shown
-CONTEXT = 24  # tokens shown on each side of the masked one
-
-_NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
-_NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 
 class Prediction(NamedTuple):
@@ -150,9 +148,9 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
 def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
     """Returns the sentences with the masked token marked, the label, and the predictions with their probabilities."""
     rows = "".join(
-        f'<tr><td class="sentence">{_context(one.before)} <mark>{MASK}</mark> {_context(one.after)}</td>'
-        f'<td class="label">{text(one.label)}</td><td>{_bars(one)}</td></tr>'
-        for one in masked_tokens
+        f'<tr><td class="sentence">{_context(token.before)} <mark>{MASK}</mark> {_context(token.after)}</td>'
+        f'<td class="label">{text(token.label)}</td><td>{_bars(token)}</td></tr>'
+        for token in masked_tokens
     )
     head = "<tr><th>what the model sees</th><th>label</th><th>the five most likely tokens</th></tr>"
     return Markup(f'<table class="masked-tokens"><thead>{head}</thead><tbody>{rows}</tbody></table>')

@@ -49,22 +49,19 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
     if examples is not None and not finetuned:
         raise UserError("--examples is for the report of a fine-tuned run. Leave it out")
     references, predictions = ({}, []) if finetuned else _held_out(run)
+    unfinished = f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
     document = Document(
         title=absolute(run.workdir).name,
         program="bert-jax report",
         source=str(run.workdir),
         lines=[_description(run)],
-        warning="" if run.result is not None else _unfinished(run),
+        warning="" if run.result is not None else unfinished,
         tiles=_task_tiles(run) if finetuned else _pretraining_tiles(run, references),
         sections=[
             *(_task_tables(run) if finetuned else ()),
             *(error_sections(run.workdir, run.config, examples or EXAMPLES) if finetuned else ()),
             *_seed_sections(run),
-            Section(
-                "Curves",
-                [Charts(runs.charts(run.lines, references, run.loss_unit))],
-                runs.NOTE,
-            ),
+            Section("Curves", [Charts(runs.charts(run.lines, references, run.loss_unit))], runs.NOTE),
             source_section(run.lines),
             *predictions,
             Section("Configuration", [Settings(run.settings())]),
@@ -94,10 +91,6 @@ def _description(run: RecordedRun) -> str:
     return f"{run.kind}: {encoder}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
 
 
-def _unfinished(run: RecordedRun) -> str:
-    return f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
-
-
 def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
@@ -117,8 +110,8 @@ def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
     except UserError as error:
         hint = "" if Path(data.get("eval") or data.get("train") or "/").is_absolute() else _WHERE
         return references, [Section(title, note=f"No table: {error}.{hint}")]
-    first = sum(one.rank == 0 for one in masked_tokens)
-    among = sum(one.rank is not None for one in masked_tokens)
+    first = sum(token.rank == 0 for token in masked_tokens)
+    among = sum(token.rank is not None for token in masked_tokens)
     rows = f"held-out rows of {source}" if source else "held-out rows"
     _, random, unchanged = map(percent, split)
     others = f"Of the predicted tokens, {random} are random ones and {unchanged} are kept. " if split[0] < 1 else ""
@@ -224,10 +217,10 @@ def _task_tables(run: RecordedRun) -> list[Section]:
     if run.result is None:
         return []
     seeds = [f"seed {seed}" for seed in run.result["seeds"]]
-    metrics = [
-        [name, *(_digits(value) for value in (metric["mean"], metric["std"], *metric["values"]))]
-        for name, metric in run.result["metrics"].items()
-    ]
+    metrics = []
+    for name, metric in run.result["metrics"].items():
+        values = (metric["mean"], metric["std"], *metric["values"])
+        metrics.append([name, *("-" if value is None else f"{value:.4f}" for value in values)])
     counts = run.result["counts"]
     names = list(dict.fromkeys(name for part in counts.values() for name in part))
     files = [[split, *(f"{part[name]:,}" if name in part else "-" for name in names)] for split, part in counts.items()]
@@ -244,10 +237,6 @@ def _seed_sections(run: RecordedRun) -> list[Section]:
         return []
     note = "The curves below are of the run with the best score on dev, which WORKDIR loads."
     return [Section("Curves by seed", [Charts(seed_charts(runs, run.loss_unit))], note)]
-
-
-def _digits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _end_of_phase(run: RecordedRun, name: str) -> str:

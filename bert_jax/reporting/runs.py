@@ -1,9 +1,13 @@
-"""The recorded runs of a report: what a workdir holds, its curves, several seeds, and several runs side by side."""
+"""The recorded runs of a report: what a workdir holds, its curves, several seeds, and several runs side by side.
+
+`read_run` reads a workdir. `charts`, `seed_charts` and `source_section` are parts of the report of one run, and
+`comparison` is the page about several.
+"""
 
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +23,7 @@ from bert_jax.reporting.document import (
     Section,
     Series,
     Table,
+    flat_settings,
     number,
     percent,
 )
@@ -27,9 +32,6 @@ from bert_jax.train.evaluation import PREFIX, is_threshold, lower_is_better
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config
-
-# The charts of a run's metrics.jsonl, with no more points than a screen can show.
-
 
 Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
 
@@ -67,125 +69,10 @@ TITLES = {
     "loss": "Loss, all terms",
 }
 
-
-def show_of(metric: str) -> Format:
-    """Returns the format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
-    return number if lower_is_better(metric) else percent
-
-
-def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
-    """Returns the charts of a run, in reading order, without those for which the run logged nothing.
-
-    Values by source, such as eval_wiki/mlm_loss, are not plotted (sources.py has a table of them).
-
-    references  by the name of their metric, such as mlm_accuracy
-    """
-    names = {name for line in lines for name in line if "/" not in name}
-    if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
-        names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
-    found: list[Chart] = []
-    for name in sorted(names, key=reading_order):
-        if name.startswith("eval_") and _training_name(name) in names:
-            continue  # in the chart of the training curve
-        if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
-            found.append(chart)
-    shares = {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}
-    found += [
-        _plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number),
-        _plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number),
-        _plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
-        _plain_chart(lines, "Waste", "", shares, percent),
-        _plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
-        _plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
-    ]
-    return [chart for chart in found if chart.series]
-
-
-def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], loss_unit: str) -> Chart | None:
-    """Returns the chart of a loss, an accuracy or a held-out metric; None for other metrics."""
-    is_loss = name.endswith("loss")
-    if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
-        return None
-    own = HELD_OUT if name.startswith("eval_") else TRAINING
-    series = {own: curve(lines, name, own), HELD_OUT: curve(lines, _held_out_name(lines, name), HELD_OUT)}
-    kept = tuple(one for one in series.values() if one is not None)
-    if not kept:
-        return None
-    metric = name.removeprefix("eval_")
-    compared = (references[metric],) if metric in references else ()
-    unit, show = loss_unit if is_loss else "", show_of(metric)
-    return Chart(title_of(metric), unit, kept, show, from_zero=not is_loss, references=compared)
-
-
-def title_of(metric: str) -> str:
-    """Returns the name of a metric in words."""
-    return TITLES.get(metric) or re.sub(r"\bf1\b", "F1", metric.replace("_", " ").capitalize())
-
-
-def reading_order(name: str) -> tuple[int, str]:
-    """Returns a sort key for names of metrics: those without a title, then those of TITLES in its order."""
-    metric = name.removeprefix("eval_")
-    return (list(TITLES).index(metric) if metric in TITLES else -1, name)
-
-
-def _training_name(held_out: str) -> str:
-    """Returns the training metric in the chart of a held-out one. A task's own accuracy is logged as task_accuracy."""
-    return "task_accuracy" if held_out == "eval_accuracy" else held_out.removeprefix("eval_")
-
-
-def _held_out_name(lines: Lines, name: str) -> str:
-    if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
-        return "eval_accuracy"
-    return name if name.startswith("eval_") else f"eval_{name}"
-
-
-def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
-    series = (curve(lines, name, label) for label, name in names.items())
-    return Chart(title, unit, tuple(one for one in series if one is not None), show)
-
-
-def points(lines: Lines, name: str) -> dict[float, float]:
-    """Returns the finite values of a metric by step, without the lines that have no value for it."""
-    logged = {float(line["step"]): line.get(name) for line in lines}
-    return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
-
-
-def series_of(label: str, values: Mapping[float, float]) -> Series:
-    """Returns a curve through values by step."""
-    return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
-
-
-def curve(lines: Lines, name: str, label: str) -> Series | None:
-    """Returns a metric by step, thinned and, if it has noise, smoothed for a screen; None if it was never logged."""
-    found = points(lines, name)
-    if not found:
-        return None
-    thinned = _thinned(series_of(label, found))
-    return thinned if name in EXACT else _smoothed(thinned)
-
-
-def _thinned(series: Series) -> Series:
-    """Returns at most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
-    count = len(series.steps)
-    if count <= MOST_POINTS:
-        return series
-    starts = np.linspace(0, count, MOST_POINTS, endpoint=False).astype(int)
-    sizes = np.diff(np.append(starts, count))
-    return Series(series.name, series.steps[starts + sizes - 1], np.add.reduceat(series.values, starts) / sizes)
-
-
-def _smoothed(series: Series) -> Series:
-    count = len(series.values)
-    if count <= SMOOTHED_ABOVE:
-        return series
-    reach = count // (2 * SMOOTHING)
-    sums = np.concatenate([[0.0], np.cumsum(series.values)])
-    first = np.maximum(np.arange(count) - reach, 0)
-    last = np.minimum(np.arange(count) + reach + 1, count)
-    return dataclasses.replace(series, trend=(sums[last] - sums[first]) / (last - first))
-
-
-# What the workdir of a run holds for a report: configuration, log and result.
+COLOURS = 4  # of page.css for the seeds of a run: of more seeds the mean, the highest and the lowest are shown
+MOST_RUNS = 8  # of a comparison: the colours of page.css
+EPOCHS = "epochs/"
+NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -249,21 +136,126 @@ def read_run(workdir: Location) -> RecordedRun:
     return RecordedRun(workdir, config, lines, result)
 
 
-# Charts of several runs of one fine-tuning, which differ in the seed or in seed and learning rate.
+def show_of(metric: str) -> Format:
+    """Returns the format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
+    return number if lower_is_better(metric) else percent
 
 
-COLOURS = 4  # of reporting/page.css: of more runs the mean, the highest and the lowest are shown
+def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
+    """Returns the charts of a run, in reading order, without those for which the run logged nothing.
+
+    Values by source, such as eval_wiki/mlm_loss, are not plotted (source_section has a table of them).
+
+    references  by the name of their metric, such as mlm_accuracy
+    """
+    names = {name for line in lines for name in line if "/" not in name}
+    if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
+        names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
+    shown: list[Chart] = []
+    for name in sorted(names, key=reading_order):
+        # A held-out curve is in the chart of its training curve; a task's own accuracy is logged as task_accuracy.
+        trained = "task_accuracy" if name == "eval_accuracy" else name.removeprefix("eval_")
+        if name.startswith("eval_") and trained in names:
+            continue
+        if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
+            shown.append(chart)
+    shares = {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}
+    shown += [
+        _plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number),
+        _plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number),
+        _plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
+        _plain_chart(lines, "Waste", "", shares, percent),
+        _plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
+        _plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
+    ]
+    return [chart for chart in shown if chart.series]
+
+
+def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], loss_unit: str) -> Chart | None:
+    """Returns the chart of a loss, an accuracy or a held-out metric; None for other metrics."""
+    is_loss = name.endswith("loss")
+    if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
+        return None
+    own = HELD_OUT if name.startswith("eval_") else TRAINING
+    held_out = name if name.startswith("eval_") else f"eval_{name}"
+    if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
+        held_out = "eval_accuracy"
+    curves = {own: curve(lines, name, own), HELD_OUT: curve(lines, held_out, HELD_OUT)}
+    series = tuple(filter(None, curves.values()))
+    if not series:
+        return None
+    metric = name.removeprefix("eval_")
+    compared = (references[metric],) if metric in references else ()
+    unit, show = loss_unit if is_loss else "", show_of(metric)
+    return Chart(title_of(metric), unit, series, show, from_zero=not is_loss, references=compared)
+
+
+def title_of(metric: str) -> str:
+    """Returns the name of a metric in words."""
+    return TITLES.get(metric) or re.sub(r"\bf1\b", "F1", metric.replace("_", " ").capitalize())
+
+
+def reading_order(name: str) -> tuple[int, str]:
+    """Returns a sort key for names of metrics: those without a title, then those of TITLES in its order."""
+    metric = name.removeprefix("eval_")
+    return (list(TITLES).index(metric) if metric in TITLES else -1, name)
+
+
+def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
+    series = (curve(lines, name, label) for label, name in names.items())
+    return Chart(title, unit, tuple(filter(None, series)), show)
+
+
+def points(lines: Lines, name: str) -> dict[float, float]:
+    """Returns the finite values of a metric by step, without the lines that have no value for it."""
+    logged = {float(line["step"]): line.get(name) for line in lines}
+    return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
+
+
+def series_of(label: str, values: Mapping[float, float]) -> Series:
+    """Returns a curve through values by step."""
+    return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
+
+
+def curve(lines: Lines, name: str, label: str) -> Series | None:
+    """Returns a metric by step, thinned and, if it has noise, smoothed for a screen; None if it was never logged."""
+    values = points(lines, name)
+    if not values:
+        return None
+    thinned = _thinned(series_of(label, values))
+    return thinned if name in EXACT else _smoothed(thinned)
+
+
+def _thinned(series: Series) -> Series:
+    """Returns at most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
+    count = len(series.steps)
+    if count <= MOST_POINTS:
+        return series
+    starts = np.linspace(0, count, MOST_POINTS, endpoint=False).astype(int)
+    sizes = np.diff(np.append(starts, count))
+    return Series(series.name, series.steps[starts + sizes - 1], np.add.reduceat(series.values, starts) / sizes)
+
+
+def _smoothed(series: Series) -> Series:
+    count = len(series.values)
+    if count <= SMOOTHED_ABOVE:
+        return series
+    reach = count // (2 * SMOOTHING)
+    sums = np.concatenate([[0.0], np.cumsum(series.values)])
+    first = np.maximum(np.arange(count) - reach, 0)
+    last = np.minimum(np.arange(count) + reach + 1, count)
+    return dataclasses.replace(series, trend=(sums[last] - sums[first]) / (last - first))
 
 
 def read_runs(workdir: Location) -> dict[str, Lines]:
     """Returns the metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
-    found: dict[str, Lines] = {}
+    logs: dict[str, Lines] = {}
     for pattern in ("seed-*", "rate-*/seed-*"):
         for path in sorted(workdir.glob(pattern), key=lambda path: _order(path, workdir)):
             parts = path.relative_to(workdir).parts
             if lines := read_metrics(path):
-                found[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
-    return found
+                logs[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
+    return logs
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
@@ -273,25 +265,26 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
     wanted += ["task_loss"] * ("task_loss" in names)
     charts = []
     for name in sorted(wanted, key=lambda name: (name.endswith("loss"), name == "task_loss", name)):
-        found = {run: values for run, lines in runs.items() if (values := points(lines, name))}
-        if not found:
+        curves = {run: values for run, lines in runs.items() if (values := points(lines, name))}
+        if not curves:
             continue
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        several = tuple(series_of(run, values) for run, values in found.items())
-        alike = len(several) > COLOURS and set.intersection(*map(set, found.values()))
-        kept = _range(found) if alike else several[:COLOURS]  # runs with a time budget may have no step in common
-        charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
+        several = tuple(series_of(run, values) for run, values in curves.items())
+        # Runs with a time budget may have no step in common.
+        alike = len(several) > COLOURS and set.intersection(*map(set, curves.values()))
+        shown = _range(curves) if alike else several[:COLOURS]
+        charts.append(Chart(title, loss_unit if loss else "", shown, show_of(name), from_zero=False))
     return charts
 
 
-def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
+def _range(curves: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
     """Returns the mean, the highest and the lowest value of the runs at the steps that all of them logged."""
-    steps = sorted(set.intersection(*map(set, found.values())))
-    values = np.array([[run[step] for step in steps] for run in found.values()])
+    steps = sorted(set.intersection(*map(set, curves.values())))
+    values = np.array([[run[step] for step in steps] for run in curves.values()])
     at = np.array(steps, np.float64)
     return (
-        Series(f"mean of {len(found)} runs", at, values.mean(axis=0)),
+        Series(f"mean of {len(curves)} runs", at, values.mean(axis=0)),
         Series("highest", at, values.max(axis=0)),
         Series("lowest", at, values.min(axis=0)),
     )
@@ -309,39 +302,26 @@ def _order(path: Location, workdir: Location) -> list[tuple[float, str]]:
     return keys
 
 
-# The sources of a mixture in the report of a run: the epochs that it read, and the held-out metrics of each.
-
-
-EPOCHS = "epochs/"
-
-
 def source_section(lines: Lines) -> Section:
     """A row for each source, with the epochs and metrics that were logged last; empty for a run without a mixture."""
     logged: dict[str, float] = {}
     for line in lines:
         logged |= {name: value for name, value in line.items() if "/" in name and value is not None}
     sources = [name.removeprefix(EPOCHS) for name in logged if name.startswith(EPOCHS)]
-    found = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
-    metrics = list(dict.fromkeys(name.partition("/")[2] for name in found))
+    scores = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
+    metrics = list(dict.fromkeys(name.partition("/")[2] for name in scores))
     if not sources:
         return Section("Sources of the mixture")
     rows = [
         [
             source,
             number(logged[EPOCHS + source]),
-            *(show_of(each)(found[f"{source}/{each}"]) if f"{source}/{each}" in found else "-" for each in metrics),
+            *(show_of(name)(scores[f"{source}/{name}"]) if f"{source}/{name}" in scores else "-" for name in metrics),
         ]
         for source in sources
     ]
     note = "Epochs that were read of the training rows, and metrics of the held-out rows, as they were last logged."
     return Section("Sources of the mixture", [Table(["source", "epochs", *map(title_of, metrics)], [rows])], note)
-
-
-# A page about several runs: their results side by side, their curves in the same charts, and how they were set up.
-
-
-MOST_RUNS = 8  # the colours of reporting/page.css
-NONE = "-"
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Document:
@@ -367,11 +347,7 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
         warning=f"Not finished, shown so far: {', '.join(unfinished)}." if unfinished else "",
         sections=[
             Section("Results", [Table(["figure", *names], result_rows(named))], "The last value of each run."),
-            Section(
-                "Curves",
-                [Charts(shared_charts(named))],
-                NOTE,
-            ),
+            Section("Curves", [Charts(shared_charts(named))], NOTE),
             Section("What differs", [Table(["key", *names], [differences], words=True)] if differences else [], note),
         ],
     )
@@ -410,8 +386,8 @@ def result_rows(runs: Mapping[str, RecordedRun]) -> list[list[list[str]]]:
     ]
     metrics = [_metrics(run) for run in runs.values()]
     names = dict.fromkeys(name for values in metrics for name in values)
-    found = [row(name, [values.get(name) for values in metrics]) for name in names]
-    return [[line for line in effort if set(line[1:]) != {NONE}], found]
+    scores = [row(name, [values.get(name) for values in metrics]) for name in names]
+    return [[line for line in effort if set(line[1:]) != {NONE}], scores]
 
 
 def _metrics(run: RecordedRun) -> dict[str, str]:
@@ -433,43 +409,30 @@ def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
     held_out = sorted((name for name in logged if name.startswith("eval_")), key=reading_order)
     losses = [name for name in logged if name.endswith("loss") and not {name, f"eval_{name}"} & set(held_out)]
     units = {run.loss_unit for run in runs.values()}
-    found = []
+    shared = []
     for name in (*held_out, *losses, "learning_rate", "tokens_per_second"):
-        series = [curve(run.lines, name, label) for label, run in runs.items()]
-        series = [one and dataclasses.replace(one, colour=index) for index, one in enumerate(series)]
+        curves = [curve(run.lines, name, label) for label, run in runs.items()]
+        # A run has the same colour in all charts, also where another run has no curve.
+        series = tuple(dataclasses.replace(each, colour=index) for index, each in enumerate(curves) if each)
         metric, is_loss = name.removeprefix("eval_"), name.endswith("loss")
         unit = " or ".join(sorted(units)) if is_loss else ""
         title = {"learning_rate": "Learning rate", "tokens_per_second": "Tokens per second"}.get(name)
         title = title or f"{title_of(metric)}, {'held out' if name in held_out else 'training'}"
         show = number if name in ("learning_rate", "tokens_per_second") else show_of(metric)
-        kept = tuple(one for one in series if one is not None)
-        found.append(Chart(title, unit, kept, show, from_zero=not is_loss))
-    return [chart for chart in found if chart.series]
+        shared.append(Chart(title, unit, series, show, from_zero=not is_loss))
+    return [chart for chart in shared if chart.series]
 
 
 def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:
     """Returns a row for each key of model, task and configuration whose values differ between the runs."""
-    flat = [_flat({group: dict(values) for group, values in run.settings().items()}) for run in runs.values()]
+    flat = [flat_settings(run.settings()) for run in runs.values()]
     known = {key for each in flat for key in each}
     # What a recipe says of the architecture is in the model as it was made.
     repeated = {key for key in known if key.startswith("config.model.") and key.removeprefix("config.") in known}
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in repeated]
-    rows = [[_shown_key(key, known), *(each.get(key, NONE) for each in flat)] for key in keys]
+    rows = []
+    for key in keys:
+        # The prefix of the configuration tells its keys from those of the model and the task as they were made.
+        short = key.removeprefix("config.")
+        rows.append([key if short in known else short, *(each.get(key, NONE) for each in flat)])
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _shown_key(key: str, known: Collection[str]) -> str:
-    """A key without the prefix of the configuration, unless the model or the task as it was made has the same one."""
-    short = key.removeprefix("config.")
-    return key if short in known else short
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            found[f"{prefix}{key}"] = NONE if value is None or shown == "" else shown
-    return found

@@ -1,5 +1,6 @@
 """Makes small random checkpoints for tests that read and write them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
         if path in params:
             params[path][config.vocab_size :] = 0
     return LoadedModel(config, heads, params, tokenizer.load(folder, lowercase=True), **known)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    """Sets fields of config.json in a Hugging Face folder."""
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
 
 
 def assert_same_tensors(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 import tokenizers
 from exporting import assert_transformers_agrees
-from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+from random_checkpoints import assert_same_tensors, change_config, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs, make
 
 from bert_jax.errors import UserError
@@ -33,11 +33,6 @@ ROBERTA = odd_config(segment_types=1, position_offset=2, layer_norm_epsilon=1e-5
 def byte_pair_model(folder: Path, heads: Heads, config=ROBERTA) -> LoadedModel:
     words = tokenizer.load(byte_pairs(folder / "words", []))
     return dataclasses.replace(random_checkpoint(folder / "other", config, heads), vocabulary=words)
-
-
-def change_config(folder: Path, **changes: object) -> None:
-    values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | changes))
 
 
 @pytest.mark.parametrize("ending", HEADS)

@@ -131,20 +131,14 @@ def test_the_start_of_a_run_is_a_name_and_a_step_or_was_in_memory(tmp_path, path
     assert "| seed | 7 |" in card and "start |" not in card
 
 
-def test_the_card_of_a_sentence_encoder_shows_how_sentence_transformers_opens_it(tmp_path):
-    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(mlm=True))
-    export.export_loaded(loaded, tmp_path / "out", "sentence_transformers")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n" in card
-    assert 'SentenceTransformer("PATH").encode([' in card and "AutoTokenizer" not in card
-
-
-def test_the_card_of_a_sentence_encoder_has_no_answers_and_scores_of_another_task(tmp_path):
+def test_the_card_of_a_sentence_encoder_shows_how_to_open_it_and_no_scores_of_another_task(tmp_path):
     task = {"name": "own", "kind": "classification", "labels": ["bad", "good"], "max_length": 12}
     heads = Heads(pooler=True, classes=2)
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=task, metrics={"accuracy": 0.75})
     export.export_loaded(loaded, tmp_path / "out", "sentence_transformers")
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity\n" in card
+    assert 'SentenceTransformer("PATH").encode([' in card and "AutoTokenizer" not in card
     assert "good" not in card and "0.75" not in card and "## Task" not in card
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 24
 

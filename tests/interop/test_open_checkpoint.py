@@ -1,4 +1,4 @@
-"""Tests that every kind of CHECKPOINT opens as the same model, and that runs start only from fitting ones."""
+"""Every kind of CHECKPOINT opens as the same model, averages are exact, and runs start only from fitting ones."""
 
 import dataclasses
 import json
@@ -9,19 +9,21 @@ import pytest
 from etils import epath
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
-from bert_jax.config import MODEL_CHOICES
+from bert_jax.commands import export as commands_export
+from bert_jax.config import MODEL_CHOICES, TrainConfig
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
-from bert_jax.interop.initial import initial_params
-from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.interop.initial import initial_params, open_initial
+from bert_jax.interop.open_checkpoint import open_checkpoint, read_params
 from bert_jax.lineage import WITHOUT_ATTENTION
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.tokenization import tokenizer
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.workdir import read_config, write_config, write_params
+from bert_jax.train.workdir import CHECKPOINTS, read_config, write_config, write_params
 
 
 @pytest.fixture
@@ -195,7 +197,101 @@ def test_another_tokenizer_is_refused(tmp_path, loaded):
     other = random_checkpoint(folder, odd_config()).vocabulary
     assert other.content_hash == loaded.vocabulary.content_hash
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("river", "brook"))
-    from bert_jax.tokenization import tokenizer
-
     with pytest.raises(UserError, match=r"another tokenizer .* --tokenizer="):
         initial_params(loaded, loaded.model, PRETRAINING, tokenizer.load(folder, lowercase=True))
+
+
+# Averages: a workdir's moving average, or the mean of its last checkpoints.
+
+FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what bert_jax_export.write leaves
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config(), Heads(mlm=True))
+
+
+def scaled(loaded, factor):
+    return {path: np.float32(factor) * value for path, value in loaded.params.items()}
+
+
+@pytest.fixture(scope="module")
+def workdir(averaged, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    export.write(averaged, folder)
+    (folder / "result.json").write_text('{"eval_loss": 1.5}')
+    with Checkpoints(folder / CHECKPOINTS, keep=0) as checkpoints:
+        for step, factor in FACTORS.items():
+            average = layers.unflatten(scaled(averaged, -factor)) if step == 9 else None
+            checkpoints.save(step, layers.unflatten(scaled(averaged, factor)), None, {}, average)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "named, average, factor",
+    [
+        ("", "", 16),
+        ("", "ema", -16),
+        ("", "last:1", 16),
+        ("", "last:2", 10),
+        ("", "last:3", 7),
+        ("checkpoints/5", "last:2", 2.5),
+    ],
+)
+def test_an_average_is_over_the_newest_steps_up_to_the_selected_one(averaged, workdir, named, average, factor):
+    opened = open_checkpoint(workdir / named, average)
+    assert_same_tensors(opened.params, scaled(averaged, factor))
+    assert bool(opened.metrics) == (not average)  # result.json reports the parameters themselves
+
+
+@pytest.mark.parametrize(
+    "named, average, message",
+    [
+        ("", "last:4", r"3 checkpoints up to step 9.*checkpoint\.keep=4"),
+        ("checkpoints/5", "last:3", "2 checkpoints up to step 5"),
+        ("checkpoints/5", "ema", "no moving average"),
+        ("", "last:0", "last:K"),
+        ("", "mean", "ema, or last:K"),
+    ],
+)
+def test_an_unavailable_average_is_refused(workdir, named, average, message):
+    with pytest.raises(UserError, match=message):
+        open_checkpoint(workdir / named, average)
+
+
+def test_an_average_is_exported_and_named_in_the_model_card(averaged, workdir, tmp_path):
+    commands_export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), "--average", "last:2"])
+    assert_same_tensors(open_checkpoint(tmp_path / "out").params, scaled(averaged, 10))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "The weights are the mean of the last 2 checkpoints." in card and "eval_loss" not in card
+    with pytest.raises(UserError, match="a single set of weights"):
+        open_checkpoint(tmp_path / "out", "ema")
+
+
+def test_an_average_without_init_from_is_refused():
+    with pytest.raises(UserError, match="init_from is not set"):
+        TrainConfig(init_average="ema")
+
+
+def test_an_average_of_a_parameter_without_axes_is_an_array(tmp_path):
+    with Checkpoints(tmp_path / CHECKPOINTS, keep=0) as checkpoints:
+        for step, value in ((1, 2.0), (2, 4.0)):
+            checkpoints.save(step, {"scale": np.asarray(value, np.float32)}, None, {})
+    found = read_params(tmp_path, 2, "last:2")
+    assert isinstance(found["scale"], np.ndarray) and found["scale"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "named, average, message",
+    [
+        ("run", "last:4", r"^init_average is last:4, but .* has 3 checkpoints"),
+        ("run", "mean", "^unknown init_average 'mean'; use ema, or last:K"),
+        ("run/checkpoints/5", "ema", "no moving average .* Use no average, or last:K"),
+        ("out", "ema", r"a single set of weights, not a workdir\. Omit init_average$"),
+    ],
+)
+def test_the_start_of_a_run_names_its_own_key(averaged, workdir, tmp_path, named, average, message):
+    huggingface_export.write(averaged, tmp_path / "out")
+    start = (tmp_path if named == "out" else workdir.parent) / named
+    with pytest.raises(UserError, match=message):
+        open_initial(TrainConfig(init_from=str(start), init_average=average))

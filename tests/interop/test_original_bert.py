@@ -20,8 +20,7 @@ from random_checkpoints import PRETRAINING, assert_same_tensors
 
 from bert_jax.commands import convert
 from bert_jax.errors import UserError
-from bert_jax.interop import huggingface, huggingface_export
-from bert_jax.interop import open_checkpoint as original_bert
+from bert_jax.interop import huggingface, huggingface_export, original_bert
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import bind
@@ -108,7 +107,7 @@ def test_tensorflow_reads_the_tensors_of_the_original_code_without_training_stat
 def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(UserError, match=r"needs TensorFlow, and that is not installed: pip install .*\[tensorflow\]"):
-        original_bert.read_tensorflow(ORIGINAL)
+        original_bert.read(ORIGINAL)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,7 @@ def encoded(loaded, wanted, outputs):
 
 
 def test_hidden_states_and_heads_equal_the_original_code(wanted, without_tensorflow):
-    loaded = original_bert.read_tensorflow(ORIGINAL)
+    loaded = original_bert.read(ORIGINAL)
     assert loaded.heads == PRETRAINING and loaded.vocabulary.vocab_size == loaded.model.vocab_size
 
     def outputs(model, hidden):
@@ -155,7 +154,7 @@ def test_hidden_states_and_heads_equal_the_original_code(wanted, without_tensorf
 
 
 def test_answer_logits_of_a_run_squad_checkpoint_equal_the_original_code(wanted, without_tensorflow):
-    loaded = original_bert.read_tensorflow(ORIGINAL / "squad.ckpt")
+    loaded = original_bert.read(ORIGINAL / "squad.ckpt")
     assert loaded.heads == Heads(question=True, pooler=True)
     got = encoded(loaded, wanted, lambda model, hidden: answer_logits(model, hidden[-1]))
     rows = wanted["attention_mask"] == 1
@@ -165,10 +164,10 @@ def test_answer_logits_of_a_run_squad_checkpoint_equal_the_original_code(wanted,
 def test_a_fine_tuned_checkpoint_has_the_task_of_the_same_model_in_hugging_face_format(
     tmp_path, folder, without_tensorflow
 ):
-    assert original_bert.read_tensorflow(ORIGINAL).task is None
-    squad = original_bert.read_tensorflow(ORIGINAL / "squad.ckpt")
+    assert original_bert.read(ORIGINAL).task is None
+    squad = original_bert.read(ORIGINAL / "squad.ckpt")
     (folder / "classifier.ckpt.index").touch()
-    classifier = original_bert.read_tensorflow(folder / "classifier.ckpt")
+    classifier = original_bert.read(folder / "classifier.ckpt")
     assert (squad.task["kind"], classifier.task["labels"]) == ("question", ["LABEL_0", "LABEL_1"])
     for name, loaded in (("squad", squad), ("classifier", classifier)):
         huggingface_export.write(dataclasses.replace(loaded, task=None), tmp_path / name)
@@ -180,17 +179,17 @@ def test_a_fine_tuned_checkpoint_has_the_task_of_the_same_model_in_hugging_face_
 def test_convert_accepts_the_folder_and_a_checkpoint_prefix(tmp_path, folder, capsys):
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
     assert "2 layers x 12" in capsys.readouterr().out
-    read = original_bert.read_tensorflow(folder)
+    read = original_bert.read(folder)
     assert_same_tensors(open_checkpoint(tmp_path / "ours").params, read.params)
     for file in folder.glob("bert_model.ckpt.*"):
         file.rename(file.with_name(file.name.replace("bert_model.ckpt", "model.ckpt-1000")))
-    assert_same_tensors(original_bert.read_tensorflow(folder).params, read.params)  # the only checkpoint left
+    assert_same_tensors(original_bert.read(folder).params, read.params)  # the only checkpoint left
     shutil.copy(folder / "model.ckpt-1000.index", folder / "model.ckpt-2000.index")
-    assert_same_tensors(original_bert.read_tensorflow(folder / "model.ckpt-1000").params, read.params)
+    assert_same_tensors(original_bert.read(folder / "model.ckpt-1000").params, read.params)
     with pytest.raises(UserError, match=r"holds 2 checkpoints\. Give one of them, such as .*model\.ckpt-2000"):
-        original_bert.read_tensorflow(folder)
+        original_bert.read(folder)
     with pytest.raises(UserError, match=r"model\.ckpt-2000 is damaged or incomplete \(.*data-00000-of-00001"):
-        original_bert.read_tensorflow(folder / "model.ckpt-2000")
+        original_bert.read(folder / "model.ckpt-2000")
     with pytest.raises(UserError, match="bert-jax convert --input"):
         open_checkpoint(folder)
 
@@ -217,7 +216,7 @@ def flip(path: Path, position: int) -> None:
 def test_damage_is_reported_in_one_line(folder, damage, message):
     damage(folder)
     with pytest.raises(UserError, match=message) as caught:
-        original_bert.read_tensorflow(folder)
+        original_bert.read(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -235,7 +234,7 @@ def test_damage_is_reported_in_one_line(folder, damage, message):
 def test_a_missing_or_wrong_file_is_reported(folder, without_tensorflow, damage, message):
     damage(folder)
     with pytest.raises(UserError, match=message):
-        original_bert.read_tensorflow(folder)
+        original_bert.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -255,4 +254,4 @@ def test_an_unsupported_field_is_named(folder, without_tensorflow, changes, mess
     values = json.loads((folder / "bert_config.json").read_text())
     (folder / "bert_config.json").write_text(json.dumps(values | changes))
     with pytest.raises(UserError, match=message):
-        original_bert.read_tensorflow(folder)
+        original_bert.read(folder)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,14 +14,13 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.api import Model
 from bert_jax.commands.embed import embed
-from bert_jax.commands.export import export
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop.export import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import ALONE
-from bert_jax.tasks import registry
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.kinds.embedding import (
     EmbeddingRows,
@@ -105,23 +102,19 @@ def test_files_of_sentence_transformers_come_before_the_task_in_config_json(fold
     assert "bert_jax_task" not in json.loads((tmp_path / "again" / "config.json").read_text())
 
 
-def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
-    path = tmp_path / "dot"
-    shutil.copytree(folder("cls"), path)
-    settings = path / "config_sentence_transformers.json"
-    values = json.loads(settings.read_text()) if settings.exists() else {}
-    settings.write_text(json.dumps(values | {"similarity_fn_name": "dot"}))
-    for source, name in ((path, "dot"), (folder("cls"), "cosine")):
-        export(source, tmp_path / f"{name}-out", "sentence_transformers")
-        said = json.loads((tmp_path / f"{name}-out" / settings.name).read_text())
-        assert said["similarity_fn_name"] == name
-
-
 def changed(path, **values):
     """The folder with other values in its settings."""
     settings = path / "config_sentence_transformers.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | values))
     return path
+
+
+def test_the_similarity_of_a_folder_is_kept(folder, tmp_path):
+    for similarity in ("cosine", "dot"):
+        path = folder("cls") if similarity == "cosine" else changed(folder("cls"), similarity_fn_name="dot")
+        export(path, tmp_path / similarity, "sentence_transformers")
+        written = json.loads((tmp_path / similarity / "config_sentence_transformers.json").read_text())
+        assert written["similarity_fn_name"] == similarity
 
 
 def test_vectors_are_cut_behind_the_modules_of_a_folder(folder, arrays, tmp_path):
@@ -381,30 +374,3 @@ def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
     wanted = json.loads(str(arrays["pairs/metrics"]))
     assert found["spearman"] == pytest.approx(wanted["spearman_cosine"], abs=1e-6), REFRESH
     assert found["pearson"] == pytest.approx(wanted["pearson_cosine"], abs=1e-6), REFRESH
-
-
-@pytest.fixture
-def published():
-    """The folder of test_real_weights.py, all-MiniLM-L6-v2: the mean, normalized, of at most 256 tokens."""
-    if "BERT_JAX_REAL_WEIGHTS" not in os.environ:
-        pytest.skip("BERT_JAX_REAL_WEIGHTS is not set: it names a folder of published weights")
-    return Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
-
-
-@pytest.mark.slow
-def test_a_published_folder_is_read_with_its_settings(published):
-    loaded = open_checkpoint(published)
-    assert (loaded.task["pooling"], loaded.task["normalize"], loaded.task["max_length"]) == ("mean", True, 256)
-    vectors = embed(loaded, [("A man is playing a guitar.",), ("Someone plays an instrument.",), ("It rains.",)])
-    cosines = vectors["embeddings"] @ vectors["embeddings"].T
-    np.testing.assert_allclose(np.diag(cosines), 1, atol=1e-6)
-    assert cosines[0, 1] > 0.5 > cosines[0, 2]
-
-
-@pytest.mark.slow
-def test_a_published_model_has_the_correlations_that_the_library_measures(published, bert_jax_data):
-    """The figures are those of EmbeddingSimilarityEvaluator of sentence-transformers 6.2 on the dev file of STS-B."""
-    data = registry.find_split("stsb", registry.find_folder("stsb", bert_jax_data), "dev")
-    found = evaluate(published, data, columns=Columns("sentence1", "sentence2", "score"))
-    assert found["spearman"] == pytest.approx(0.86716312, abs=1e-6)
-    assert found["pearson"] == pytest.approx(0.86961946, abs=1e-6)

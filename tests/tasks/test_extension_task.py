@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from extensions import new_task
 from random_checkpoints import WORDS
-from test_report_finetuning import workdir
+from report_pages import finetuned_workdir
 
 from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
@@ -75,7 +75,7 @@ def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
         "text\tstars",
         *(f"{' '.join(words)}\t{1 + n % 4}" for n, words in enumerate(product(WORDS[:6], repeat=2))),
     ]
-    alike = workdir(tmp_path, "ordinal", lines, "dev.tsv", text="text", label="stars")
+    alike = finetuned_workdir(tmp_path, "ordinal", lines, "dev.tsv", text="text", label="stars")
     found = predict_dev(alike, read_config(alike), most=100)
     # The same model, with logits that differ more between texts, and on the mean not at all between classes.
     means = np.mean([np.log(list(one["scores"].values())) for one in found.predictions], axis=0)

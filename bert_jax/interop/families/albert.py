@@ -13,8 +13,6 @@ from bert_jax.interop.families import bert
 from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
-    QKV_BIAS,
-    QKV_KERNEL,
     SAME,
     VOCABULARY,
     Architecture,
@@ -24,8 +22,9 @@ from bert_jax.interop.family import (
     Parts,
     dense,
     make_architecture,
+    mlm_head,
     norm,
-    output_entries,
+    qkv,
 )
 from bert_jax.tokenization.vocabulary import Vocabulary
 
@@ -43,19 +42,13 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
 
-
-def _qkv(kind: str) -> tuple[str, ...]:
-    return tuple(f"{LAYER}.attention.{which}.{kind}" for which in ("query", "key", "value"))
-
-
 ENCODER: tuple[Entry, ...] = (
     Entry("embeddings/token/table", ("embeddings.word_embeddings.weight",), VOCABULARY),
     Entry("embeddings/position/table", ("embeddings.position_embeddings.weight",), SAME),
     Entry("embeddings/segment/table", ("embeddings.token_type_embeddings.weight",), SAME),
     *norm("embeddings/norm", "embeddings.LayerNorm"),
     *dense("embeddings/projection", "encoder.embedding_hidden_mapping_in"),
-    Entry(f"{LAYERS}attention/qkv/kernel", _qkv("weight"), QKV_KERNEL),
-    Entry(f"{LAYERS}attention/qkv/bias", _qkv("bias"), QKV_BIAS),
+    *qkv(*(f"{LAYER}.attention.{name}" for name in ("query", "key", "value"))),
     *dense(f"{LAYERS}attention/output", f"{LAYER}.attention.dense", ATTENTION_OUTPUT),
     *norm(f"{LAYERS}attention_norm", f"{LAYER}.attention.LayerNorm"),
     *dense(f"{LAYERS}feed_forward/input", f"{LAYER}.ffn"),
@@ -63,13 +56,7 @@ ENCODER: tuple[Entry, ...] = (
     *norm(f"{LAYERS}feed_forward_norm", f"{LAYER}.full_layer_layer_norm"),
 )
 POOLER: Parts = {"pooler": dense("pooler/dense", "pooler")}
-MLM: Parts = {
-    "mlm": (
-        *dense("mlm_head/transform", "predictions.dense"),
-        *norm("mlm_head/norm", "predictions.LayerNorm"),
-        *output_entries("mlm_head", "predictions.decoder", "predictions.bias"),
-    )
-}
+MLM: Parts = mlm_head("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
 SENTENCE_ORDER: Parts = {"next_sentence": dense("next_sentence_head/dense", "sop_classifier.classifier")}
 
 

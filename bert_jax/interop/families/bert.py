@@ -9,8 +9,6 @@ from bert_jax.config import ModelConfig
 from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
-    QKV_BIAS,
-    QKV_KERNEL,
     SAME,
     VOCABULARY,
     Architecture,
@@ -20,8 +18,9 @@ from bert_jax.interop.family import (
     Parts,
     dense,
     make_architecture,
+    mlm_head,
     norm,
-    output_entries,
+    qkv,
 )
 from bert_jax.tokenization.vocabulary import Vocabulary
 
@@ -58,18 +57,12 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("pruned_heads", ({}, None)),
 )
 
-
-def _qkv(kind: str) -> tuple[str, ...]:
-    return tuple(f"encoder.layer.{{}}.attention.self.{which}.{kind}" for which in ("query", "key", "value"))
-
-
 ENCODER: tuple[Entry, ...] = (
     Entry("embeddings/token/table", ("embeddings.word_embeddings.weight",), VOCABULARY),
     Entry("embeddings/position/table", ("embeddings.position_embeddings.weight",), SAME),
     Entry("embeddings/segment/table", ("embeddings.token_type_embeddings.weight",), SAME),
     *norm("embeddings/norm", "embeddings.LayerNorm"),
-    Entry(f"{LAYERS}attention/qkv/kernel", _qkv("weight"), QKV_KERNEL),
-    Entry(f"{LAYERS}attention/qkv/bias", _qkv("bias"), QKV_BIAS),
+    *qkv(*(f"encoder.layer.{{}}.attention.self.{name}" for name in ("query", "key", "value"))),
     *dense(f"{LAYERS}attention/output", "encoder.layer.{}.attention.output.dense", ATTENTION_OUTPUT),
     *norm(f"{LAYERS}attention_norm", "encoder.layer.{}.attention.output.LayerNorm"),
     *dense(f"{LAYERS}feed_forward/input", "encoder.layer.{}.intermediate.dense"),
@@ -77,13 +70,12 @@ ENCODER: tuple[Entry, ...] = (
     *norm(f"{LAYERS}feed_forward_norm", "encoder.layer.{}.output.LayerNorm"),
 )
 POOLER: Parts = {"pooler": dense("pooler/dense", "pooler.dense")}
-MLM: Parts = {
-    "mlm": (
-        *dense("mlm_head/transform", "cls.predictions.transform.dense"),
-        *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
-        *output_entries("mlm_head", "cls.predictions.decoder", "cls.predictions.bias"),
-    )
-}
+MLM: Parts = mlm_head(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
 NEXT_SENTENCE: Parts = {"next_sentence": dense("next_sentence_head/dense", "cls.seq_relationship")}
 CLASSES: Parts = {"classes": dense("classifier/dense", "classifier")}
 TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}

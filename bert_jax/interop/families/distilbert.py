@@ -4,15 +4,10 @@ The layers are BERT's. There are no segments, no pooler of the base model, and e
 1e-12. The sequence classifier and multiple choice begin with `pre_classifier`, a dense layer and ReLU.
 """
 
-from typing import Any
-
-from bert_jax.config import ModelConfig
 from bert_jax.interop.families import bert
 from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
-    QKV_BIAS,
-    QKV_KERNEL,
     SAME,
     VOCABULARY,
     Architecture,
@@ -21,10 +16,10 @@ from bert_jax.interop.family import (
     Field,
     Parts,
     dense,
+    mlm_head,
     norm,
-    output_entries,
+    qkv,
 )
-from bert_jax.tokenization.vocabulary import Vocabulary
 
 # Defaults of DistilBertConfig. Its qa_dropout and seq_classif_dropout are not read.
 FIELDS = (
@@ -45,36 +40,19 @@ ALWAYS = bert.ALWAYS | {
     "pooler": "relu",
 }
 
-
-def _qkv(kind: str) -> tuple[str, ...]:
-    return tuple(f"transformer.layer.{{}}.attention.{which}_lin.{kind}" for which in "qkv")
-
-
 ENCODER: tuple[Entry, ...] = (
     Entry("embeddings/token/table", ("embeddings.word_embeddings.weight",), VOCABULARY),
     Entry("embeddings/position/table", ("embeddings.position_embeddings.weight",), SAME),
     *norm("embeddings/norm", "embeddings.LayerNorm"),
-    Entry(f"{LAYERS}attention/qkv/kernel", _qkv("weight"), QKV_KERNEL),
-    Entry(f"{LAYERS}attention/qkv/bias", _qkv("bias"), QKV_BIAS),
+    *qkv(*(f"transformer.layer.{{}}.attention.{name}_lin" for name in "qkv")),
     *dense(f"{LAYERS}attention/output", "transformer.layer.{}.attention.out_lin", ATTENTION_OUTPUT),
     *norm(f"{LAYERS}attention_norm", "transformer.layer.{}.sa_layer_norm"),
     *dense(f"{LAYERS}feed_forward/input", "transformer.layer.{}.ffn.lin1"),
     *dense(f"{LAYERS}feed_forward/output", "transformer.layer.{}.ffn.lin2"),
     *norm(f"{LAYERS}feed_forward_norm", "transformer.layer.{}.output_layer_norm"),
 )
-MLM: Parts = {
-    "mlm": (
-        *dense("mlm_head/transform", "vocab_transform"),
-        *norm("mlm_head/norm", "vocab_layer_norm"),
-        *output_entries("mlm_head", "vocab_projector", "vocab_projector.bias"),
-    )
-}
+MLM: Parts = mlm_head("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias")
 POOLER: Parts = {"pooler": dense("pooler/dense", "pre_classifier")}
-
-
-def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    # A stored table of sinusoids is read as learned positions.
-    return {"sinusoidal_pos_embds": False}
 
 
 DISTILBERT = Family(
@@ -97,5 +75,6 @@ DISTILBERT = Family(
     fields=FIELDS,
     activation=("activation", "gelu"),
     always=ALWAYS,
-    write_further=_write_further,
+    # A stored table of sinusoids is read as learned positions.
+    write_further=lambda model, vocabulary: {"sinusoidal_pos_embds": False},
 )

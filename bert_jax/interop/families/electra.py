@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Entry, Family, Field, Parts, dense, norm, output_entries
+from bert_jax.interop.family import Architecture, Entry, Family, Field, Parts, dense, mlm_head
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 FIELDS = (*bert.FIELDS, Field("embedding_width", "embedding_size", 128))
@@ -27,13 +27,9 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 ENCODER: tuple[Entry, ...] = (*bert.ENCODER, *dense("embeddings/projection", "embeddings_project"))
-MLM: Parts = {
-    "mlm": (
-        *dense("mlm_head/transform", "generator_predictions.dense"),
-        *norm("mlm_head/norm", "generator_predictions.LayerNorm"),
-        *output_entries("mlm_head", "generator_lm_head", "generator_lm_head.bias"),
-    )
-}
+MLM: Parts = mlm_head(
+    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
+)
 REPLACED_TOKENS: Parts = {
     "replaced_tokens": (
         *dense("replaced_tokens_head/dense", "discriminator_predictions.dense"),

@@ -5,11 +5,9 @@ has no norm before its attention. Whichever head a model has, one more dense lay
 comes before it: mlm_head/transform in a masked language model, the pooler otherwise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -71,17 +69,15 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 OLD_BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
 
 
-def _join_kernel(tensors: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
-    return tensors[0].T.reshape(config.width, 3, *head_shape(config))
-
-
-def _join_gated(tensors: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
-    return tensors[0].T.reshape(config.width, 2, config.feed_forward)
-
-
-QKV_KERNEL = Layout(_join_kernel, lambda param, c: [param.reshape(c.width, 3 * c.width).T])
+QKV_KERNEL = Layout(
+    lambda tensors, c: tensors[0].T.reshape(c.width, 3, *head_shape(c)),
+    lambda param, c: [param.reshape(c.width, 3 * c.width).T],
+)
 QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda param, _: [param.reshape(-1)])
-GATED_KERNEL = Layout(_join_gated, lambda param, c: [param.reshape(c.width, 2 * c.feed_forward).T])
+GATED_KERNEL = Layout(
+    lambda tensors, c: tensors[0].T.reshape(c.width, 2, c.feed_forward),
+    lambda param, c: [param.reshape(c.width, 2 * c.feed_forward).T],
+)
 GATED_BIAS = Layout(lambda tensors, c: tensors[0].reshape(2, c.feed_forward), lambda param, _: [param.reshape(-1)])
 
 ENCODER: tuple[Entry, ...] = (

@@ -14,14 +14,13 @@ from bert_jax.interop.families import bert, roberta
 from bert_jax.interop.family import (
     ATTENTION_OUTPUT,
     LAYERS,
-    QKV_BIAS,
-    QKV_KERNEL,
     SAME,
     Architecture,
     Entry,
     Family,
     dense,
     norm,
+    qkv,
     read_fields,
 )
 from bert_jax.model.embeddings import BUCKETS
@@ -44,14 +43,8 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("relative_attention_num_buckets", (BUCKETS,)),
 )
 
-
-def _qkv(kind: str) -> tuple[str, ...]:
-    return tuple(f"encoder.layer.{{}}.attention.attn.{which}.{kind}" for which in "qkv")
-
-
 _CHANGED: tuple[Entry, ...] = (
-    Entry(f"{LAYERS}attention/qkv/kernel", _qkv("weight"), QKV_KERNEL),
-    Entry(f"{LAYERS}attention/qkv/bias", _qkv("bias"), QKV_BIAS),
+    *qkv(*(f"encoder.layer.{{}}.attention.attn.{name}" for name in "qkv")),
     *dense(f"{LAYERS}attention/output", "encoder.layer.{}.attention.attn.o", ATTENTION_OUTPUT),
     *norm(f"{LAYERS}attention_norm", "encoder.layer.{}.attention.LayerNorm"),
 )

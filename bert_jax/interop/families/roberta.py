@@ -11,17 +11,7 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import (
-    Architecture,
-    Family,
-    Field,
-    Parts,
-    dense,
-    make_architecture,
-    norm,
-    output_entries,
-    read_fields,
-)
+from bert_jax.interop.family import Architecture, Family, Field, Parts, dense, make_architecture, mlm_head, read_fields
 from bert_jax.tokenization.vocabulary import Vocabulary
 
 FIELDS = tuple(field for field in bert.FIELDS if field.field != "max_positions")
@@ -29,13 +19,7 @@ POSITIONS = (Field("rows", "max_position_embeddings", 512), Field("padding", "pa
 # The MLM head uses the exact GELU regardless of hidden_act (RobertaLMHead).
 FIXED = (("hidden_act", ("gelu",)), *bert.FIXED)
 
-MLM: Parts = {
-    "mlm": (
-        *dense("mlm_head/transform", "lm_head.dense"),
-        *norm("mlm_head/norm", "lm_head.layer_norm"),
-        *output_entries("mlm_head", "lm_head.decoder", "lm_head.bias"),
-    )
-}
+MLM: Parts = mlm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 CLASSES: Parts = {
     "pooler": dense("pooler/dense", "classifier.dense"),
     "classes": dense("classifier/dense", "classifier.out_proj"),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_report import Page, make_workdir, metric_line
+from report_pages import Page, make_workdir, metric_line
 
 from bert_jax.commands import report as commands_report
 from bert_jax.errors import UserError

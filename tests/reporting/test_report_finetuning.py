@@ -1,6 +1,5 @@
 """The reports of fine-tuned runs: metrics equal other libraries' or a count by hand, and missing files are reported."""
 
-import dataclasses
 import json
 import math
 import re
@@ -11,21 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_checkpoints import WORDS, odd_config, random_checkpoint
+from random_checkpoints import WORDS
+from report_pages import finetuned_workdir
 from seqeval.metrics import classification_report
 
 from bert_jax.commands.report import main as report_main
-from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.interop import export
-from bert_jax.model.heads.config import Heads
 from bert_jax.reporting import mistakes
 from bert_jax.reporting import runs as curves
 from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word, tagged_spans
 from bert_jax.reporting.mistakes import compare_spans, confusion_table, truncate
 from bert_jax.reporting.report import report
-from bert_jax.storage.files import write_json
-from bert_jax.tasks import registry
-from bert_jax.tasks.registry import to_json
 from bert_jax.tasks.rows import Span
 from bert_jax.train import workdir as workdir_lib
 
@@ -118,25 +112,6 @@ def test_what_is_shown_is_escaped_and_cut() -> None:
     assert "<b>" not in points and "nan" not in points
 
 
-def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -> Path:
-    """A workdir as fine-tuning leaves it, with random parameters, and the dev file next to it."""
-    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
-    resolved, files = registry.resolve(named)
-    resolved = resolved.complete(registry.read(resolved, files["dev"]))
-    heads = resolved.objective().heads
-    training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
-    loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=to_json(resolved))
-    assert isinstance(heads, Heads)
-    export.write(dataclasses.replace(loaded, training=training), folder / "run")
-    lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]
-    (folder / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    metrics = {"accuracy": {"mean": 0.5, "std": None, "values": [0.5]}}
-    result = {"task": "own", "seeds": [0], "metrics": metrics, "counts": {"dev": {"examples": len(lines)}}}
-    write_json(folder / "run" / "result.json", result)
-    return folder / "run"
-
-
 OTHERS = ("regression", "token_regression", "question", "choice", "span_pairs")
 
 
@@ -196,7 +171,7 @@ def by_hand(loss_of: str, found: Any) -> list[float]:
 )
 def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     lines, name, columns = rows_of(kind)
-    run = workdir(tmp_path, kind, lines, name, **columns)
+    run = finetuned_workdir(tmp_path, kind, lines, name, **columns)
     config = workdir_lib.read_config(run)
     found = predict_dev(run, config, most=12)
     assert (found.total, len(found.items), len(found.losses)) == (20, 12, 12)
@@ -236,7 +211,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
 
 def test_a_figure_names_the_split_that_it_was_measured_on(tmp_path: Path) -> None:
     lines, name, columns = rows_of("classification")
-    run = workdir(tmp_path, "classification", lines, name, **columns)
+    run = finetuned_workdir(tmp_path, "classification", lines, name, **columns)
     measured = {"accuracy": 0.5, "dev_mismatched_accuracy": 0.25, "ax_matthews_correlation": 0.125, "test_f1": 0.75}
     thresholds = {"threshold/good": 0.0625, "threshold": 0.03125}
     metrics = {key: {"mean": value, "std": None, "values": [value]} for key, value in (measured | thresholds).items()}
