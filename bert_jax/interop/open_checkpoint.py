@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+import bert_jax.lineage  # noqa: F401 (adds the encoders before the Transformer, whose checkpoints open, too)
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError, install_hint, one_line
 from bert_jax.interop import family, huggingface, peft
