@@ -31,7 +31,6 @@ from bert_jax.train import distributed, early_stop, optim, rules, sharding, work
 from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluation import Best, Evaluator
-from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.parameter_summary import device_memory_summary, parameter_count, parameter_table
 from bert_jax.train.rules import Trained, Unfreezing
 from bert_jax.train.run import Run, Source, root_key, runtime_of
@@ -127,7 +126,7 @@ def make_plan(run: Run) -> Plan:
         optimizer_config=optimizer_config,
         optimizer=optim.build(optimizer_config, abstract, trained),
         microbatches=config.microbatches,
-        reduction=Reduction.of(config.mesh),
+        mesh_config=config.mesh,
         factors=factors,
         trained=trained,
         unfreezing=unfreezing,

@@ -39,7 +39,7 @@ from bert_jax.storage.location import (
 )
 from bert_jax.train import orbax_io
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.gradient_sums import Reduction, sum_dtype
+from bert_jax.train.gradient_sums import sum_dtype
 from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta, signature
 from bert_jax.train.run import TOKENS_BEFORE, Run, runtime_of
 from bert_jax.train.sharding import make_mesh
@@ -174,7 +174,7 @@ def provenance(run: Run) -> dict[str, Any]:
     kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, files)}
     kept |= {
         "compute_dtype": dtype,  # not auto, whose meaning depends on the device
-        SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, Reduction.of(mesh), dtype),
+        SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, mesh, dtype),
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
         **({"distill.teacher": _fingerprint(run.constants)} if run.constants else {}),

@@ -18,7 +18,6 @@ from bert_jax.model import bert, layers
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import (
     CausalLMObjective,
     DiffusionObjective,
@@ -39,7 +38,7 @@ CHANGES: dict[str, Any] = {
     "attention_dropout": 0.1,
 }
 MESHES = {"8x1x1": (8, 1, 1), "2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
-DEFAULT, ZERO_1 = Reduction(), Reduction(shard_optimizer=True)
+DEFAULT, ZERO_1 = MeshConfig(), MeshConfig(shard_optimizer=True)
 CASES = [
     ("bert", "2x4x1", {}),
     ("bert", "2x2x2", {}),
@@ -59,10 +58,10 @@ CASES = [
     ("buckets", "2x1x4", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
-    ("bert", "8x1x1", {"reduction": ZERO_1, "microbatches": 2}),
-    ("bert", "8x1x1", {"reduction": ZERO_1, "name": "muon"}),
-    ("bert", "2x4x1", {"reduction": ZERO_1, "name": "lamb"}),
-    ("bert", "2x2x2", {"reduction": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
+    ("bert", "8x1x1", {"mesh_config": ZERO_1, "microbatches": 2}),
+    ("bert", "8x1x1", {"mesh_config": ZERO_1, "name": "muon"}),
+    ("bert", "2x4x1", {"mesh_config": ZERO_1, "name": "lamb"}),
+    ("bert", "2x2x2", {"mesh_config": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
 ]
 
 
@@ -77,7 +76,7 @@ def packed_rows():
 
 
 def plan_of(
-    family: str, *, loop: str = "scan", microbatches: int = 1, reduction: Reduction = DEFAULT, **optimizer: Any
+    family: str, *, loop: str = "scan", microbatches: int = 1, mesh_config: MeshConfig = DEFAULT, **optimizer: Any
 ) -> step_lib.Plan:
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
@@ -99,7 +98,7 @@ def plan_of(
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
-    return step_lib.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
+    return step_lib.Plan(model, runtime, objective, config, chain, microbatches, mesh_config=mesh_config)
 
 
 def step_on(shape: tuple[int, ...], plan: step_lib.Plan) -> tuple[Any, dict[str, Any], Any]:
@@ -108,7 +107,7 @@ def step_on(shape: tuple[int, ...], plan: step_lib.Plan) -> tuple[Any, dict[str,
     sharding.check_model(plan.model, mesh)
     first = first_state(plan)
     with jax.set_mesh(mesh):
-        shardings = sharding.shardings(mesh, first, shard_optimizer=plan.reduction.shard_optimizer)
+        shardings = sharding.shardings(mesh, first, shard_optimizer=plan.mesh_config.shard_optimizer)
         state = jax.tree.map(jax.device_put, first, shardings)
         batch = sharding.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
         arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), sharding.replicated(mesh)))
@@ -158,7 +157,7 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     plan = plan_of(family, **changes)
     state, metrics, _ = step_on(MESHES[mesh], plan)
     there, wanted = alone(
-        family, **{name: value for name, value in changes.items() if name not in ("loop", "reduction")}
+        family, **{name: value for name, value in changes.items() if name not in ("loop", "mesh_config")}
     )
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
