@@ -24,8 +24,8 @@ from bert_jax.errors import Stopped, UserError
 from bert_jax.reporting.mistakes import TaggingScore, score_tagger
 from bert_jax.reporting.pretraining import UnigramBaseline, unigram_baseline
 from bert_jax.storage.files import write_json
+from bert_jax.train.describe import VERBOSE
 from bert_jax.train.metrics import duration, read_metrics
-from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.workdir import latest_step
 
 # Runs the commands of the quickstart one after another, and records the time and results of each stage.

@@ -30,10 +30,9 @@ from bert_jax.storage.hub import named_folder
 from bert_jax.storage.location import Location, absolute, check_access, local_folder, location, store_errors
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import workdir as workdir_lib
-from bert_jax.train.early_stop import selected_step
 from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import RESULT_FILE
-from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, selected_step
 
 # Reads the parameters of a workdir: those of a step, their moving average, or the mean of several checkpoints.
 

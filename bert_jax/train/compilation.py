@@ -21,8 +21,8 @@ from bert_jax.storage.files import try_lock
 from bert_jax.train import distributed
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.clock import Clock
+from bert_jax.train.describe import describe_batch
 from bert_jax.train.metrics import ProgressLine, duration
-from bert_jax.train.prepare import describe_batch
 from bert_jax.train.run import Source
 from bert_jax.train.step import TrainState
 

@@ -38,7 +38,7 @@ from bert_jax.storage.location import (
     write_json,
 )
 from bert_jax.train import orbax_io
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import BEST_FILE, Checkpoints
 from bert_jax.train.gradient_sums import sum_dtype
 from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta, signature
 from bert_jax.train.run import TOKENS_BEFORE, Run, runtime_of
@@ -129,6 +129,16 @@ def saved_steps(workdir: str | PurePath) -> list[int]:
 def latest_step(workdir: str | PurePath) -> int | None:
     """Returns the newest complete checkpoint of a workdir, or None."""
     return max(saved_steps(workdir), default=None)
+
+
+def selected_step(workdir: str | PurePath) -> int | None:
+    """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
+    newest = latest_step(workdir)
+    note = location(workdir) / CHECKPOINTS / BEST_FILE
+    if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
+        return newest
+    step = read_json(note).get("step")
+    return step if step in saved_steps(workdir) else newest
 
 
 def read_params(workdir: str | PurePath, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:

@@ -19,7 +19,8 @@ from bert_jax.model.outputs import masked_logits, span_boundary_product, vocabul
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import count_flops
 from bert_jax.tasks.rows import TaskBatch
-from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics, training_flops
+from bert_jax.train.metric_accumulator import training_flops
+from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics
 
 WIDE = ModelConfig(vocab_size=1024, layers=2, width=256, heads=4, feed_forward=512, max_positions=64)
 GATED = dataclasses.replace(WIDE, gated=True, bias=False, norm="pre", positions="rotary", segment_types=0)

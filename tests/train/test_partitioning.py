@@ -12,7 +12,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
-from bert_jax.train import parameter_summary, sharding
+from bert_jax.train import describe, sharding
 from bert_jax.train.step import TrainState
 
 
@@ -203,7 +203,7 @@ def test_the_largest_replicated_tensor_is_reported_and_what_the_mesh_does_not_di
     # 2 x 32 + 200 inputs are divided by 4, the 31 of a made-up head are not.
     odd = layers.unflatten({"extra/dense/kernel": jax.ShapeDtypeStruct((31, 7), np.float32)})
     state["params"] |= sharding.with_shardings(mesh, odd)
-    line = parameter_summary.device_memory_summary(state, mesh)
+    line = describe.device_memory_summary(state, mesh)
     assert "replicated tensor is params/mlm_head/bias, 0.0041 MB" in line  # 1,024 entries
     assert line.endswith("; the mesh does not divide params/extra/dense/kernel")
     held = float(line.split()[3])
