@@ -107,7 +107,8 @@ def make_plan(run: Run) -> Plan:
     """Returns the plan of a run's steps: the one place where a configuration becomes constants of a program."""
     config = run.config
     abstract = run.abstract_params()
-    fresh = _initialized(run, abstract)
+    # What a run with initial parameters initializes itself always trains: frozen, it would stay noise.
+    fresh = frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
     trained, unfreezing = Trained.by_factors(factors), None
@@ -130,11 +131,6 @@ def make_plan(run: Run) -> Plan:
         trained=trained,
         unfreezing=unfreezing,
     )
-
-
-def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
-    """The parameters that a run with initial parameters initializes itself; frozen, they would stay noise."""
-    return frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
 
 
 def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
@@ -254,7 +250,7 @@ def restore_or_initialize(
     """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
 
     In this order of preference, a run starts from the newest undamaged checkpoint of its workdir, from the checkpoint
-    of another run (branch_from; the metadata then names it under branch.BRANCHED), from its initial parameters
+    of another run (branch_from; the metadata then names it under workdir.BRANCHED), from its initial parameters
     (init_from; missing ones are initialized from the seed), or from parameters initialized from the seed.
     """
 

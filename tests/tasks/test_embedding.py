@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
-from test_meshes import DEFAULT
+from tiny_steps import DEFAULT
 
 from bert_jax.commands.embed import embed
 from bert_jax.commands.export import export

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.config import CheckpointConfig
 from bert_jax.errors import UserError
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.orbax_io import DamagedCheckpoint
 from bert_jax.train.workdir import latest_step
 
@@ -63,7 +63,7 @@ def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked
     checkpoints.wait()
     wanted = abstract(params)
     wanted["table"] = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=sharding("data"))
-    restored = checkpoints.restore(7, wanted, abstract(optimizer_state))
+    restored = restore(checkpoints.directory / str(7), wanted, abstract(optimizer_state))
     assert_equal_trees(restored.params, params)
     assert_equal_trees(restored.optimizer_state, optimizer_state)
     assert restored.params["table"].sharding == wanted["table"].sharding
@@ -84,7 +84,7 @@ def test_sums_that_change_while_a_step_is_written_do_not_damage_it(checkpoints, 
     checkpoints.save(1, *state, {"unlogged": {"sums": sums}})
     sums["loss"] = 2.0
     checkpoints.wait()
-    assert checkpoints.restore(1, *map(abstract, state)).meta == {"unlogged": {"sums": {"loss": 1.0}}}
+    assert restore(checkpoints.directory / str(1), *map(abstract, state)).meta == {"unlogged": {"sums": {"loss": 1.0}}}
 
 
 def test_saving_continues_while_donated_steps_overwrite_the_state(checkpoints):
@@ -100,7 +100,9 @@ def test_saving_continues_while_donated_steps_overwrite_the_state(checkpoints):
     checkpoints.wait()
     assert checkpoints.steps() == [0, 1, 2, 3]
     for number, wanted in expected.items():
-        assert_equal_trees(checkpoints.restore(number, abstract(state), abstract(optimizer_state)).params, wanted)
+        assert_equal_trees(
+            restore(checkpoints.directory / str(number), abstract(state), abstract(optimizer_state)).params, wanted
+        )
 
 
 def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
@@ -132,7 +134,7 @@ def test_checkpoints_survive_a_copy_to_a_bucket_and_back(tmp_path):
     assert steps_in_a_bucket(tmp_path / "copy") == [1, 2]
     with Checkpoints(tmp_path / "copy", keep=0) as checkpoints:
         for step, state in states.items():
-            restored = checkpoints.restore(step, *map(abstract, state))
+            restored = restore(checkpoints.directory / str(step), *map(abstract, state))
             assert_equal_trees(restored.params, state[0])
             assert_equal_trees(restored.optimizer_state, state[1])
         checkpoints.save(3, *states[1], {})
@@ -170,9 +172,9 @@ def test_another_structure_shape_or_dtype_names_the_tensor(checkpoints, change, 
     checkpoints.save(2, params, None, {})
     checkpoints.wait()
     with pytest.raises(UserError, match=message):
-        checkpoints.restore(1, abstract(change(params)), abstract(optimizer_state))
+        restore(checkpoints.directory / str(1), abstract(change(params)), abstract(optimizer_state))
     with pytest.raises(UserError, match=r"no optimizer state.*init_from"):  # parameters alone resume no run
-        checkpoints.restore(2, abstract(params), abstract(optimizer_state))
+        restore(checkpoints.directory / str(2), abstract(params), abstract(optimizer_state))
 
 
 def break_file(path: Path, how: str) -> None:
@@ -207,7 +209,7 @@ def test_a_damaged_file_is_named_with_the_step_before_it_and_a_run_resumes_there
         break_file(path, how)
     with Checkpoints(tmp_path, keep=0) as checkpoints:
         with pytest.raises(DamagedCheckpoint, match=rf"{tmp_path}/2 is damaged \(.*({message}).*fall back to .*/1$"):
-            checkpoints.restore(2, *map(abstract, states[2]))
+            restore(checkpoints.directory / str(2), *map(abstract, states[2]))
         step, restored = checkpoints.restore_newest(*map(abstract, states[2]))
         assert_equal_trees(restored.params, states[step][0])
     line = capsys.readouterr().err
@@ -255,7 +257,7 @@ def test_a_second_damaged_copy_of_a_step_has_a_name_of_its_own_and_all_damaged_i
         with pytest.raises(UserError, match=r"every checkpoint in .* is damaged \(steps 1; 1: .*another --workdir"):
             checkpoints.restore_newest(*wanted)
         with pytest.raises(DamagedCheckpoint, match=r"1 is damaged .* there is none before it"):
-            checkpoints.restore(1, *wanted)
+            restore(checkpoints.directory / str(1), *wanted)
         assert checkpoints.steps() == [1]
 
 
@@ -275,7 +277,7 @@ def test_no_room_on_the_disk_is_an_os_error_and_leaves_the_older_checkpoint_whol
                 checkpoints.wait()
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             assert checkpoints.steps() == [1]
-            assert_equal_trees(checkpoints.restore(1, *map(abstract, state)).params, state[0])
+            assert_equal_trees(restore(checkpoints.directory / str(1), *map(abstract, state)).params, state[0])
             checkpoints.save(2, big, state[1], {})  # once there is room again
             checkpoints.wait()
             assert checkpoints.steps() == [2]

@@ -11,7 +11,7 @@ from bert_jax.train.distributed import Cluster
 
 def flags(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    distributed.add_cluster_flags(parser)
+    distributed.add_flags(parser)
     return parser.parse_args(arguments)
 
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_meshes import DEFAULT, MESHES, ZERO_1, plan_of, step_on
-from test_steps import assert_close, make_plan, random_batch
+from tiny_steps import DEFAULT, MESHES, ZERO_1, assert_close, make_plan, plan_of, random_batch, step_on
 
 from bert_jax.config import MeshConfig
 from bert_jax.model import bert, layers
