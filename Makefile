@@ -38,7 +38,7 @@ slow: $(VENV)/installed-dev
 # On a machine with a GPU or TPU, and jax's plugin for it: what it computes, and that runs resume bit for bit.
 accelerator: $(VENV)/installed-dev
 	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m accelerator $(UNCHECKED)
-	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m "slow or not slow" $(UNCHECKED) tests/train/test_trainer.py \
+	JAX_PLATFORMS= XLA_PYTHON_CLIENT_PREALLOCATE=false $(RUN_TESTS) -m "slow or not slow" $(UNCHECKED) tests/train/test_loop.py \
 		-k "killed_run_resumes_exactly or sigterm_saves_and_the_run_resumes or moments_are_restored"
 
 # Beam and Ray, which have half a hundred needs of their own, in an environment of their own.

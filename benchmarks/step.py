@@ -44,7 +44,7 @@ from bert_jax.model import sizes
 from bert_jax.model.attention import layer
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import metrics, optim
+from bert_jax.train import metric_accumulator, optim
 from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
 
@@ -204,8 +204,8 @@ def settings(
     seconds: Sequence[Sequence[float]],
 ) -> dict[str, Any]:
     """The settings of the JSON line, including utilization and peak memory, which depend on the device."""
-    peak = metrics.peak_flops()
-    flops = metrics.training_flops(config, flags.batch_size, flags.seq_len, predictions)
+    peak = metric_accumulator.peak_flops()
+    flops = metric_accumulator.training_flops(config, flags.batch_size, flags.seq_len, predictions)
     mfu = [round(flops / statistics.median(found) / peak, 4) for found in seconds] if peak else None
     return {
         "batch_size": flags.batch_size,
@@ -220,7 +220,7 @@ def settings(
         "remat": flags.remat,
         "keep_memory": kept,  # in both programs
         "mfu": mfu,
-        "peak_memory_gb": round(metrics.peak_memory_gb(), 3),
+        "peak_memory_gb": round(metric_accumulator.peak_memory_gb(), 3),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "rounds": flags.rounds,
         "steps": flags.steps,

@@ -1,4 +1,10 @@
-"""The host: memory that stays in the process, and accelerators found before jax is imported. Imports nothing heavy."""
+"""The host: memory that stays in the process, and accelerators found before jax is imported. Imports nothing heavy.
+
+Read first keep_freed_memory, at the end. It needs the parameters of GNU's C library, mallopt(3) and madvise(2), and to
+know from the files of the system whether the machine has a TPU or a GPU. An installed plugin says nothing about the
+device: images for TPUs and GPUs also run on machines without one. The checks are those by which jax itself finds
+devices (jax/_src/hardware_utils.py of jax 0.12.0).
+"""
 
 import ctypes
 import importlib.metadata
@@ -8,9 +14,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-# Memory allocation by GNU's C library in this process: mallopt(3), and huge pages by madvise(2). Linux only.
-
 
 # Constants of glibc's malloc.h. NEVER as M_TRIM_THRESHOLD: memory is not returned to the system.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
@@ -45,12 +48,6 @@ def back_by_huge_pages(library: ctypes.CDLL, size: int) -> None:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         library.madvise(start, block + size - start, mmap.MADV_HUGEPAGE)
         library.free(block)
-
-
-# Whether this machine has a TPU or a GPU, from the files of the system, before jax is imported. Linux only.
-#
-# An installed plugin says nothing about the device: images for TPUs and GPUs also run on machines without one. The
-# checks are those by which jax itself finds devices (jax/_src/hardware_utils.py of jax 0.12.0).
 
 
 ROOT = Path("/")
@@ -95,9 +92,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
-
-
-# Keeps freed host memory in the process, so that a CPU step's buffers are not faulted in again at every step.
 
 
 _SETTINGS = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER, M_ARENA_MAX: 1}

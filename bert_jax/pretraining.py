@@ -81,7 +81,7 @@ def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoad
     rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
     train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
     length = TokenLength(config.tokens, train.tokens_before) if config.tokens else None
-    rows = config.evaluation_rows(min(batches.values))
+    rows, preset = config.evaluation_rows(min(batches.values)), config.model.preset
     loaders = [
         {
             source.name: PretrainingLoader(source.dataset, vocabulary, batch_size=rows, seed=config.seed)
@@ -97,7 +97,7 @@ def make_run(config: PretrainConfig, workdir: Location) -> tuple[Run, PhasedLoad
         workdir=workdir,
         tokenizer=vocabulary,
         kind="pretraining",
-        description=_description(config.model.preset),
+        description="pretraining" if preset == sizes.FROM_CHECKPOINT else f"pretraining {preset}",
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=_measured(objective.evaluated.metric_names, held_out),
         branch_from=config.branch_from,
@@ -138,10 +138,6 @@ def _objective(
     return objective
 
 
-def _description(preset: str) -> str:
-    return "pretraining" if preset == sizes.FROM_CHECKPOINT else f"pretraining {preset}"
-
-
 def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:
     """Returns the architecture, and the checkpoint of init_from with the architecture it is checked against."""
     loaded = open_initial(config)
@@ -155,7 +151,7 @@ def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[Mode
 def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
     for part in (*training, *held_out):
         sizes.check_positions(model, part.seq_len, str(part.directory))
-    shortest = min(training, key=lambda one: one.seq_len)
+    shortest = min(training, key=lambda dataset: dataset.seq_len)
     sizes.check_truncation(model, shortest.seq_len, str(shortest.directory))
 
 
@@ -164,7 +160,7 @@ def _measured(metrics: Sequence[str], held_out: Sequence[Sequence[Source]]) -> t
     if not all(source.dataset.labelled for sources in held_out for source in sources):
         metrics = [metric for metric in metrics if not metric.startswith("nsp_")]
     of_phases = [{source.name for source in sources} for sources in held_out]
-    names = [source.name for source in held_out[0] if source.name and all(source.name in one for one in of_phases)]
+    names = [source.name for source in held_out[0] if source.name and all(source.name in phase for phase in of_phases)]
     return (*metrics, *(f"{name}/{metric}" for name in names for metric in metrics))
 
 

@@ -88,7 +88,7 @@ SAMPLE_CHARACTERS = 6000  # of each document
 
 
 # Files whose tests take longest, so that no worker begins one while the others have nothing left to do.
-LONGEST = ("test_trainer", "test_finetune", "test_steps", "test_pretrain", "test_build_examples", "test_checkpoint")
+LONGEST = ("test_loop", "test_finetune", "test_step", "test_pretrain", "test_build_examples", "test_checkpoint")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

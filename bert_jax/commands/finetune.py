@@ -13,7 +13,7 @@ from bert_jax.tasks import finetuning, named, trials
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
-from bert_jax.train.parameter_summary import VERBOSE
+from bert_jax.train.describe import VERBOSE
 
 WIDTH = 160  # columns of the tables where no terminal limits them
 

@@ -9,7 +9,7 @@ from bert_jax.config import PretrainConfig, loading
 from bert_jax.pretraining import pretrain
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
-from bert_jax.train.parameter_summary import VERBOSE
+from bert_jax.train.describe import VERBOSE
 
 DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is

@@ -28,8 +28,8 @@ from bert_jax.errors import Stopped, UserError
 from bert_jax.reporting.finetuning import TaggingScore, score_tagger
 from bert_jax.reporting.pretraining import UnigramBaseline, unigram_baseline
 from bert_jax.storage.files import write_json
+from bert_jax.train.describe import VERBOSE
 from bert_jax.train.metrics import duration, read_metrics
-from bert_jax.train.parameter_summary import VERBOSE
 from bert_jax.train.workdir import latest_step
 
 RECORD = "quickstart.json"

@@ -37,10 +37,9 @@ from bert_jax.storage.location import (
 )
 from bert_jax.tokenization.vocabulary import TOKENIZER
 from bert_jax.train import workdir as workdir_lib
-from bert_jax.train.early_stop import selected_step
 from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import RESULT_FILE
-from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, selected_step
 
 FLAG = "--average"
 HELP = (

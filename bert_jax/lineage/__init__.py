@@ -21,8 +21,7 @@ from bert_jax.config import EncoderKind, ModelConfig, add_encoder
 from bert_jax.config.model import WITHOUT_RECURRENCE
 from bert_jax.errors import UserError
 from bert_jax.lineage.bidirectional_lm import BidirectionalLMObjective, bidirectional_lm
-from bert_jax.lineage.feed_forward_lm import FeedForwardEncoder
-from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
+from bert_jax.lineage.encoders import CELLS, FeedForwardEncoder, RecurrentEncoder
 from bert_jax.model.sizes import PRESETS
 from bert_jax.train.objectives.pretraining import OBJECTIVES
 from bert_jax.train.sharding import FSDP, PARAMETER_RULES

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch
 from bert_jax.errors import UserError
-from bert_jax.lineage.recurrent import by_direction
+from bert_jax.lineage.encoders import by_direction
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.train.objectives.language_modeling import continues, token_sums, unmasked

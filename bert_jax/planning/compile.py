@@ -29,7 +29,6 @@ from bert_jax.planning import program as programs
 from bert_jax.planning.topology import GIB, Topology
 from bert_jax.train import optim
 from bert_jax.train import sharding as partitioning
-from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
 from bert_jax.train.rules import Trained
@@ -151,7 +150,7 @@ class AbstractStep:
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract, trained),
             microbatches=config.microbatches,
-            reduction=Reduction.of(config.mesh),
+            mesh_config=config.mesh,
             factors=factors,
             trained=trained,
         )

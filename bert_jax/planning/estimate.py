@@ -17,7 +17,7 @@ from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, compile_ste
 from bert_jax.planning.program import Collective, Flops, Instruction, Program
 from bert_jax.planning.topology import GIB, MEMORY_VARIABLES, Chip, Gpu, Topology
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
-from bert_jax.train import metrics, sharding
+from bert_jax.train import metric_accumulator, sharding
 from bert_jax.train.clock import TokenLength
 from bert_jax.train.objectives.pretraining import is_schedule
 
@@ -155,7 +155,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
         step=step,
         memory=compiled.memory,
         flops=compiled.flops,
-        model_flops=metrics.training_flops(
+        model_flops=metric_accumulator.training_flops(
             model, config.batch_size, rows.seq_len, predictions, step.plan.objective.heads
         ),
         time=time,

@@ -16,7 +16,7 @@ import jax
 
 from bert_jax.errors import UserError, install_hint
 from bert_jax.planning.program import Collective
-from bert_jax.train.metrics import PEAK_FLOPS
+from bert_jax.train.metric_accumulator import PEAK_FLOPS
 
 GIB = 2**30
 EXAMPLES = "v5litepod-64, v5e:8x8, v4-64, v5p:4x4x4, v6e-256, tpu7x:2x2x2, h100:8, h200:1, h100:8x4"

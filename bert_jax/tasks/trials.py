@@ -21,12 +21,19 @@ from bert_jax.tasks.registry import to_json
 from bert_jax.tasks.rows import TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.train import distributed, loop, rules
-from bert_jax.train.early_stop import selected_step
 from bert_jax.train.evaluation import PREFIX, lower_is_better
 from bert_jax.train.metrics import copy_metrics
 from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import Result, Run
-from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_params, write_config, write_params
+from bert_jax.train.workdir import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    read_config,
+    read_params,
+    selected_step,
+    write_config,
+    write_params,
+)
 
 # The trials of one fine-tuning, one for each seed and learning rate, and their configurations.
 

@@ -167,11 +167,11 @@ class Checkpoints:
 
     def evaluations(self) -> dict[int, dict[str, float]]:
         """Returns what was measured at each step before it was saved, except for steps with damaged metadata."""
-        found = {}
+        evaluations = {}
         for step in self.steps():
             with contextlib.suppress(DamagedCheckpoint):
-                found[step] = self.meta(step).get(EVALUATION, {})
-        return found
+                evaluations[step] = self.meta(step).get(EVALUATION, {})
+        return evaluations
 
     def newest_meta(self) -> dict[str, Any] | None:
         """Returns the metadata of the newest step that has readable metadata, or None."""
@@ -195,7 +195,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                restored = self.restore(step, params, optimizer_state, average)
+                restored = restore(self.directory / str(step), params, optimizer_state, average)
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
                 if jax.process_count() > 1 and step != min(self.steps()):
@@ -213,16 +213,6 @@ class Checkpoints:
                 f"{newest}: {damaged[newest]}). Replace one with a good copy, or name another --workdir to start again"
             )
         return None
-
-    def restore(self, step: int, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
-        """Reads a step straight into the memory that the shardings name, and verifies it.
-
-        `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, in the structure to
-        return (including optax's NamedTuples). An average of None is not read; one that the step does not hold is
-        returned as None. Raises UserError for a tensor that is missing, extra, or of another shape or dtype, and
-        DamagedCheckpoint for damaged files.
-        """
-        return restore(self.directory / str(step), params, optimizer_state, average)
 
     def wait(self) -> None:
         """Waits until the last save is on disk, or in the store. Raises its failure, once, as `save` describes."""
@@ -349,7 +339,13 @@ def _remove_unfinished(directory: Location) -> None:
 
 
 def restore(directory: Location, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
-    """Reads WORKDIR/checkpoints/STEP as Checkpoints.restore does, and leaves the workdir as it is."""
+    """Reads WORKDIR/checkpoints/STEP straight into the memory that the shardings name, and verifies it.
+
+    `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, in the structure to
+    return (including optax's NamedTuples). An average of None is not read; one that the step does not hold is returned
+    as None. Raises UserError for a tensor that is missing, extra, or of another shape or dtype, and DamagedCheckpoint
+    for damaged files. The workdir stays as it is.
+    """
     document = read_meta(directory)
     tensors = document["tensors"]
     if OPTIMIZER not in tensors:
@@ -371,7 +367,7 @@ def restore(directory: Location, params: PyTree, optimizer_state: PyTree, averag
 def held_workdir(workdir: Location) -> Iterator[CheckHeld]:
     """Holds a workdir for one run while it is open, and yields a function to call before anything is written.
 
-    Process 0 holds it for all processes. The function raises storage.holder.NoLongerHeld if another run has replaced
+    Process 0 holds it for all processes. The function raises storage.hold.NoLongerHeld if another run has replaced
     this one, which can happen to a run that was suspended. Raises UserError for a workdir that another run holds, or
     that cannot be one.
     """

@@ -1,4 +1,4 @@
-"""How much of a run is done: by steps, tokens or minutes, or by the log of an earlier run."""
+"""How much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +13,6 @@ from bert_jax.errors import UserError
 from bert_jax.storage.location import location
 from bert_jax.train import distributed
 from bert_jax.train.metrics import METRICS_FILE, read_lines, read_metrics
-
-# The length of a run in tokens.
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,6 @@ class TokenLength:
             middle = (least + most) // 2
             least, most = (least, middle) if self.share(middle) >= 1.0 else (middle, most)
         return most
-
-
-# Measures how much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4).
 
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
@@ -153,7 +148,7 @@ class Clock:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
         elif step > self._start or self.fraction >= 1.0 or self._changed:
             # A restart uses the fraction of its checkpoint, as a run without a stop does. A run that had finished, or
-            # whose end has changed, reads the clock instead, and its log gets the value (Logger.correct_fraction).
+            # whose end has changed, reads the clock instead, and its log gets the value (Recorder.correct_fraction).
             due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
             due |= step == self._start
             self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)

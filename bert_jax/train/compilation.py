@@ -21,17 +21,10 @@ from bert_jax.storage.files import try_lock
 from bert_jax.train import distributed
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.clock import Clock
+from bert_jax.train.describe import describe_batch
 from bert_jax.train.metrics import ProgressLine, duration
-from bert_jax.train.prepare import describe_batch
 from bert_jax.train.run import Source
 from bert_jax.train.step import TrainState
-
-# Keeps compiled programs on disk: a run that resumes or repeats an earlier one starts without compiling.
-#
-# jax lets only process 0 of several write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because
-# others might write the same file at the same time. On hosts with a home directory each, all other processes then
-# compile at every start. Here, one process for each folder writes.
-
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
 
@@ -60,6 +53,10 @@ def enable_compilation_cache() -> Path | None:
 
 def write_on_every_host() -> None:
     """Makes one process for each folder of programs write what it compiles. All processes call it once connected.
+
+    jax lets only process 0 of several write programs (0.10.2 to 0.12.0; jax/_src/compiler.py, _cache_write), because
+    others might write the same file at the same time. On hosts with a home directory each, all other processes would
+    then compile at every start.
 
     It changes nothing for one process, and where all share the folder of process 0 or it is in an object store: jax
     then writes it in process 0.
@@ -111,9 +108,6 @@ def _as_process_0(function: Any) -> types.FunctionType:
     """Returns a function of jax's compiler that takes this process for process 0."""
     first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
     return types.FunctionType(function.__code__, vars(compiler) | {"distributed": first})
-
-
-# Says that the first step and the first evaluation of a run are being compiled, and how long that took.
 
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # jax's own events, also for programs found in the cache
@@ -170,26 +164,23 @@ def evaluating(progress: ProgressLine, clock: Clock, begins: bool) -> Iterator[N
     _report(progress, "the evaluation", asked, found, seconds)
 
 
-def _report(progress: ProgressLine, what: str, asked: int, found: int, seconds: float) -> None:
+def _report(progress: ProgressLine, program: str, asked: int, found: int, seconds: float) -> None:
     """Reports whether all programs since the counts `asked` and `found` were in the cache, if it took long."""
     if seconds < WORTH_A_LINE:
         return
     cached = _count.found > found and _count.found - found == _count.asked - asked
-    how = f"loaded {what} from the compilation cache" if cached else f"compiled {what}"
+    how = f"loaded {program} from the compilation cache" if cached else f"compiled {program}"
     progress.report(f"{how} in {duration(seconds)}")
 
 
-# Compiles a training step for the shapes of later batches in threads, while the run trains on those of its first.
-#
-# With one process and several cores this takes hardly more time than one program. A program that does not compile, or
-# does not fit into memory, is reported in the first minutes, and not after days.
-#
-# Several processes compile all shapes before the first step, in the same order. So do GPUs, because XLA times kernels
-# on the GPU while it compiles, which the training step would disturb.
-
-
 class CompilingAhead:
-    """The programs of a jitted step that are being compiled for batches of later shapes.
+    """Compiles a training step for the shapes of later batches in threads, while the run trains on those of its first.
+
+    With one process and several cores this takes hardly more time than one program. A program that does not compile,
+    or does not fit into memory, is reported in the first minutes, and not after days.
+
+    Several processes compile all shapes before the first step, in the same order. So do GPUs, because XLA times
+    kernels on the GPU while it compiles, which the training step would disturb.
 
     later       abstract batches, by the first step that has each (`later_batch_shapes`)
     arguments   what the step takes after state, batch and fraction
@@ -251,7 +242,7 @@ def later_batch_shapes(
     if 0 < end <= first:  # a finished run takes no step
         return {}
     sharding = partitioning.rows_sharding(mesh)
-    found: dict[int, Any] = {}
+    batches: dict[int, Any] = {}
     seen = []
     later = shapes_at or (change for change in source.changes if change > first)
     for step in (first, *(step for step in later if step < end or end <= 0)):
@@ -262,9 +253,9 @@ def later_batch_shapes(
         )
         if (type(batch), batch) not in seen:  # tuples of different types may be equal
             seen.append((type(batch), batch))
-            found[step] = batch
-    found.pop(first)
-    return found
+            batches[step] = batch
+    batches.pop(first)
+    return batches
 
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -1,5 +1,11 @@
 """Runs of several processes: detects the process index and the coordinator, starts and ends jax's service, and makes
 processes agree on values.
+
+    with distributed.processes(flags):  # one process: does nothing
+        train()
+
+Each process loads the rows that its devices own; process 0 writes logs, metrics and files. What only one of them can
+know (a clock, a file) process 0 broadcasts to the others over the devices.
 """
 
 import argparse
@@ -29,9 +35,6 @@ from bert_jax.errors import Stopped, UserError
 from bert_jax.progress import print_note
 from bert_jax.storage import hold
 from bert_jax.train import failure_detection
-
-# Finds which process of how many this one is, and where process 0 is, from flags and environment.
-
 
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
 HEARTBEAT_TIMEOUT = 100.0  # the same
@@ -63,7 +66,7 @@ class Cluster:
         return int(port) if port.isdecimal() else 0
 
 
-def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of a run of several processes."""
     several = parser.add_argument_group("several processes (detected on TPU pods, Slurm, Open MPI and GKE)")
     several.add_argument("--coordinator_address", default="", metavar="HOST:PORT", help="the address of process 0")
@@ -174,17 +177,6 @@ def _check(cluster: Cluster) -> None:
     if not 0 <= process < count:
         raise UserError(f"--process_id is {process} with --num_processes={count}; expected 0 to {count - 1}, each once")
 
-
-# Starts and ends a run of several processes, and makes them agree on values.
-#
-#     with distributed.processes(flags):  # one process: does nothing
-#         train()
-#
-# Each process loads the rows that its devices own; process 0 writes logs, metrics and files. What only one of them can
-# know (a clock, a file) process 0 broadcasts to the others over the devices.
-
-
-add_flags = add_cluster_flags
 
 # jax's own heartbeat aborts the process; it waits this much longer than failure_detection, which names the lost one.
 _PATIENCE = 3

@@ -1,9 +1,10 @@
-"""Held-out evaluation during training: sums over all batches, divided once; which step is best."""
+"""Held-out evaluation during training: how it is computed, which step is best, and when a run stops early."""
 
 import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,9 +16,6 @@ from bert_jax.errors import UserError
 from bert_jax.train import sharding
 from bert_jax.train.objectives import Counts, Terms, extended_batch, means
 from bert_jax.train.step import Plan, evaluation_step
-
-# Held-out evaluation during training: sums over all batches, divided once (law 3).
-
 
 Rows = slice | np.ndarray  # the rows of a global batch that a process loads
 Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # (parameters, steps done) -> metrics by name
@@ -45,28 +43,29 @@ def make_source_evaluator(
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=replicated, compiler_options=options)
     rows = sharding.local_rows(batch_size, mesh)
 
-    def total_of(params: dict[str, Any], batches: Iterator[Any]) -> Any:
+    def sum_up(params: dict[str, Any], batches: Iterator[Any]) -> Any:
         total = None
         computing: tuple[Terms, Counts] | None = None
         for batch in batches:
+            # Placed before this waits for the batch before it, so that the devices always have work.
             placed = sharding.place(extended_batch(plan.objective, batch), batch_size, mesh)
             total = _add(total, computing)
             computing = step(plan, params, placed)
         return _add(total, computing)
 
-    def metrics_of(total: Any) -> dict[str, float]:
+    def divide(total: Any) -> dict[str, float]:
         terms, counts = jax.tree.map(jnp.float32, total)
         return finite_means(terms, counts, plan.objective.term_weights)
 
     def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
-        totals = {name: total_of(params, batches) for name, batches in sources(steps_done, rows).items()}
+        totals = {name: sum_up(params, batches) for name, batches in sources(steps_done, rows).items()}
         totals = {name: total for name, total in totals.items() if total is not None}
         if not totals:
             return {}
-        metrics = metrics_of(functools.reduce(functools.partial(jax.tree.map, operator.add), totals.values()))
+        metrics = divide(functools.reduce(functools.partial(jax.tree.map, operator.add), totals.values()))
         for name, total in totals.items():
             if name:
-                metrics |= {f"{name}/{metric}": value for metric, value in metrics_of(total).items()}
+                metrics |= {f"{name}/{metric}": value for metric, value in divide(total).items()}
         return metrics
 
     return run
@@ -88,11 +87,6 @@ def finite_means(terms: Terms, counts: Counts, weights: Mapping[str, float]) -> 
     metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
     ordered = sorted(metrics, key=lambda name: (name != "loss", name))
     return {name: metrics[name] for name in ordered if not np.isnan(metrics[name])}
-
-
-# Names of held-out metrics, the direction in which each improves, and which step has the best one.
-#
-# This module does not import jax, since data preparation also draws curves of these metrics.
 
 
 PREFIX = "eval_"  # the logs write eval_loss for what the evaluation itself calls loss
@@ -166,3 +160,80 @@ class Best:
         """Records the content of best.json, if it is about this metric and one of these steps."""
         if described.get("metric") == self.metric and described.get("step") in steps:
             self.values.setdefault(described["step"], described["value"])
+
+
+class EarlyStop:
+    """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1, whose p is `patience`).
+
+    `step` and `evaluation` are those of the best so far, the earliest among equals; `step` is None until the metric
+    was finite once. A value that is not finite counts as no improvement.
+    """
+
+    def __init__(
+        self,
+        patience: int,
+        best: Best,
+        saved: Mapping[str, Any],
+        first: int,
+        evaluations: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+    ) -> None:
+        """Starts counting at step `first`, where the run begins or resumes.
+
+        best          the metric and its values so far
+        saved         the `state` in the checkpoint from which the run resumes
+        evaluations   the metrics of the saved steps; the best of them counts where the run had no early stopping
+                      until now, or used another metric
+        """
+        self.patience = patience
+        self._best = best
+        if saved.get("metric", best.metric) != best.metric:
+            saved = {}
+        self.step: int | None = saved.get("step")
+        self.value: float = saved.get("value", math.nan)
+        self.evaluation: dict[str, float] = dict(saved.get("evaluation", {}))
+        self.waited: int = saved.get("waited", 0)
+        earlier = best.among([step for step, found in evaluations.items() if step <= first and found])
+        if not saved and earlier is not None:
+            self.step, self.value = earlier, best.values[earlier]
+            self.evaluation = dict(evaluations[earlier])
+        if self.step is not None:
+            best.values[self.step] = self.value  # keeps its checkpoint even if SIGTERM came before best.json named it
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run should end."""
+        return self.waited >= self.patience
+
+    def note(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Counts the evaluation of a step. Call it once for each, in order."""
+        value = self._best.value_in(evaluation)
+        if value is not None and (self.step is None or self._best.is_better(value, self.value)):
+            self.step, self.value, self.evaluation, self.waited = step, value, dict(evaluation), 0
+        else:
+            self.waited += 1
+
+    def state(self) -> dict[str, Any]:
+        """Returns the part that a checkpoint keeps, as JSON values."""
+        values = {"metric": self._best.metric, "waited": self.waited}
+        if self.step is None:
+            return values
+        return values | {"step": self.step, "value": self.value, "evaluation": self.evaluation}
+
+
+def check_early_stop(patience: int, best: str) -> None:
+    """Raises UserError for a negative patience, or for early stopping without a metric."""
+    if patience < 0:
+        raise UserError(f"early_stop is {patience}; expected a number of evaluations, or 0 to train to the end")
+    if patience and not best:
+        raise UserError(f"early_stop={patience} needs a metric to compare evaluations by; set --config.checkpoint.best")
+
+
+def has_stopped_early(patience: int, metric: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a run stopped early, by this metric, at the checkpoint with this metadata (empty: the run begins).
+
+    A run that stopped by another metric goes on: its evaluations without improvement count from there (EarlyStop).
+    """
+    saved = meta.get("early_stop", {})
+    if meta.get("unlogged", False) or saved.get("metric", metric) != metric:
+        return False
+    return saved.get("waited", 0) >= patience > 0

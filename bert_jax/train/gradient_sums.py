@@ -1,4 +1,22 @@
-"""Sums gradients over the devices of a mesh once a step, under shard_map."""
+"""Sums gradients over the devices of a mesh once a step: each device adds up those of its own rows first.
+
+`over_devices` is the entry point; it runs a step under shard_map, in which every device computes on its own rows and
+calls the collectives itself:
+
+one microbatch    the parameters of a layer are gathered over fsdp, in the compute dtype, when the layer is computed,
+                  and again in its backward pass, which reduce-scatters their gradient (ZeRO stage 3, Rajbhandari et
+                  al. 2020). A device holds one layer whole at a time, and the parameters outside of layers.
+several           all parameters are gathered once, those of layers in the compute dtype. A device adds up the
+                  gradients of its microbatches, whole and in float32, and they are reduce-scattered once, after the
+                  last one.
+
+Over data, which may span a slower network, only shards of gradients are summed, after all microbatches; with
+mesh.shard_optimizer, this sum is sharded, too. The reductions use float32 unless mesh.reduce_dtype names another dtype.
+
+What tensor shards stays sharded in all of this, and the compiler sums over that axis. For a collective over data or
+fsdp, however, it (XLA of jaxlib 0.10.2) gathers what tensor shards. Therefore each of these collectives runs in a
+shard_map over tensor, and so do kernels that the compiler cannot partition.
+"""
 
 import dataclasses
 import functools
@@ -30,13 +48,6 @@ from bert_jax.train.sharding import (
     spec,
     update_spec,
 )
-
-# The placement of a model under shard_map over data and fsdp, and the collectives over these axes.
-#
-# A device has its own rows. The compiler still shards over tensor, if the mesh has it, and sums over that axis. For a
-# collective over data or fsdp, however, it (XLA of jaxlib 0.10.2) gathers what tensor shards. Therefore each of these
-# collectives runs in a shard_map over tensor, and so do kernels that the compiler cannot partition.
-
 
 Specs = tuple[tuple[str, PartitionSpec], ...]  # by path in a layer
 
@@ -184,44 +195,12 @@ def _gathered_for_gradient(shard: Array, spec: PartitionSpec, dtype: DTypeLike, 
     return linear_call(gather, reduce, (), shard)
 
 
-# Sums gradients over the devices of a mesh once a step: each device adds up those of its own rows first.
-#
-# A step runs under shard_map, in which every device computes on its own rows and calls the collectives itself:
-#
-# one microbatch    the parameters of a layer are gathered over fsdp, in the compute dtype, when the layer is computed,
-#                   and again in its backward pass, which reduce-scatters their gradient (ZeRO stage 3, Rajbhandari et
-#                   al. 2020). A device holds one layer whole at a time, and the parameters outside of layers.
-# several           all parameters are gathered once, those of layers in the compute dtype. A device adds up the
-#                   gradients of its microbatches, whole and in float32, and they are reduce-scattered once, after the
-#                   last one.
-#
-# Over data, which may span a slower network, only shards of gradients are summed, after all microbatches; with
-# mesh.shard_optimizer, this sum is sharded, too. The reductions use float32 unless mesh.reduce_dtype names another
-# dtype. What tensor shards stays sharded in all of this; the compiler partitions over that axis
-# (train/gradient_sums.py).
-
-
 Sums = Callable[..., Any]  # (runtime, params, batch, counts, key) -> (gradients, terms), summed over the batch's rows
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """How gradients are summed over devices: mesh.reduce_dtype and mesh.shard_optimizer.
-
-    reduce_dtype   auto: float32, except where the compiler sums the gradients (over_devices)
-    """
-
-    reduce_dtype: str = "auto"
-    shard_optimizer: bool = False
-
-    @classmethod
-    def of(cls, config: MeshConfig) -> "Reduction":
-        return cls(config.reduce_dtype, config.shard_optimizer)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of sums that the compiler does not choose."""
-        return "float32" if self.reduce_dtype == "auto" else self.reduce_dtype
+def reduce_dtype(config: MeshConfig) -> str:
+    """The dtype of sums that the compiler does not choose."""
+    return "float32" if config.reduce_dtype == "auto" else config.reduce_dtype
 
 
 def sums_once(mesh: Any) -> bool:
@@ -229,22 +208,23 @@ def sums_once(mesh: Any) -> bool:
     return not mesh.empty and mesh.shape[DATA] * mesh.shape[FSDP] > 1
 
 
-def sum_dtype(mesh: Any, microbatches: int, reduction: Reduction, compute_dtype: str) -> str:
+def sum_dtype(mesh: Any, microbatches: int, config: MeshConfig, compute_dtype: str) -> str:
     """The dtype in which devices sum gradients; empty where one device has all rows, and nothing is summed."""
     if not sums_once(mesh):
         return ""
-    return compute_dtype if _by_compiler(mesh, microbatches, reduction) else reduction.dtype
+    return compute_dtype if _by_compiler(mesh, microbatches, config) else reduce_dtype(config)
 
 
 def over_devices(
     sums: Sums,
     runtime: Runtime,
     microbatches: int,
-    reduction: Reduction,
+    config: MeshConfig,
     part: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[..., Any]:
     """Returns the function (params, batch, counts, key) -> (gradients, terms) of `sums`, on the mesh that is set.
 
+    config  its reduce_dtype and shard_optimizer count; auto is float32, unless the compiler sums the gradients
     part    returns the part of the parameters that the gradients are of, with the same paths
 
     Gradients are sharded as parameters are, or as optimizer state with shard_optimizer; terms are replicated. `sums` is
@@ -254,18 +234,20 @@ def over_devices(
     in its backward pass, in the compute dtype, so most of the communication overlaps with computation.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, reduction)
+    by_compiler = not sums_once(mesh) or _by_compiler(mesh, microbatches, config)
     if by_compiler or not isinstance(runtime.placement, OnMesh):
         whole = functools.partial(sums, runtime)
-        return _with_sharded_update(whole) if reduction.shard_optimizer else whole
+        return _with_sharded_update(whole) if config.shard_optimizer else whole
+
+    dtype = reduce_dtype(config)
 
     def sharded(params: Any, batch: Any, *others: Any) -> Any:
         specs = _specs(parameter_spec, params, mesh)
         trained = jax.eval_shape(part, params)
-        sharded_as = _specs(update_spec if reduction.shard_optimizer else parameter_spec, trained, mesh)
+        sharded_as = _specs(update_spec if config.shard_optimizer else parameter_spec, trained, mesh)
         spec_of, sum_spec_of = layers.flatten(specs), layers.flatten(sharded_as)
         by_layer = gathered_by_layers(params, spec_of) if microbatches == 1 else {}
-        placement = InShard(tuple(sorted(by_layer.items())), reduction.dtype)
+        placement = InShard(tuple(sorted(by_layer.items())), dtype)
         inside = dataclasses.replace(runtime, placement=placement)
 
         def on_rows(params: Any, batch: Any, *others: Any) -> Any:
@@ -274,11 +256,11 @@ def over_devices(
                 for path, leaf in layers.flatten(params).items()
             }
             gradients, terms = sums(inside, layers.unflatten(given), batch, *others)
-            found = {}
+            sums_of_all = {}
             for path, leaf in layers.flatten(gradients).items():
                 names = (DATA,) if within_layer(path) in by_layer else (FSDP, DATA)
-                found[path] = reduced(leaf.astype(reduction.dtype), sum_spec_of[path], names).astype(leaf.dtype)
-            return layers.unflatten(found), jax.lax.psum(terms, ROWS)
+                sums_of_all[path] = reduced(leaf.astype(dtype), sum_spec_of[path], names).astype(leaf.dtype)
+            return layers.unflatten(sums_of_all), jax.lax.psum(terms, ROWS)
 
         # With one device on tensor, everything is left to this function, and nothing to the compiler.
         names = AXES if mesh.shape[TENSOR] == 1 else ROWS
@@ -294,8 +276,9 @@ def over_devices(
     return sharded
 
 
-def _by_compiler(mesh: Any, microbatches: int, reduction: Reduction) -> bool:
-    return microbatches == 1 and reduction == Reduction() and mesh.shape[FSDP] == 1
+def _by_compiler(mesh: Any, microbatches: int, config: MeshConfig) -> bool:
+    plain = config.reduce_dtype == "auto" and not config.shard_optimizer
+    return microbatches == 1 and plain and mesh.shape[FSDP] == 1
 
 
 def _with_sharded_update(whole: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,13 +2,15 @@
 
 Read in this order: Point, what a hook sees; Hook, the interface, which your own hooks implement, too; Recorder, what
 the standard hooks share (the clock, the sums of metrics, the log, the checkpoints); the standard hooks, in the order of
-the list that `standard_hooks` makes. train/loop.py calls them.
+the list that `standard_hooks` makes; Interruption, which turns SIGTERM into a flag. train/loop.py calls them.
 """
 
 import contextlib
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import jax
@@ -22,9 +24,7 @@ from bert_jax.train import distributed, sharding, workdir
 from bert_jax.train.checkpoint import EVALUATION
 from bert_jax.train.clock import make_clock
 from bert_jax.train.compilation import compiling, evaluating
-from bert_jax.train.early_stop import EarlyStop, has_stopped_early
-from bert_jax.train.evaluation import Evaluator
-from bert_jax.train.interruption import Interrupted, Interruption
+from bert_jax.train.evaluation import EarlyStop, Evaluator, has_stopped_early
 from bert_jax.train.metric_accumulator import FiniteCheck, MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.prepare import OpenWorkdir, traced_steps
@@ -77,7 +77,7 @@ class Recorder:
     """What the standard hooks share, as the metadata of the checkpoint left it."""
 
     def __init__(
-        self, run: Run, opened: OpenWorkdir, meta: dict[str, Any], interruption: Interruption, progress: ProgressLine
+        self, run: Run, opened: OpenWorkdir, meta: dict[str, Any], interruption: "Interruption", progress: ProgressLine
     ) -> None:
         self.run, self.opened, self.interruption, self.progress = run, opened, interruption, progress
         self.report = progress.report
@@ -177,10 +177,10 @@ class Recorder:
         """
         best = self.early_stop if self.early_stop is not None and self.early_stop.step is not None else None
         if self.stops_early and not self.ended:
-            found = "no evaluation was finite"
+            result = "no evaluation was finite"
             if best:
-                found = f"the best evaluation was {best.value:.4f} at step {best.step}"
-            self.report(f"{self.run.workdir}: stopped early at step {point.step}; {found}")
+                result = f"the best evaluation was {best.value:.4f} at step {best.step}"
+            self.report(f"{self.run.workdir}: stopped early at step {point.step}; {result}")
         if not point.evaluated and not (self.ended and best):
             # A finished run is evaluated again, and trained no further.
             evaluate(point)
@@ -213,15 +213,6 @@ def standard_hooks(recorder: Recorder, evaluate: "Evaluate") -> list[Hook]:
         ShowProgress(recorder),
         Save(recorder),
     ]
-
-
-@contextlib.contextmanager
-def closing(hooks: Sequence[Hook]) -> Iterator[Sequence[Hook]]:
-    """Closes all hooks at the end, also if one of them fails to."""
-    with contextlib.ExitStack() as stack:
-        for hook in hooks:
-            stack.callback(hook.close)
-        yield hooks
 
 
 @contextlib.contextmanager
@@ -328,7 +319,7 @@ class Evaluate(Hook):
 
 
 class StopEarly(Hook):
-    """Counts evaluations without a better one, and ends the run when there are too many (train/early_stop.py)."""
+    """Counts evaluations without a better one, and ends the run when there are too many (train/evaluation.py)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -415,6 +406,63 @@ class Save(Hook):
 
     def __call__(self, point: Point) -> None:
         self._recorder.save(point)
+
+
+class Interrupted(BaseException):
+    """SIGTERM arrived at a point where the process can leave at once without losing anything."""
+
+
+class Interruption:
+    """Records SIGTERM while it is open, so that the loop can save and stop at the end of a step.
+
+    With several processes, jax records the signal from the start of each process and makes all agree on a step.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._at_once = False
+        self._several = jax.process_count() > 1
+        self._previous: signal._HANDLER = None
+
+    def at_step_end(self) -> bool:
+        """Whether to stop here. Call it once at the end of each step; all processes get the same answer."""
+        if self._several and not self.requested:
+            self.requested = distributed.stop_requested()
+        return self.requested
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Surrounds code that only reads and may take long: raises Interrupted when SIGTERM arrives or has arrived.
+
+        With several processes it does nothing, since the others would wait for the process that left.
+        """
+        if self._several:
+            yield
+            return
+        self._at_once = True
+        try:
+            if self.requested:
+                raise Interrupted
+            yield
+        finally:
+            self._at_once = False
+
+    def __enter__(self) -> "Interruption":
+        if self._several:
+            return self
+        with contextlib.suppress(ValueError):  # not in the main thread, as in a notebook's worker: no signal arrives
+            self._previous = signal.signal(signal.SIGTERM, self._record)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def _record(self, _signal: int, _frame: FrameType | None) -> None:
+        self.requested = True
+        if self._at_once:
+            self._at_once = False
+            raise Interrupted
 
 
 def stopped(step: int, workdir: Location) -> Stopped:

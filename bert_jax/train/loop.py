@@ -14,8 +14,8 @@ import numpy as np
 
 from bert_jax.train import prepare
 from bert_jax.train.compilation import CompilingAhead, later_batch_shapes
-from bert_jax.train.hooks import Evaluate, Hook, Recorder, closing, during_step, standard_hooks, stopped
-from bert_jax.train.interruption import Interruption
+from bert_jax.train.describe import describe, describe_batch
+from bert_jax.train.hooks import Evaluate, Hook, Interruption, Recorder, during_step, standard_hooks, stopped
 from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.run import Result, Run
 from bert_jax.train.step import jitted
@@ -40,8 +40,10 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(Recorder(run, opened, meta, interruption, progress))
         evaluate = Evaluate(recorder, evaluators)
-        hooks = stack.enter_context(closing([*standard_hooks(recorder, evaluate), *hooks]))
-        for line in prepare.describe(run, plan, mesh, state, meta, opened.differences, recorder.ended):
+        hooks = [*standard_hooks(recorder, evaluate), *hooks]
+        for hook in hooks:
+            stack.callback(hook.close)  # at the end, also after an error
+        for line in describe(run, plan, mesh, state, meta, opened.differences, recorder.ended):
             progress.report(line)
         first = int(state.step)
         point = recorder.point(first, state)
@@ -69,7 +71,7 @@ def fit(run: Run, hooks: Sequence[Hook] = ()) -> Result:
                 recorder.reopen()
             batch = next(batches)
             if step > first and step in source.changes:
-                progress.report(f"from step {step}: {prepare.describe_batch(batch)}")
+                progress.report(f"from step {step}: {describe_batch(batch)}")
             ahead.wait_for(batch)
             with during_step(hooks, step):
                 state, metrics = train_step(state, batch, np.float32(point.fraction), *arguments)

@@ -1,23 +1,47 @@
-"""Accumulates metrics between two log lines, and stops a run whose loss or gradient is not finite."""
+"""Computes the values of a log line: means over the steps, FLOPs, memory, and where the time went.
+
+FiniteCheck stops a run at a step whose loss or gradient is not finite, or counts the step as skipped. The train step
+itself has then made no update (train/step.py), so that the host may read the flag one step late.
+"""
 
 import contextlib
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import ENCODERS, ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.model.heads.config import Heads
+from bert_jax.model.heads.tokens import SPAN_PLACE_WIDTH, generator_config
+from bert_jax.shapes import padded_vocabulary
 from bert_jax.storage.location import Location
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.metrics import NO_FURTHER_HEADS, peak_flops, peak_memory_gb, training_flops
 
-# Stops a run at a step whose loss or gradient is not finite, or counts the step as skipped.
-#
-# The train step itself has then made no update (step_lib.train_step), so that the host may read the flag one step late.
+NO_FURTHER_HEADS = Heads()
+# The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
+MOST_PENDING = 128
+# Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
+LATEST = ("learning_rate", "gradient_norm", "skipped")
+
+# Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
+# cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU7x": 2307e12 / 2,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+}
 
 
 class FiniteCheck:
@@ -65,15 +89,6 @@ class FiniteCheck:
 
 def _format(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else str(value)
-
-
-# Accumulates metrics between two log lines: means over the steps, and where the time went.
-
-
-# The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
-MOST_PENDING = 128
-# Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
-LATEST = ("learning_rate", "gradient_norm", "skipped")
 
 
 class MetricAccumulator:
@@ -185,12 +200,11 @@ class MetricAccumulator:
     def settle(self) -> None:
         """Waits for the last step to finish, and fetches and checks the metrics of all steps that are pending."""
         pending, self._pending = self._pending, []
-        found = jax.device_get([metrics for _, metrics in pending])
-        for (step, _), values in zip(pending, found, strict=True):
-            self._count(step, values)
+        fetched = jax.device_get([metrics for _, metrics in pending])
+        for (step, _), values in zip(pending, fetched, strict=True):
+            self._count(step, {name: value.item() for name, value in values.items()})
 
-    def _count(self, step: int, found: dict[str, Any]) -> None:
-        values = {name: value.item() for name, value in found.items()}
+    def _count(self, step: int, values: dict[str, Any]) -> None:
         self.tokens += int(values["tokens"])
         counts = self._check(step, values)
         if counts:
@@ -208,3 +222,63 @@ class MetricAccumulator:
             missed = int(name not in present) if name in self._sums else self._steps
             if missed:
                 self._absent[name] = self._absent.get(name, 0) + missed
+
+
+def training_flops(
+    model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
+) -> float:
+    """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
+
+    For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
+
+        3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
+
+    A gated feed-forward has 6 B T D F, and a layer with a window counts only what it attends to. All positions count,
+    padding included, since the chip does that work; look-ups, norms, softmax, dropout, the optimizer and recomputation
+    count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
+    predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
+                  compute all
+    heads         with ELECTRA's generator, that one predicts the tokens, and the model classifies all positions, with
+                  2 D^2 + 2 D each. The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V
+    """
+    if heads.generator:
+        classified = rows * length * (2 * model.width**2 + 2 * model.width)
+        of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
+        return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
+    width, positions = model.layer_width, rows * length * model.directions
+    count = ENCODERS[model.encoder].layer_flops
+    layers = positions * (count(model) if count else _transformer_flops(model, length))
+    language_model = model.causal or model.directions > 1
+    predicted = positions if language_model else rows * predictions
+    projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
+    transform = projection if language_model else 2 * width * model.table_width
+    logits = 2 * model.table_width * padded_vocabulary(model.vocab_size)
+    head = predicted * (transform + logits)
+    if heads.span_boundary:
+        inputs = 2 * (2 * width + SPAN_PLACE_WIDTH) * width
+        head += rows * predictions * (inputs + 2 * width * model.table_width + logits)
+    return 3.0 * (rows * length * projection + layers + head)
+
+
+def _transformer_flops(model: ModelConfig, length: int) -> int:
+    """Returns the FLOPs of the layers' forward matmuls for one position of a row."""
+    width = model.width
+    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
+    attended = [
+        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
+    ]
+    return model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended)
+
+
+def peak_flops() -> float | None:
+    """Returns the total peak of all devices in FLOP/s, or None where it is unknown (CPUs)."""
+    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
+    return peak * jax.device_count() if peak else None
+
+
+def peak_memory_gb() -> float:
+    """Returns the peak memory of any device of this process, in 10^9 bytes; on a CPU, that of the process itself."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return max(peaks, default=resident) / 1e9

@@ -1,13 +1,17 @@
-"""Writes what a run reports: metrics.jsonl (in segments on object stores), TensorBoard events, and a progress line."""
+"""Writes what a run reports: metrics.jsonl, TensorBoard events, and a progress line with an ETA.
+
+Nothing can be appended to a file in an object store. A workdir there has WORKDIR/metrics/START-SEGMENT.jsonl instead,
+which hold lines as metrics.jsonl does. Every start of the run has a number; its first segment begins with the lines
+that it keeps of earlier starts, whose segments it then removes. Readers take the newest start, so lines that a resumed
+run repeats are dropped by one write; those that it keeps are therefore in one segment, however many they are.
+"""
 
 import collections
 import contextlib
 import json
 import math
 import os
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,22 +25,12 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from bert_jax.config import ENCODERS, ModelConfig
-from bert_jax.model.heads.config import Heads
-from bert_jax.model.heads.tokens import SPAN_PLACE_WIDTH, generator_config
-from bert_jax.shapes import padded_vocabulary
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.location import Location, is_stored, store_errors, write_file
 
-# Keeps the log lines of a run whose workdir is in an object store, where nothing can be appended to a file.
-#
-# WORKDIR/metrics/START-SEGMENT.jsonl holds lines as metrics.jsonl does. Every start of the run has a number; its first
-# segment begins with the lines that it keeps of earlier starts, whose segments it then removes. Readers take the newest
-# start, so lines that a resumed run repeats are dropped by one write; those that it keeps are therefore in one segment,
-# however many they are.
-
-
-FOLDER = "metrics"
+METRICS_FILE = "metrics.jsonl"
+EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
+FOLDER = "metrics"  # the segments
 SECONDS = 60.0  # between two writes, unless the run saves
 SEGMENT_BYTES = 1 << 20  # the last segment is written again with its new lines until it has this many bytes
 _READERS = 16  # at once: each request takes a round trip
@@ -100,94 +94,11 @@ def _by_start(workdir: Location) -> dict[int, list[Location]]:
     return found
 
 
-# Writes what a run reports: metrics.jsonl, TensorBoard events, and a progress line with an ETA.
-
-
-METRICS_FILE = "metrics.jsonl"
-EVENTS_SECONDS = 120.0  # TensorBoard sees events at least as often
-NO_FURTHER_HEADS = Heads()
-
-# Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
-# cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.
-PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU7x": 2307e12 / 2,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-}
-
-
-def training_flops(
-    model: ModelConfig, rows: int, length: int, predictions: int, heads: Heads = NO_FURTHER_HEADS
-) -> float:
-    """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
-
-    For B rows of T positions with M predictions, L layers of width D and feed-forward width F, and V padded tokens:
-
-        3 (L (8 B T D^2 + 4 B T D F + 4 B T^2 D) + B M (2 D^2 + 2 D V))
-
-    A gated feed-forward has 6 B T D F, and a layer with a window counts only what it attends to. All positions count,
-    padding included, since the chip does that work; look-ups, norms, softmax, dropout, the optimizer and recomputation
-    count nothing (Chowdhery et al. 2022, appendix B, for what MFU counts).
-    predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
-                  compute all
-    heads         with ELECTRA's generator, that one predicts the tokens, and the model classifies all positions, with
-                  2 D^2 + 2 D each. The span boundary head predicts them again, with 2 (2 D + 200) D + 2 D^2 + 2 D V
-    """
-    if heads.generator:
-        classified = rows * length * (2 * model.width**2 + 2 * model.width)
-        of_generator = training_flops(generator_config(model, heads.generator), rows, length, predictions)
-        return of_generator + 3.0 * classified + training_flops(model, rows, length, 0)
-    width, positions = model.layer_width, rows * length * model.directions
-    count = ENCODERS[model.encoder].layer_flops
-    layers = positions * (count(model) if count else _transformer_flops(model, length))
-    language_model = model.causal or model.directions > 1
-    predicted = positions if language_model else rows * predictions
-    projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
-    transform = projection if language_model else 2 * width * model.table_width
-    logits = 2 * model.table_width * padded_vocabulary(model.vocab_size)
-    head = predicted * (transform + logits)
-    if heads.span_boundary:
-        inputs = 2 * (2 * width + SPAN_PLACE_WIDTH) * width
-        head += rows * predictions * (inputs + 2 * width * model.table_width + logits)
-    return 3.0 * (rows * length * projection + layers + head)
-
-
-def _transformer_flops(model: ModelConfig, length: int) -> int:
-    """Returns the FLOPs of the layers' forward matmuls for one position of a row."""
-    width = model.width
-    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
-    attended = [
-        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
-    ]
-    return model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended)
-
-
-def peak_flops() -> float | None:
-    """Returns the total peak of all devices in FLOP/s, or None where it is unknown (CPUs)."""
-    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-    return peak * jax.device_count() if peak else None
-
-
-def peak_memory_gb() -> float:
-    """Returns the peak memory of any device of this process, in 10^9 bytes; on a CPU, that of the process itself."""
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return max(peaks, default=resident) / 1e9
-
-
 class MetricsWriter:
     """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
     Opened for a run that resumes from a step, it drops the lines that were logged after that step, since the run
-    repeats those steps. In an object store, the lines are in segments (train/metrics.py), and there are no
+    repeats those steps. In an object store, the lines are in segments, and there are no
     TensorBoard events, whose file would have to be written again with each line.
     """
 

@@ -2,8 +2,8 @@
 
 In the order of the loop (train/loop.py): make_mesh and make_plan check the run and fix what a step needs, of which
 make_plan is the one place where a configuration becomes a Plan; make_evaluators; open_workdir holds the workdir and
-compares it with the run; restore_or_initialize makes the first state; write_workdir; step_arguments, prefetch_batches
-and the lines that the run prints when it starts.
+compares it with the run; restore_or_initialize makes the first state; write_workdir; step_arguments and
+prefetch_batches. The lines that the run then prints are in train/describe.py.
 """
 
 import contextlib
@@ -27,12 +27,10 @@ from bert_jax.model.attention import layer
 from bert_jax.storage.location import Location, is_stored, replace_folder
 from bert_jax.tokenization import vocabulary
 from bert_jax.tokenization.vocabulary import TOKENIZER
-from bert_jax.train import distributed, early_stop, optim, rules, sharding, workdir
+from bert_jax.train import distributed, optim, rules, sharding, workdir
 from bert_jax.train.checkpoint import CheckHeld, Checkpoints, check_workdir, held_workdir, restore
 from bert_jax.train.clock import check_end
-from bert_jax.train.evaluation import Best, Evaluator
-from bert_jax.train.gradient_sums import Reduction
-from bert_jax.train.parameter_summary import device_memory_summary, parameter_count, parameter_table
+from bert_jax.train.evaluation import Best, Evaluator, check_early_stop
 from bert_jax.train.rules import Trained, Unfreezing
 from bert_jax.train.run import Run, Source, root_key, runtime_of
 from bert_jax.train.step import Plan, TrainState, initial_state
@@ -71,7 +69,7 @@ def make_mesh(run: Run) -> Mesh:
     """Returns the mesh of a run, once everything has been checked that needs no compilation and no file."""
     config, source = run.config, run.source
     check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
-    early_stop.check(run.early_stop, config.checkpoint.best)
+    check_early_stop(run.early_stop, config.checkpoint.best)
     check_workdir(run.workdir)
     traced_steps(config.profile, run.workdir)
     if config.microbatches > 1 and run.objective.compares_rows:
@@ -109,7 +107,8 @@ def make_plan(run: Run) -> Plan:
     """Returns the plan of a run's steps: the one place where a configuration becomes constants of a program."""
     config = run.config
     abstract = run.abstract_params()
-    fresh = _initialized(run, abstract)
+    # What a run with initial parameters initializes itself always trains: frozen, it would stay noise.
+    fresh = frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
     optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     factors = optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh))
     trained, unfreezing = Trained.by_factors(factors), None
@@ -127,16 +126,11 @@ def make_plan(run: Run) -> Plan:
         optimizer_config=optimizer_config,
         optimizer=optim.build(optimizer_config, abstract, trained),
         microbatches=config.microbatches,
-        reduction=Reduction.of(config.mesh),
+        mesh_config=config.mesh,
         factors=factors,
         trained=trained,
         unfreezing=unfreezing,
     )
-
-
-def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
-    """The parameters that a run with initial parameters initializes itself; frozen, they would stay noise."""
-    return frozenset(layers.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
 
 
 def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
@@ -256,7 +250,7 @@ def restore_or_initialize(
     """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
 
     In this order of preference, a run starts from the newest undamaged checkpoint of its workdir, from the checkpoint
-    of another run (branch_from; the metadata then names it under branch.BRANCHED), from its initial parameters
+    of another run (branch_from; the metadata then names it under workdir.BRANCHED), from its initial parameters
     (init_from; missing ones are initialized from the seed), or from parameters initialized from the seed.
     """
 
@@ -375,62 +369,3 @@ def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Pref
 def batch_length(source: Source, step: int) -> int:
     """Returns T of a step's batch."""
     return source.batch(step, slice(0, 1)).input_ids.shape[-1]
-
-
-def describe_batch(batch: Any) -> str:
-    """Returns the shape of a batch in words, and what a phase predicts."""
-    predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
-    return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"
-
-
-def describe(
-    run: Run,
-    plan: Plan,
-    mesh: Mesh,
-    state: TrainState,
-    meta: Mapping[str, Any],
-    differences: Sequence[str],
-    ended: bool,
-) -> list[str]:
-    """Returns the lines with which a run starts: from where, what it trains, and on what.
-
-    ended   whether it stopped early at the checkpoint from which it resumes
-    """
-    lines = describe_start(run, meta, differences, ended)
-    lines += [] if ended else describe_optimizer(run, meta)
-    if run.length is not None:
-        lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
-    lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
-    if not meta:
-        lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
-    return lines + describe_program(plan, mesh, state, batch_length(run.source, int(state.step)))
-
-
-def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str], ended: bool = False) -> list[str]:
-    """Returns lines about the step from which a run resumes and what has changed since; none for a new run."""
-    if not meta:
-        return list(differences)
-    if workdir.BRANCHED in meta:
-        return [f"branching from {meta[workdir.BRANCHED]} into {run.workdir}", *differences]
-    what = "nothing is left to train after" if ended else "resuming from"
-    return [f"{what} step {meta['step']} of {run.workdir}", *differences]
-
-
-def describe_optimizer(run: Run, meta: Mapping[str, Any]) -> list[str]:
-    """Returns warnings about what is set in vain; none where a checkpoint is already at the end."""
-    if 0 < run.end <= meta.get("step", 0):
-        return []
-    config = run.config.optimizer
-    warnings = optim.warmup_warning(config, run.end), optim.weight_decay_warning(config, run.abstract_params())
-    return [warning for warning in warnings if warning]
-
-
-def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:
-    """Returns lines about devices, mesh, dtype, layer loop, attention kernels for batches of `length`, and memory."""
-    loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
-    kernels = " and ".join(layer.kernels(plan.model, plan.runtime, length))
-    devices = (
-        f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
-        f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
-    )
-    return [devices, *([device_memory_summary(state, mesh)] if mesh.size > 1 else [])]

@@ -1,6 +1,13 @@
 """Rules over parameter paths: the one helper behind weight decay, learning rates, sharding and freezing.
 
-The second part splits the parameters into those that train and those that are frozen, also by a schedule.
+A rule list is ((regex, value), ...). The first regex that matches a path (re.search on "pooler/dense/kernel") gives its
+value. The layers of an encoder are stored stacked, [L, ...], under a path component `layers`, such as "encoder/layers/"
+or "discriminator/encoder/layers/"; rules match any such stack. Where each layer may have a value of its own
+(`per_layer`), rules see the layer's number in the path, as in "encoder/layers/3/attention/qkv/kernel", and the values
+of a stack are an array [L, 1, ...].
+
+The second part splits the parameters into those that train (Trained) and those that are frozen, also by a schedule
+(Unfreezing). Only what trains at some step is differentiated and has optimizer state.
 """
 
 import re
@@ -15,17 +22,6 @@ from jaxtyping import Array, Int
 
 from bert_jax.errors import UserError
 from bert_jax.model import layers as paths
-
-# Rules over parameter paths: the one helper behind weight decay, learning rates, freezing and sharding.
-#
-# A rule list is ((regex, value), ...). The first regex that matches a path (re.search on "pooler/dense/kernel") gives
-# its value.
-#
-# The layers of an encoder are stored stacked, [L, ...], under a path component `layers`, such as "encoder/layers/" or
-# "discriminator/encoder/layers/". Rules match any such stack, wherever it is in the tree. Where each layer may have a
-# value of its own (`per_layer`), rules see the layer's number in the path, as in
-# "encoder/layers/3/attention/qkv/kernel", and the values of a stack are an array [L, 1, ...].
-
 
 Value = TypeVar("Value")
 Numbers = tuple[tuple[str, float], ...]  # rules whose values are numbers
@@ -120,7 +116,8 @@ def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) 
     rules: list[tuple[str, float]] = []
     sizes = stacks(params)
     for stack, layers in sizes.items():
-        rules.append((_below_layers(stack), value(layers + 1)))
+        model = _model_of(stack)  # all layers build on its embeddings and its relative position biases
+        rules.append((rf"^{model}embeddings/|^{model}encoder/relative_bias/", value(layers + 1)))
         rules += [(rf"^{re.escape(stack)}{layer}/", value(layers - layer)) for layer in range(layers)]
     return (*rules, (r"^embeddings/", value(max(sizes.values(), default=0) + 1)), (r".*", top))
 
@@ -169,19 +166,13 @@ def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[
 
 
 def _names(path: str, value: Any) -> list[str]:
-    # Where some layers alone are given (freezing.SomeLayers), they keep the numbers that they have in the stack.
+    # Where some layers alone are given (SomeLayers), they keep the numbers that they have in the stack.
     return numbered(path, getattr(value, "layers", range(value.shape[0]))) if stack_of(path) else [path]
 
 
 def _model_of(stack: str) -> str:
     """The escaped path of the encoder and heads that a stack belongs to: empty for "encoder/layers/"."""
     return re.escape(re.sub(r"(encoder/)?layers/$", "", stack))
-
-
-def _below_layers(stack: str) -> str:
-    """A regex of the parameters that all layers of a stack build on; its relative position biases are such."""
-    model = _model_of(stack)
-    return rf"^{model}embeddings/|^{model}encoder/relative_bias/"
 
 
 def _frozen(train_layers: str, params: dict[str, Any]) -> Numbers:
@@ -206,13 +197,6 @@ def _frozen(train_layers: str, params: dict[str, Any]) -> Numbers:
     return by_depth(lambda depth: float(depth <= last), params, 1.0)
 
 
-# Splits the parameters of a model into those that train and those that are frozen.
-#
-# Only what trains at some step is differentiated and has optimizer state (Trained). What begins to train after the
-# first step is masked until then (Unfreezing). The layers of an encoder are stored stacked, so a part may hold some
-# layers of a parameter: [K, ...] of [L, ...].
-
-
 ENCODER_STACK = "encoder/layers/"
 # The parts of a model that the layers of its encoder build on, or that every layer reads.
 _BELOW_HEADS = ("embeddings/", "encoder/")
@@ -223,7 +207,7 @@ _ABOVE_LAYERS = ("encoder/final_norm/",)
 class Trained:
     """The part of the parameters that trains: by path, the layers of a stack in order, or None for all of a parameter.
 
-    Parameters that are not named are frozen.
+    Parameters that are not named are frozen. The part may hold some layers of a stack: [K, ...] of [L, ...].
     """
 
     layers: Mapping[str, tuple[int, ...] | None]
@@ -312,8 +296,8 @@ class Unfreezing:
 
     A parameter that begins at step s is updated as if the run had begun there: its moments start at zero, and Adam
     corrects their bias by the number of its own updates, not of the run's. Corrected by the run's number, they would
-    count as long averages, and the first updates would be three to seven times as long (optim/adam.py). Steps that are
-    skipped because they are not finite count as updates here.
+    count as long averages, and the first updates would be three to seven times as long (optim/directions.py). Steps
+    that are skipped because they are not finite count as updates here.
     """
 
     begins: dict[str, Any]

@@ -1,4 +1,16 @@
-"""The mesh, the sharding of parameters, batches and activations over it, and the compiler options that go with it."""
+"""The mesh, the sharding of parameters, batches and activations over it, and the compiler options that go with it.
+
+Only this file and train/gradient_sums.py name the axes of the mesh:
+
+data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state, update and moving
+         average are sharded (ZeRO stage 1, Rajbhandari et al. 2020)
+fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
+         computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
+tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
+
+Read in this order: PARAMETER_RULES, make_mesh and its checks, the placing of parameters and batches, OnMesh and what
+else constrains a traced program, and the options of the compiler.
+"""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -20,28 +32,15 @@ from bert_jax.model.runtime import Placement
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
-# The mesh, and the sharding of parameters and batches over it.
-#
-# Only this file, train/sharding.py (activations) and train/gradient_sums.py (gradients) name the axes of the mesh:
-#
-# data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state, update and moving
-#          average are sharded (ZeRO stage 1, Rajbhandari et al. 2020)
-# fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
-#          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
-# tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
-
-
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: the axis that communicates least
 ROWS = (DATA, FSDP)  # the axes over which the rows of a batch are sharded
 FLAG = "--config.mesh"  # the flag that sets MeshConfig in commands that take a recipe
 
-Axes = tuple[
-    str | tuple[str, ...] | EllipsisType | None, ...
-]  # a mesh axis for each array axis; ... stands for any number of None
+# A mesh axis for each array axis; ... stands for any number of None.
+Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]
 
 # Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
-# replicated.
-# The first match counts; an extension inserts its own before them.
+# replicated. The first match counts; an extension inserts its own before them.
 PARAMETER_RULES: list[tuple[str, Axes]] = [
     (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
     (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
@@ -148,25 +147,25 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optim
 
     With shard_optimizer, data and fsdp together have to divide what fsdp shards.
     """
-    cut = (
+    divided_sizes = (
         ("attention heads", model.heads, TENSOR),
         ("inner units of the feed-forward", model.feed_forward, TENSOR),
         ("entries of the token table", padded_vocabulary(model.vocab_size), TENSOR),
         ("units of width", model.width, FSDP),
         ("units of the embeddings' width", model.table_width, FSDP),
     )
-    for what, count, axis in cut:
+    for name, count, axis in divided_sizes:
         if count % mesh.shape[axis]:
-            better = math.gcd(*(other for _, other, of in cut if of == axis), mesh.shape[axis])
+            better = math.gcd(*(other for _, other, of in divided_sizes if of == axis), mesh.shape[axis])
             raise UserError(
-                f"the model's {count} {what} do not divide over mesh.{axis}={mesh.shape[axis]}; "
+                f"the model's {count} {name} do not divide over mesh.{axis}={mesh.shape[axis]}; "
                 f"use {flag}.{axis}={better}"
             )
         parts = mesh.shape[DATA] * mesh.shape[FSDP]
         if shard_optimizer and axis == FSDP and count % parts:
             raise UserError(
                 f"mesh.shard_optimizer shards over mesh.data={mesh.shape[DATA]} x mesh.fsdp={mesh.shape[FSDP]}, but "
-                f"the model's {count} {what} do not divide over {parts}; use {flag}.shard_optimizer=False"
+                f"the model's {count} {name} do not divide over {parts}; use {flag}.shard_optimizer=False"
             )
 
 
@@ -310,10 +309,7 @@ def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
     return jax.tree.map(put, batch)
 
 
-# Shards the arrays of a traced program over the mesh: activations, gathered parameters, kernels and gradients.
-
-
-# By the names of model/runtime.py.
+# The arrays of a traced program: activations, by the names of model/runtime.py.
 ACTIVATION_RULES: dict[str, Axes] = {
     "hidden": (ROWS, None, None),
     "heads": (ROWS, ..., TENSOR, None),
@@ -426,11 +422,6 @@ def _constrained(tree: Any, spec_of: Callable[..., PartitionSpec]) -> Any:
 
 def _shards_parameters(mesh: Any) -> bool:
     return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1
-
-
-# The compiler options of training and evaluation, where they differ from the defaults.
-#
-# Plans compile with those of the train step, too.
 
 
 # By default the compiler combines the gradient all-reduces into a few large ones for which everything waits. With these

@@ -1,7 +1,7 @@
 """The training step and the evaluation step: pure functions of a state and a batch.
 
 Read in this order: TrainState, what a step carries to the next one; Plan, what is fixed for the whole run; train_step,
-which is gradients (accumulate), then an update (descend), then the choice whether to take it (choose). How gradients
+which is gradients (accumulate), then an update (descend), then the choice whether to take it. How gradients
 are summed over devices is in train/gradient_sums.py, optimizers are in train/optim, objectives in train/objectives.
 """
 
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from bert_jax.config import ModelConfig, OptimizerConfig
+from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import gradient_sums, optim, sharding
@@ -51,11 +51,11 @@ class Plan:
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
     trained: Trained | None = None  # the part that is differentiated and that the optimizer updates; None: all
-    reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
+    mesh_config: MeshConfig = field(default_factory=MeshConfig)  # how gradients are summed, what data shards
     unfreezing: Unfreezing | None = None  # what begins to train later; None: nothing
 
     def part(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Returns what trains of a tree of parameters, or of one like it."""
+        """Selects the trainable leaves of a parameter-shaped tree."""
         return params if self.trained is None else self.trained.take(params)
 
     def with_part(self, params: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +120,10 @@ def train_step(
         "tokens": (batch.sequence_ids > 0).sum(),
     }
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-    following = descend(plan, state, gradients, rate)
-    following = choose(finite, following, state._replace(skipped=state.skipped + 1))._replace(step=state.step + 1)
+    updated, left_out = descend(plan, state, gradients, rate), state._replace(skipped=state.skipped + 1)
+    # Chosen element by element, so that XLA fuses the choice into the update.
+    following = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, left_out)
+    following = following._replace(step=state.step + 1)
     return following, metrics | {"finite": finite, "skipped": following.skipped}
 
 
@@ -141,7 +143,7 @@ def accumulate(
     frozen_layers = 0 if plan.trained is None else plan.trained.frozen_layers(params)
     runtime = dataclasses.replace(plan.runtime, frozen_layers=frozen_layers)
     sums = functools.partial(_gradient if plan.microbatches == 1 else _gradient_over_microbatches, plan)
-    over_devices = gradient_sums.over_devices(sums, runtime, plan.microbatches, plan.reduction, plan.part)
+    over_devices = gradient_sums.over_devices(sums, runtime, plan.microbatches, plan.mesh_config, plan.part)
     return over_devices(params | (constants or {}), batch, counts, dropout_key)
 
 
@@ -149,24 +151,16 @@ def _gradient(
     plan: Plan, runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
 ) -> tuple[dict[str, Any], Terms]:
     """The float32 gradient of one microbatch, and its sums. `runtime` is that of the devices which compute it."""
-    gradients, terms = jax.grad(_loss, has_aux=True)(plan.part(params), plan, runtime, params, batch, counts, key)
+
+    def loss(trained: dict[str, Any]) -> tuple[Float[Array, ""], Terms]:
+        # Joined, not put in place: the program then reads one frozen layer without a copy of the others.
+        whole = trained if plan.trained is None else plan.trained.join(params, trained)
+        terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
+        return total_loss(terms, counts, plan.objective.term_weights), terms
+
+    gradients, terms = jax.grad(loss, has_aux=True)(plan.part(params))
     gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
     return operations(runtime).whole_gradients(sharding.constrain_params(gradients)), terms
-
-
-def _loss(
-    trained: dict[str, Any],
-    plan: Plan,
-    runtime: Runtime,
-    params: dict[str, Any],
-    batch: Any,
-    counts: Counts,
-    key: Array,
-) -> tuple[Float[Array, ""], Terms]:
-    # Joined, not put in place: the program then reads one frozen layer without a copy of the others.
-    whole = trained if plan.trained is None else plan.trained.join(params, trained)
-    terms = plan.objective.apply(plan.objective.bind(plan.model, whole, runtime), batch, key)
-    return total_loss(terms, counts, plan.objective.term_weights), terms
 
 
 def _gradient_over_microbatches(
@@ -176,8 +170,8 @@ def _gradient_over_microbatches(
 
     def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
         number, part = numbered
-        found = _gradient(plan, runtime, params, part, counts, jax.random.fold_in(key, number))
-        return jax.tree.map(jnp.add, total, found), None
+        sums = _gradient(plan, runtime, params, part, counts, jax.random.fold_in(key, number))
+        return jax.tree.map(jnp.add, total, sums), None
 
     # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1), batch)
@@ -199,21 +193,16 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
         direction = plan.unfreezing.mask(direction, state.step)  # weight decay included
     factors = None if plan.factors is None else plan.part(plan.factors)
     part = optim.apply_updates(part, direction, rate, factors)
-    if plan.reduction.shard_optimizer:
+    if plan.mesh_config.shard_optimizer:
         part = sharding.constrain_update(part)
     step = state.step + 1
     average = state.average
     if average is not None:  # the average of a frozen parameter is the parameter
         of_part = optim.next_average(plan.optimizer_config.ema_decay, step, plan.part(average), part)
         average = plan.with_part(average, of_part)
-    if plan.reduction.shard_optimizer:  # the average needs only the shards
+    if plan.mesh_config.shard_optimizer:  # the average needs only the shards
         part = sharding.gather_update(part)
     return TrainState(step, plan.with_part(state.params, part), optimizer_state, average, state.skipped)
-
-
-def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
-    """One of two states, chosen element by element, so that XLA fuses the choice into the update."""
-    return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
 
 
 def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Terms, Counts]:

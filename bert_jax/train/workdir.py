@@ -1,6 +1,18 @@
 """Reads and writes a workdir: config.json, the parameters in checkpoints, and the provenance of the run.
 
-The second part starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from).
+    config.json             what was trained: WorkdirConfig
+    tokenizer/              bert_jax.tokenization.tokenizer
+    checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
+                            keeps one), meta
+
+A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/metrics.py), and holder.json
+as long as it trains (storage/hold.py).
+
+Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
+from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
+location of a file changes no number: configuration keys that name files are compared by fingerprint.
+
+The last part starts a run at a checkpoint of another run, with its optimizer state and step (config.branch_from).
 """
 
 import dataclasses
@@ -38,26 +50,11 @@ from bert_jax.storage.location import (
     write_json,
 )
 from bert_jax.train import orbax_io
-from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.gradient_sums import Reduction, sum_dtype
+from bert_jax.train.checkpoint import BEST_FILE, Checkpoints
+from bert_jax.train.gradient_sums import sum_dtype
 from bert_jax.train.orbax_io import PARAMS, read_arrays, read_meta, signature
 from bert_jax.train.run import TOKENS_BEFORE, Run, runtime_of
 from bert_jax.train.sharding import make_mesh
-
-# Reads and writes a workdir: its config.json, the parameters in its checkpoints, and the provenance of a run.
-#
-#     config.json             what was trained: WorkdirConfig
-#     tokenizer/              bert_jax.tokenization.tokenizer
-#     checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
-#                             keeps one), meta
-#
-# A run also writes metrics.jsonl (in a store metrics/), result.json and tensorboard/ (train/loop.py), and holder.json
-# as long as it trains (storage/hold.py).
-#
-# Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
-# from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
-# location of a file changes no number: configuration keys that name files are compared by fingerprint.
-
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 FINGERPRINT_DIGITS = 16
@@ -103,8 +100,8 @@ def read_config(workdir: str | PurePath) -> WorkdirConfig:
     """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or was not written by bert_jax."""
     where = location(workdir) / CONFIG_FILE
     with store_errors(where, f"read {where}"):
-        found = where.exists()
-    if not found:
+        exists = where.exists()
+    if not exists:
         raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
@@ -131,6 +128,16 @@ def latest_step(workdir: str | PurePath) -> int | None:
     return max(saved_steps(workdir), default=None)
 
 
+def selected_step(workdir: str | PurePath) -> int | None:
+    """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
+    newest = latest_step(workdir)
+    note = location(workdir) / CHECKPOINTS / BEST_FILE
+    if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
+        return newest
+    step = read_json(note).get("step")
+    return step if step in saved_steps(workdir) else newest
+
+
 def read_params(workdir: str | PurePath, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
     """Returns the parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
 
@@ -143,13 +150,13 @@ def read_params(workdir: str | PurePath, step: int | None = None, item: str = PA
     if step not in (saved := saved_steps(workdir)):
         steps = ", ".join(map(str, saved)) or "none"
         raise UserError(f"no checkpoint of step {step} in {directory}; its steps are {steps}")
-    named = read_meta(directory / str(step))["tensors"].get(item)
-    if named is None:
+    tensors = read_meta(directory / str(step))["tensors"].get(item)
+    if tensors is None:
         raise UserError(
             f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or its run "
             "had no --config.optimizer.ema_decay. Use no average, or last:K, which is the mean of several checkpoints"
         )
-    return read_arrays(directory / str(step), item, named)
+    return read_arrays(directory / str(step), item, tensors)
 
 
 def write_params(
@@ -171,18 +178,19 @@ def provenance(run: Run) -> dict[str, Any]:
     """Returns what a checkpoint records of its run, as JSON values: `configuration` by key, and `versions`."""
     dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
     files = (*marked(run.config, "file"), "model")  # of the model below, what the run made of the configuration
-    kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, files)}
-    kept |= {
+    fingerprints = {**run.source.fingerprints, **run.held_out}
+    configuration = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, files)}
+    configuration |= {
         "compute_dtype": dtype,  # not auto, whose meaning depends on the device
-        SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, Reduction.of(mesh), dtype),
+        SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, mesh, dtype),
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
         **({"distill.teacher": _fingerprint(run.constants)} if run.constants else {}),
-        **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
+        **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in fingerprints.items()},
         **{f"{key}.share": share for key, share in run.shares.items()},
         **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
     }
-    return {"configuration": json.loads(json.dumps(kept)), "versions": versions()}
+    return {"configuration": json.loads(json.dumps(configuration)), "versions": versions()}
 
 
 def runtime_choices(run: Run) -> dict[str, Any]:
@@ -245,28 +253,23 @@ def check_provenance(
     return lines + ([f"different versions from here on: {'; '.join(versions)}"] if versions else [])
 
 
-def _fingerprints(run: Run) -> dict[str, str]:
-    return {**run.source.fingerprints, **run.held_out}
-
-
 def _without_effect(config: TrainConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys that have no effect because another key is set, or is not."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
     chosen = bool(now.get("checkpoint.best"))
     generator = "replaced_tokens" in (before.get("objective"), now.get("objective"))
+    fields = (
+        {key.removeprefix("model."): values[key] for key in values if _within(key, ("model",))}
+        for values in (before, now)
+    )
+    unused = [[f"model.{name}" for name in sizes.without_effect(each)] for each in fields]
     return (
         *(("batch_size",) if scheduled else ()),
         *(() if chosen else marked(config, "measured")),
         *(() if generator else ("generator_size", "replaced_weight")),
-        *(key for key in _unused_fields(before) if key in _unused_fields(now)),
+        *(key for key in unused[0] if key in unused[1]),
         *_sums_without_effect(before, now),
     )
-
-
-def _unused_fields(values: Mapping[str, Any]) -> list[str]:
-    """The keys of the architecture that have no effect in it."""
-    fields = {key.removeprefix("model."): value for key, value in values.items() if _within(key, ("model",))}
-    return [f"model.{name}" for name in sizes.without_effect(fields)]
 
 
 def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
@@ -331,7 +334,6 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
 # A branch with other data or batches, or a run that resumes with them, therefore begins with the count that the
 # checkpoint records, and adds to it.
 
-
 RECORD = "branch"  # the key of a provenance that names the checkpoint from which a run was branched
 COUNTED = "counted_from"  # the key of a provenance that records the step at which data or batches last changed
 BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
@@ -372,18 +374,18 @@ class Branch:
     def check_left(self, run: Run) -> None:
         """Raises UserError where the length of a branch is used up before its first step."""
         steps, minutes, seconds = run.config.steps, run.config.budget_minutes, self.meta.get("seconds", 0.0)
-        at, found = f"branch_from is at step {self.step}", ""
+        at, end = f"branch_from is at step {self.step}", ""
         if run.length is not None and self.tokens >= run.length.tokens:
             at += f", which has read {self.tokens:,.0f} tokens"
-            found, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
+            end, key = f"tokens is {run.length.tokens:,.0f}", "tokens"
         elif 0 < steps <= self.step:
-            found, key = f"steps is {steps}", "steps"
+            end, key = f"steps is {steps}", "steps"
         elif 0 < minutes <= seconds / 60 and not run.config.budget_replay:
             at += f", after {seconds / 60:.4g} minutes of training"
-            found, key = f"budget_minutes is {minutes:g}", "budget_minutes"
-        if found:
+            end, key = f"budget_minutes is {minutes:g}", "budget_minutes"
+        if end:
             raise UserError(
-                f"{at}, but {found}; lengths count from the beginning of the first run. Set --config.{key} to more, "
+                f"{at}, but {end}; lengths count from the beginning of the first run. Set --config.{key} to more, "
                 "or name an earlier checkpoint"
             )
 

@@ -24,7 +24,7 @@ from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.terminal import print_document
 from bert_jax.train import sharding
-from bert_jax.train.metrics import training_flops
+from bert_jax.train.metric_accumulator import training_flops
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = PretrainConfig(model=ModelOptions(preset="tiny", layer_loop="scan"), batch_size=64)

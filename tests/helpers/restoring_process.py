@@ -15,7 +15,7 @@ import tensorstore
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.sharding import make_mesh
 
 READ = "/tensorstore/kvstore/file/bytes_read"
@@ -46,7 +46,7 @@ def main(address: str, count: str, number: str, folder: str, fsdp: str) -> None:
             for name, tensor in tensors.items()
         }
         before = bytes_read()
-        restored = checkpoints.restore(1, wanted, wanted)
+        restored = restore(checkpoints.directory / "1", wanted, wanted)
         read = bytes_read() - before
     for tree in (restored.params, restored.optimizer_state):
         for name, value in values.items():

@@ -12,3 +12,16 @@ def environment(devices: int) -> dict[str, str]:
     """The environment of a process with this number of CPU devices that shares the tests' compilation cache."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # of two the last counts
     return os.environ | {"XLA_FLAGS": flags}
+
+
+def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:
+    """The command line of a pretraining run of four steps."""
+    return [
+        f"--config={RECIPE}",
+        f"--workdir={workdir}",
+        f"--config.data.train={shards}",
+        "--config.batch_size=16",
+        "--config.steps=4",
+        "--config.log_every=2",
+        *overrides,
+    ]

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
-from test_meshes import DEFAULT
+from tiny_steps import DEFAULT
 
 from bert_jax.commands.embed import embed
 from bert_jax.commands.export import export
@@ -38,7 +38,6 @@ from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.train import optim as optim_lib
 from bert_jax.train import sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.gradient_sums import Reduction
 
 PAIRS = [
     ("the cat sat", "a cat on the mat", "the river"),
@@ -196,7 +195,7 @@ LOSSES = {"contrastive": {"negatives": "c", "symmetric": True, "dimensions": (32
 
 
 @functools.cache
-def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction = DEFAULT) -> tuple:
+def gradients_of(loss: str, mesh: tuple[int, int] | None, mesh_config: MeshConfig = DEFAULT) -> tuple:
     """Loss and gradients of a batch of 16 groups, on a mesh (data, fsdp) or on one device."""
     draw = np.random.default_rng(0)
     # A scale of 20 would amplify rounding, which differs by processor, to more than 1e-6.
@@ -226,7 +225,7 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
         objective=objective,
         optimizer_config=config,
         optimizer=optim_lib.build(config, params),
-        reduction=reduction,
+        mesh_config=mesh_config,
     )
     accumulate = jax.jit(step_lib.accumulate, static_argnums=0)
     counts = objective.counts(jax.tree.map(jnp.asarray, batch))
@@ -241,18 +240,18 @@ def gradients_of(loss: str, mesh: tuple[int, int] | None, reduction: Reduction =
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "mesh", "reduction"),
+    ("loss", "mesh", "mesh_config"),
     [
         ("contrastive", (2, 4), DEFAULT),  # each device gathers the vectors of the others
         ("contrastive", (8, 1), DEFAULT),  # the compiler shards the loss
         ("cosent", (2, 4), DEFAULT),
         ("contrastive", (2, 1), DEFAULT),
-        ("contrastive", (8, 1), Reduction(reduce_dtype="float32")),
+        ("contrastive", (8, 1), MeshConfig(reduce_dtype="float32")),
         ("cosent", (8, 1), DEFAULT),
     ],
 )
-def test_negatives_are_those_of_the_whole_mesh(loss: str, mesh: tuple[int, int], reduction: Reduction) -> None:
-    gradients, terms = gradients_of(loss, mesh, reduction)
+def test_negatives_are_those_of_the_whole_mesh(loss: str, mesh: tuple[int, int], mesh_config: MeshConfig) -> None:
+    gradients, terms = gradients_of(loss, mesh, mesh_config)
     alone, wanted = gradients_of(loss, None)
     jax.tree.map(lambda found, value: np.testing.assert_allclose(found, value, rtol=1e-6), terms, wanted)
     largest = max(abs(leaf).max() for leaf in jax.tree.leaves(alone))

@@ -18,9 +18,8 @@ from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.trials import Trial
 from bert_jax.train import metrics
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.early_stop import EarlyStop, selected_step
-from bert_jax.train.evaluation import Best
-from bert_jax.train.workdir import read_params, saved_steps
+from bert_jax.train.evaluation import Best, EarlyStop
+from bert_jax.train.workdir import read_params, saved_steps, selected_step
 
 start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")

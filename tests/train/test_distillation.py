@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_meshes import CHANGES, ROWS, packed_rows
+from scipy.special import softmax
 from test_objective import OBJECTIVES, batch_of
-from test_soft_losses import softmax
+from tiny_steps import CHANGES, ROWS, packed_rows
 
 from bert_jax.config import DistillConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.errors import UserError
@@ -115,7 +115,7 @@ def test_the_terms_of_masked_language_modeling_are_those_of_two_models_by_hand(c
             places = list(map(tuple, np.argwhere(where)))
         total = 0.0
         for place in places:
-            p, q = (softmax(np.asarray(each, np.float64)[place][:WORDS] / 3.0) for each in (targets, logits))
+            p, q = (softmax(np.asarray(each, np.float64)[place][:WORDS] / 3.0, axis=-1) for each in (targets, logits))
             total += 9.0 * (p * np.log(p / q)).sum()
         wanted["soft_loss"] = total / len(places)
         wanted["loss"] += 5.0 * wanted["soft_loss"]
@@ -277,7 +277,7 @@ def test_the_soft_term_of_a_task_is_the_divergence_of_its_outputs(kind):
             logits, goals = (one.swapaxes(1, 2) for one in (logits, goals))
             low = np.where(np.asarray(batch.sequence_ids)[:, None] > 0, 0, -1e30)
             logits, goals, weights = logits + low, goals + low, np.stack([weights, weights], -1) / 2
-        p, q = softmax(goals / 3.0), softmax(logits / 3.0)
+        p, q = softmax(goals / 3.0, axis=-1), softmax(logits / 3.0, axis=-1)
         ratio = np.log(np.where(p > 0, p, 1) / np.where(p > 0, q, 1))
         wanted = 9.0 * (weights * (p * ratio).sum(-1)).sum() / count
     np.testing.assert_allclose(found["soft_loss"], wanted, rtol=1e-4)

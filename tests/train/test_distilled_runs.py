@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from random_checkpoints import assert_same_tensors, random_checkpoint
-from test_pretrain import arguments
+from tiny_runs import arguments
 
 from bert_jax.commands import pretrain
 from bert_jax.commands.export import export

@@ -1,9 +1,16 @@
-"""What one of several processes prints when it ends. Runs of real processes are in test_hosts.py."""
+"""Runs of several processes: what flags and environment say, and what a process prints at its end (test_hosts.py)."""
 
+import argparse
 import os
+import subprocess
+import sys
 import threading
 
+import pytest
+
+from bert_jax.errors import UserError
 from bert_jax.train import distributed
+from bert_jax.train.distributed import Cluster
 
 
 def test_the_last_line_is_whole_and_last_while_other_threads_write(capfd):
@@ -37,3 +44,121 @@ def test_a_process_that_may_open_no_more_files_prints_its_last_line(capfd, monke
         patch.setattr(os, "dup", refuse)
         distributed.print_last("interrupted")
     assert capfd.readouterr().err == "interrupted\n"
+
+
+# The place of a process in a run, from flags and environment.
+
+
+def flags(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    distributed.add_flags(parser)
+    return parser.parse_args(arguments)
+
+
+EXPLICIT = ("--coordinator_address=10.0.0.2:8476", "--num_processes=4", "--process_id=3")
+SLURM = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_NODELIST": "node[003-004]",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+TWO_TASKS = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+
+
+def test_one_machine_is_one_process():
+    assert distributed.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
+
+
+def test_flags_come_before_the_environment():
+    environment = {"JAX_COORDINATOR_ADDRESS": "host:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+    assert distributed.find(flags(), environment) == Cluster("host:1", 2, 0)
+    assert distributed.find(flags("--process_id=1"), environment) == Cluster("host:1", 2, 1)
+    found = distributed.find(flags(*EXPLICIT), environment)
+    assert found == Cluster("10.0.0.2:8476", 4, 3) and (found.host, found.port) == ("10.0.0.2", 8476)
+
+
+def test_an_address_of_ip_6_is_read():
+    found = distributed.find(flags("--coordinator_address=[fd00::1]:8476", *EXPLICIT[1:]), {})
+    assert found is not None and (found.host, found.port) == ("fd00::1", 8476)
+
+
+@pytest.mark.parametrize("environment", [{}, SLURM, OPEN_MPI])
+def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environment):
+    found = distributed.find(flags(), environment)
+    assert found == Cluster() and not found.complete
+    assert distributed.find(flags("--process_id=1"), environment) == Cluster(process_id=1)
+    assert distributed.find(flags(*EXPLICIT), environment) == Cluster("10.0.0.2:8476", 4, 3)
+    assert distributed.find(flags("--num_processes=1"), environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices"),
+    [
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "8(x4)", "SLURM_NODEID": "2", "SLURM_LOCALID": "5"}, (5,)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "0"}, (0,)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_NODEID": "1"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "JAX_LOCAL_DEVICE_IDS": "2,3"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "a100:2", "CUDA_VISIBLE_DEVICES": "0,1"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}, None),
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),  # --gpu-bind=none
+        (TWO_TASKS | {"SLURM_GPUS_PER_TASK": "1"}, None),
+    ],
+)
+def test_tasks_that_share_a_machine_take_a_gpu_each(environment, devices):
+    found = distributed.find(flags(*EXPLICIT), environment)
+    assert found is not None and found.local_device_ids == devices
+    left_to_jax = distributed.find(flags(), environment)
+    assert left_to_jax is not None and left_to_jax.local_device_ids is None
+
+
+def test_a_scheduler_with_one_task_is_one_process():
+    assert distributed.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert distributed.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Cluster("10.0.0.2:8476"), "--num_processes and --process_id must be given too, or JAX_COORDINATOR_ADDRESS"),
+        (Cluster(None, 4, 3), "--coordinator_address must be given too, or JAX_COORDINATOR_ADDRESS"),
+    ],
+)
+def test_values_that_no_scheduler_provides_are_named(given, message):
+    """jax's own words, from an environment without a scheduler; pytest's process has started its devices."""
+    program = (
+        "import jax, sys\nfrom bert_jax.train import distributed as cluster\n"
+        f"given = cluster.{given!r}\n"
+        "try: jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)\n"
+        "except ValueError as error: print(cluster.describe_failure(given, error))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert message in ended.stdout and ended.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        ((), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; expected a number"),
+        (("--coordinator_address=host", *EXPLICIT[1:]), {}, "'host'; expected HOST:PORT of process 0"),
+        (("--coordinator_address=host:99999", *EXPLICIT[1:]), {}, "expected HOST:PORT"),
+        ((*EXPLICIT[:2], "--process_id=4"), {}, "--process_id is 4 with --num_processes=4; expected 0 to 3, each once"),
+        ((*EXPLICIT[:1], "--num_processes=0", "--process_id=0"), {}, "--num_processes is 0; expected 1 or more"),
+        ((*EXPLICIT, "--startup_timeout=0"), {}, "--startup_timeout is 0; expected a number of seconds above 0"),
+        ((*EXPLICIT, "--heartbeat_timeout=-1"), {}, "--heartbeat_timeout is -1"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, environment, said):
+    with pytest.raises(UserError, match=said) as caught:
+        distributed.find(flags(*arguments), environment)
+    assert "\n" not in str(caught.value)

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_meshes import DEFAULT, MESHES, ZERO_1, plan_of, step_on
-from test_steps import assert_close, make_plan, random_batch
+from tiny_steps import DEFAULT, MESHES, ZERO_1, assert_close, make_plan, plan_of, random_batch, step_on
 
 from bert_jax.config import MeshConfig
 from bert_jax.model import bert, layers
@@ -18,7 +17,6 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import collectives, parse
 from bert_jax.train import sharding
 from bert_jax.train import step as step_lib
-from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import MaskedLMObjective
 
 ROWS = 32
@@ -36,9 +34,9 @@ def batch_of(vocab_size: int) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *(random_batch(vocab_size, seed) for seed in (0, 1)))
 
 
-def plan_on_mesh(model: Any, microbatches: int, reduction: Reduction = DEFAULT, **runtime: Any) -> step_lib.Plan:
+def plan_on_mesh(model: Any, microbatches: int, mesh_config: MeshConfig = DEFAULT, **runtime: Any) -> step_lib.Plan:
     runtime = Runtime(**{"layer_loop": "scan"} | runtime, placement=sharding.OnMesh())
-    return make_plan(model, microbatches=microbatches, runtime=runtime, reduction=reduction)
+    return make_plan(model, microbatches=microbatches, runtime=runtime, mesh_config=mesh_config)
 
 
 def arguments_on(mesh: Any, params: Any, vocab_size: int) -> tuple[Any, ...]:
@@ -101,7 +99,7 @@ def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_t
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, tiny_config.vocab_size)
         for microbatches, dtype in ((1, "auto"), (2, "bfloat16")):
-            plan = plan_on_mesh(tiny_config, microbatches, Reduction(dtype), compute_dtype="bfloat16")
+            plan = plan_on_mesh(tiny_config, microbatches, MeshConfig(reduce_dtype=dtype), compute_dtype="bfloat16")
             traced = list(equations(accumulate.trace(plan, *arguments).jaxpr.jaxpr))
             gathered = [each.outvars[0].aval for each in traced if each.primitive.name == "all_gather"]
             # With one microbatch a layer gathers its own, without the axis of layers.
@@ -154,7 +152,7 @@ def test_a_layer_is_gathered_again_in_its_backward_pass(tiny_config):
 
 @pytest.mark.slow
 def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves():
-    state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, reduction=ZERO_1, ema_decay=0.9))
+    state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, mesh_config=ZERO_1, ema_decay=0.9))
     mesh = sharding.make_mesh(MeshConfig())
     everything = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
     shardings = sharding.shardings(mesh, state, shard_optimizer=True).optimizer_state
@@ -183,7 +181,7 @@ def test_a_reduction_in_bfloat16_rounds_gradients(tiny_config, params):
     with jax.set_mesh(mesh):
         arguments = arguments_on(mesh, params, tiny_config.vocab_size)
         for dtype in ("float32", "bfloat16"):
-            gradients, _ = accumulate(plan_on_mesh(tiny_config, 4, Reduction(dtype)), *arguments)
+            gradients, _ = accumulate(plan_on_mesh(tiny_config, 4, MeshConfig(reduce_dtype=dtype)), *arguments)
             found.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(gradients))]))
     error = np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0])
     assert 2**-10 < error < 2**-7  # bfloat16 has 8 bits: up to 2^-9 for each of a few roundings

@@ -1,45 +1,15 @@
 """Law 3: losses and gradients equal those of one device for any mesh of eight, family and layer loop."""
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES
-from tiny_batches import lay, random_sequence
+from tiny_steps import MESHES, ONE, ZERO_1, first_state, plan_of, step_on
 
-from bert_jax.config import MeshConfig, OptimizerConfig
-from bert_jax.data.schedules import StepSchedule
-from bert_jax.lineage import BidirectionalLMObjective
-from bert_jax.model import bert, layers
-from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, sharding
-from bert_jax.train import step as step_lib
-from bert_jax.train.gradient_sums import Reduction
-from bert_jax.train.objectives import (
-    CausalLMObjective,
-    DiffusionObjective,
-    MaskedLMObjective,
-    PhasedObjective,
-    ReplacedTokensObjective,
-)
+from bert_jax.model import layers
 
-ONE = (1, 1, 1)
-ROWS, SLOTS = 16, 24
-# Sizes that every mesh divides; dropout on, whose masks have to be those of one device.
-CHANGES: dict[str, Any] = {
-    "layers": 2,
-    "width": 32,
-    "heads": 4,
-    "feed_forward": 48,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
-MESHES = {"8x1x1": (8, 1, 1), "2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
-DEFAULT, ZERO_1 = Reduction(), Reduction(shard_optimizer=True)
 CASES = [
     ("bert", "2x4x1", {}),
     ("bert", "2x2x2", {}),
@@ -59,73 +29,11 @@ CASES = [
     ("buckets", "2x1x4", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
-    ("bert", "8x1x1", {"reduction": ZERO_1, "microbatches": 2}),
-    ("bert", "8x1x1", {"reduction": ZERO_1, "name": "muon"}),
-    ("bert", "2x4x1", {"reduction": ZERO_1, "name": "lamb"}),
-    ("bert", "2x2x2", {"reduction": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
+    ("bert", "8x1x1", {"mesh_config": ZERO_1, "microbatches": 2}),
+    ("bert", "8x1x1", {"mesh_config": ZERO_1, "name": "muon"}),
+    ("bert", "2x4x1", {"mesh_config": ZERO_1, "name": "lamb"}),
+    ("bert", "2x2x2", {"mesh_config": ZERO_1, "microbatches": 2, "loop": "unrolled"}),
 ]
-
-
-@functools.cache
-def packed_rows():
-    """Rows of two packed sequences and of one with padding."""
-    rows = []
-    for number in range(ROWS):
-        lengths = (9, 13) if number % 2 else (17,)
-        rows.append([random_sequence(length, 61, seed=10 * number + length) for length in lengths])
-    return lay(rows, SLOTS, 5)
-
-
-def plan_of(
-    family: str, *, loop: str = "scan", microbatches: int = 1, reduction: Reduction = DEFAULT, **optimizer: Any
-) -> step_lib.Plan:
-    base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
-    model = dataclasses.replace(FAMILIES[base], **CHANGES)
-    if family == "feed_forward":
-        model = dataclasses.replace(model, encoder=family, layers=1, window=3)
-    if family == "bilstm":
-        model = dataclasses.replace(model, cell_width=24)
-    if family in ("albert", "bilstm", "electra", "lstm"):
-        model = dataclasses.replace(model, embedding_width=8)
-    objective = CausalLMObjective() if model.causal else MaskedLMObjective()
-    if family == "bilstm":
-        objective = BidirectionalLMObjective()
-    if family == "electra":
-        objective = ReplacedTokensObjective(generator=16)
-    if family == "diffusion":
-        objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
-    if family == "causal phase":
-        objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
-    config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
-    runtime = Runtime(layer_loop=loop, placement=sharding.OnMesh())
-    chain = optim.build(config, bert.abstract_params(model, objective.heads))
-    return step_lib.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
-
-
-def step_on(shape: tuple[int, ...], plan: step_lib.Plan) -> tuple[Any, dict[str, Any], Any]:
-    """The state and the metrics after a step on a number of devices, and the program."""
-    mesh = sharding.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
-    sharding.check_model(plan.model, mesh)
-    first = first_state(plan)
-    with jax.set_mesh(mesh):
-        shardings = sharding.shardings(mesh, first, shard_optimizer=plan.reduction.shard_optimizer)
-        state = jax.tree.map(jax.device_put, first, shardings)
-        batch = sharding.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
-        arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), sharding.replicated(mesh)))
-        program = step_lib.jitted(plan, mesh, state).lower(state, *arguments).compile()
-        state, metrics = program(state, *arguments)
-    assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
-    return state, jax.device_get(metrics), program
-
-
-def first_state(plan: step_lib.Plan) -> Any:
-    """The initial state, sampled by numpy because programs that sample take long to compile."""
-    generator = np.random.default_rng(1)
-    params = {}
-    for path, leaf in layers.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():
-        drawn = generator.normal(float(path.endswith("scale")), 0.02, leaf.shape)
-        params[path] = drawn.astype(leaf.dtype)
-    return jax.device_get(step_lib.initial_state(plan, layers.unflatten(params)))
 
 
 @functools.cache
@@ -158,7 +66,7 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     plan = plan_of(family, **changes)
     state, metrics, _ = step_on(MESHES[mesh], plan)
     there, wanted = alone(
-        family, **{name: value for name, value in changes.items() if name not in ("loop", "reduction")}
+        family, **{name: value for name, value in changes.items() if name not in ("loop", "mesh_config")}
     )
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)

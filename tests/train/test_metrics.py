@@ -1,25 +1,36 @@
+"""What a run reports: log lines on disk and in an object store, FLOPs, TensorBoard events, and the progress line."""
+
 import dataclasses
 import errno
+import io
 import json
 import math
+import re
 import struct
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
+from bert_jax import progress
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import masked_logits, span_boundary_product, vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.program import count_flops
+from bert_jax.progress import Reporter
 from bert_jax.tasks.rows import TaskBatch
-from bert_jax.train.metrics import METRICS_FILE, MetricsWriter, read_metrics, training_flops
+from bert_jax.train import metrics
+from bert_jax.train.metric_accumulator import training_flops
+from bert_jax.train.metrics import FOLDER, METRICS_FILE, MetricsWriter, Segments, read_metrics, read_segments
 
 WIDE = ModelConfig(vocab_size=1024, layers=2, width=256, heads=4, feed_forward=512, max_positions=64)
 GATED = dataclasses.replace(WIDE, gated=True, bias=False, norm="pre", positions="rotary", segment_types=0)
@@ -184,3 +195,149 @@ def test_flops_of_the_span_boundary_head_are_three_times_its_matmuls_without_loo
     looked_up = 2 * 2 * 10 * places.shape[0] * places.shape[1]
     both = training_flops(config, rows=2, length=64, predictions=10, heads=heads)
     assert both - training_flops(config, rows=2, length=64, predictions=10) == 3 * (counted - looked_up)
+
+
+# Log lines in an object store: segments written whole, of which those of the newest start count.
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> epath.Path:
+    """A folder on disk by the interface of a store; only the folder of segments exists."""
+    (tmp_path / FOLDER).mkdir()
+    return epath.Path(tmp_path)
+
+
+def names(workdir: epath.Path) -> list[str]:
+    return sorted(path.name for path in (workdir / FOLDER).iterdir())
+
+
+def test_lines_appear_with_a_flush_and_a_newer_start_replaces_those_it_does_not_keep(workdir):
+    assert read_segments(workdir) == []
+    first = Segments(workdir, [])
+    for line in ("one", "two", "three"):
+        first.append(line)
+    assert read_segments(workdir) == []
+    first.flush()
+    first.append("of a step that the next start repeats")
+    first.flush()
+    second = Segments(workdir, ["one", "two"])
+    assert read_segments(workdir) == ["one", "two"]
+    second.append("three again")
+    second.close()
+    assert read_segments(workdir) == ["one", "two", "three again"]
+    assert names(workdir) == ["000002-000000.jsonl"]
+
+
+def test_a_start_that_is_killed_before_it_removed_older_segments_counts(workdir, monkeypatch):
+    for kept in ([], ["one"]):
+        Segments(workdir, [*kept, "lost"])
+        with monkeypatch.context() as killed:
+            killed.setattr(type(workdir), "unlink", lambda *_, **__: None)
+            Segments(workdir, [*kept, "kept"])
+        assert read_segments(workdir) == [*kept, "kept"]
+
+
+def test_a_full_segment_is_not_written_again(workdir, monkeypatch):
+    monkeypatch.setattr(metrics, "SEGMENT_BYTES", 100)
+    lines = [f"{number:04d} {'x' * 30}" for number in range(20)]
+    segments = Segments(workdir, lines[:1])
+    for line in lines[1:]:
+        segments.append(line)
+        segments.flush()
+    assert read_segments(workdir) == lines
+    sizes = [len((workdir / FOLDER / name).read_bytes()) for name in names(workdir)]
+    assert len(sizes) > 3 and max(sizes) <= 100 + 36
+
+
+def test_a_line_is_written_after_a_minute_without_a_checkpoint(workdir, monkeypatch):
+    segments = Segments(workdir, [])
+    segments.append("early")
+    monkeypatch.setattr(metrics, "SECONDS", 0.0)
+    segments.append("late")
+    assert read_segments(workdir) == ["early", "late"]
+
+
+def test_a_reader_whose_segments_are_removed_meanwhile_reads_those_of_the_new_start(workdir, monkeypatch):
+    Segments(workdir, ["old"])
+    read, restarts = type(workdir).read_bytes, iter([True])
+
+    def read_late(path: epath.Path) -> bytes:
+        if next(restarts, False):
+            Segments(workdir, ["new"])
+        return read(path)
+
+    monkeypatch.setattr(type(workdir), "read_bytes", read_late)
+    assert read_segments(workdir) == ["new"]
+
+
+def test_a_copy_of_a_workdir_on_disk_or_in_a_store_keeps_its_log(workdir, tmp_path):
+    Segments(workdir, ['{"step": 1}', '{"step": 2}'])
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]  # as it is on a disk
+    (tmp_path / METRICS_FILE).write_text('{"step": 3}\n')
+    assert read_metrics(tmp_path) == [{"step": 3}]
+    assert read_metrics(workdir) == [{"step": 1}, {"step": 2}]
+    (workdir / FOLDER / names(workdir)[0]).unlink()
+    assert read_metrics(workdir) == [{"step": 3}]
+
+
+# The progress of a long job on stderr.
+
+
+LINE = r"counting words:  25\.0%  2\.50 MB/s  1,250 tokens/s  \d+ MB of memory  45 s left\n"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that a Reporter sees."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_has_share_rates_memory_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("counting words", 100, ["MB", "tokens"]) as reporter:
+        clock[0] += 10
+        reporter.update(25, 25, 12_500)
+        assert capsys.readouterr().err == ""  # one line in 15 s
+        clock[0] += 5
+        reporter.update(25, 37.5, 18_750)
+        clock[0] += 0.25
+        reporter.update(25, 37.5, 18_750)
+    printed = capsys.readouterr().err
+    assert re.fullmatch(LINE, printed), printed
+
+
+def test_what_an_earlier_run_did_says_nothing_about_the_time_left(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Reporter("counting words", 100, ["MB", "tokens"]) as reporter:
+        clock[0] += 15
+        reporter.skip(50)
+        reporter.update(50, 0, 0)
+        clock[0] += 15
+        reporter.update(75, 75, 37_500)
+    first, second = capsys.readouterr().err.splitlines(keepends=True)
+    assert " 50.0%" in first and "time left unknown" in first
+    assert re.fullmatch(LINE.replace("25\\.0", "75\\.0").replace("45 s", "30 s"), second), second
+
+
+def test_progress_is_shown_to_somebody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, and where stderr is what a notebook's kernel puts in its place."""
+    assert not progress.is_watched()
+    for settings in ({"isatty": lambda self: True}, {"__module__": "ipykernel.iostream"}):
+        monkeypatch.setattr(sys, "stderr", type("OutStream", (io.StringIO,), settings)())
+        assert progress.is_watched()
+
+
+def test_nothing_is_printed_when_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("counting words", 100, ["MB"], quiet=True) as reporter:
+        clock[0] += 100
+        reporter.update(25, 25)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_unknown_at_the_start(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("verifying", 0, ["MB"]) as reporter:
+        clock[0] += 100
+        reporter.update(0, 0)
+    assert "time left unknown" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_steps import ROWS, random_batch
+from tiny_steps import ROWS, random_batch
 
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.model import bert, layers

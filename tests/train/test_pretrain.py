@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_runs import TINY
+from tiny_runs import TINY, arguments
 
 from bert_jax import config, pretraining
 from bert_jax.commands import evaluate, finetune, pretrain
@@ -28,18 +28,6 @@ from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = str(ROOT / "configs" / "bert_tiny.py")
-
-
-def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:
-    return [
-        f"--config={RECIPE}",
-        f"--workdir={workdir}",
-        f"--config.data.train={shards}",
-        "--config.batch_size=16",
-        "--config.steps=4",
-        "--config.log_every=2",
-        *overrides,
-    ]
 
 
 def measured_in(workdir: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """The differences that are allowed between a run and the checkpoint that it resumes from."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from bert_jax.config import (
     EvalConfig,
     FinetuneConfig,
     MeshConfig,
+    ModelConfig,
     ModelOptions,
     OptimizerConfig,
     PretrainConfig,
@@ -22,11 +24,22 @@ from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.schedules import StepSchedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
+from bert_jax.model.heads.config import Heads
 from bert_jax.train import workdir
 from bert_jax.train.clock import TokenLength
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import TOKENS_BEFORE, Run
-from bert_jax.train.workdir import check_provenance, provenance, runtime_choices
+from bert_jax.train.workdir import (
+    WorkdirConfig,
+    check_provenance,
+    latest_step,
+    provenance,
+    read_config,
+    read_params,
+    runtime_choices,
+    write_config,
+    write_params,
+)
 
 TEACHER = {"teacher/embeddings/norm/bias": np.ones(32, np.float32)}
 
@@ -337,3 +350,51 @@ def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
         changed = make(PretrainConfig(**other))
         with pytest.raises(UserError, match="belongs to another run"):
             check_provenance(changed, provenance(changed), provenance(trunk), "step 5", workdir.MAY_CHANGE)
+
+
+# A workdir records what it holds; parameters are written and read on their own, completely or not at all.
+
+
+def test_config_is_written_whole_and_read_back(tmp_path):
+    model = ModelConfig(vocab_size=100, layers=2, width=8, heads=2, feed_forward=16)
+    config = WorkdirConfig(model, Heads(mlm=True, next_sentence=True, pooler=True), training={"steps": 3})
+    write_config(tmp_path / "new", config)
+    assert read_config(tmp_path / "new") == config
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
+
+
+def test_a_missing_damaged_or_unrelated_config_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a workdir"):
+        read_config(tmp_path)
+    for text, message in (("{", "not valid JSON"), ('{"model_type": "bert"}', "is not from a workdir of bert_jax")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_config(tmp_path)
+
+
+def test_params_are_read_without_the_optimizer_and_written_without_one(tmp_path):
+    flat = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    write_params(tmp_path, 5, flat)
+    assert latest_step(tmp_path) == 5
+    read = read_params(tmp_path)
+    assert set(read) == set(flat) and all(isinstance(value, np.ndarray) for value in read.values())
+    for name, value in flat.items():
+        np.testing.assert_array_equal(read[name], value)
+
+
+def test_a_tensor_other_than_the_one_saved_is_found(tmp_path):
+    for name, value in (("one", 1.0), ("other", 2.0)):
+        write_params(tmp_path / name, 1, {"kernel": np.full(4, value, np.float32)})
+    params = tmp_path / "one" / "checkpoints" / "1" / "params"
+    shutil.rmtree(params)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "1" / "params", params)
+    with pytest.raises(UserError, match=r"damaged.*params/kernel does not have the content"):
+        read_params(tmp_path / "one")
+
+
+def test_a_folder_without_checkpoints_and_a_missing_step_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no checkpoint in"):
+        read_params(tmp_path)
+    write_params(tmp_path, 5, {"kernel": np.ones(3, np.float32)})
+    with pytest.raises(UserError, match="no checkpoint of step 4 in"):
+        read_params(tmp_path, 4)

@@ -1,13 +1,12 @@
 """Training objectives: what a model learns, as named terms of a loss.
 
-  objective   the interface, and the loss and metrics that follow from terms and counts
-  masked_lm   masked tokens, next sentences, span boundaries
-  causal_lm   next tokens
-  diffusion   masked tokens at random rates, weighted to a bound on the likelihood
-  replaced_tokens  which tokens a generator replaced
-  distilled   any of these or of the tasks, with a teacher
-  phased      next tokens in some phases of a run, masked tokens in others
-  pretraining the table of pretraining objectives, and the one that a configuration and its shards ask for
+  objective          the interface, and the loss and metrics that follow from terms and counts
+  language_modeling  masked tokens, next sentences and span boundaries (BERT); next tokens (GPT)
+  diffusion          masked tokens at random rates, weighted to a bound on the likelihood
+  replaced_tokens    which tokens a generator replaced
+  distilled          any of these or of the tasks, with a teacher
+  phased             next tokens in some phases of a run, masked tokens in others
+  pretraining        the table of pretraining objectives, and the one that a configuration and its shards ask for
 
 The objectives of fine-tuning are in bert_jax/tasks.
 """

@@ -128,12 +128,12 @@ class DistilledObjective(Objective):
         )
 
     def counts(self, batch: Any) -> Counts:
-        found = dict(self.base.counts(batch))
+        counts = dict(self.base.counts(batch))
         if SOFT in self._weights:
-            found[SOFT] = self.soft_count(batch)
+            counts[SOFT] = self.soft_count(batch)
         if HIDDEN in self._weights:
-            found[HIDDEN] = (batch.sequence_ids > 0).sum().astype(jnp.float32)
-        return found
+            counts[HIDDEN] = (batch.sequence_ids > 0).sum().astype(jnp.float32)
+        return counts
 
     def apply(self, model: Pair, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
         encoded: dict[str, tuple[Any, Encoded]] = {}

@@ -16,40 +16,32 @@ from bert_jax.model.outputs import next_sentence_logits, pool_vectors, span_boun
 from bert_jax.train.losses import VocabularySums, classification_sums, vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
-# The z-loss, a term that keeps the normalizer of the vocabulary's softmax near 1, by config.z_loss.
-#
+Z = "z"
+ACCURACY = ("accuracy",)
+
+
+# The z-loss, a term that keeps the normalizer of the vocabulary's softmax near 1, with the weight config.z_loss:
 # "we use an auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer log(Z) to be close to 0"
 # (Chowdhery et al. 2022, PaLM, section 5). The term is the mean of log^2 Z over the predictions of an objective, and is
-# logged as z_loss without its weight. With a weight of 0 there is no term.
-
-
-Z = "z"
+# logged as z_loss without its weight. With a weight of 0 there is no term. Each function returns what the term adds:
+# to Objective.term_metrics, to its term_weights, to its counts (those of the term whose predictions it is about), and
+# to the terms of a batch.
 
 
 def z_metrics(weight: float) -> Mapping[str, tuple[str, ...]]:
-    """What the term adds to Objective.term_metrics."""
     return {Z: ()} if weight else {}
 
 
 def z_weights(weight: float) -> Mapping[str, float]:
-    """What the term adds to Objective.term_weights."""
     return {Z: weight} if weight else {}
 
 
 def z_counts(weight: float, counts: Counts, term: str) -> Counts:
-    """What the term adds to the counts, from those of the term whose predictions it is about."""
     return {Z: counts[term]} if weight else {}
 
 
 def z_terms(weight: float, sums: VocabularySums) -> Terms:
-    """What the term adds to the terms of a batch."""
     return {Z: Term(sums.squares, {})} if weight else {}
-
-
-# The objective of BERT and its encoder family: masked tokens, next sentences, span boundaries.
-
-
-ACCURACY = ("accuracy",)
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class MaskedLMObjective(Objective):
                    config.next_sentence=false: the term then counts nothing and adds nothing.
     span_boundary  predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
                    al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
-    z_loss         the weight of the z-loss of mlm (z_loss.py)
+    z_loss         the weight of the z-loss of mlm
     """
 
     next_sentence: bool = True
@@ -138,9 +130,6 @@ def _predictable_weights(batch: Batch) -> Float[Array, "B M"]:
     return batch.masked_weights * (batch.span_offsets <= SPAN_PLACES)
 
 
-# The causal objective: each token from those before it.
-
-
 @dataclass(frozen=True)
 class CausalLMObjective(Objective):
     """Each token of a sequence from those before it (lm; Radford et al. 2018, section 3.1).
@@ -148,7 +137,7 @@ class CausalLMObjective(Objective):
     No sequence sees another. The first token of a sequence is given; its last ([SEP]) is predicted like any other.
     The masks of a batch are undone, so shards of any kind serve.
 
-    z_loss  the weight of the z-loss (z_loss.py)
+    z_loss  the weight of the z-loss
     """
 
     z_loss: float = field(default=0.0, kw_only=True)
@@ -159,7 +148,7 @@ class CausalLMObjective(Objective):
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        return {"lm": ("accuracy",), **z_metrics(self.z_loss)}
+        return {"lm": ACCURACY, **z_metrics(self.z_loss)}
 
     @property
     def term_weights(self) -> Mapping[str, float]:

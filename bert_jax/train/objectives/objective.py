@@ -15,9 +15,6 @@ from bert_jax.model import bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 
-# The interface of a training objective: a loss as named terms, each a sum with a count that divides it.
-
-
 Counts = dict[str, Array]  # the denominator of each term, float32
 
 
@@ -198,11 +195,8 @@ def _divisor(count: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.where(count > 0, count, 1)
 
 
-# Training batches with the fields of an objective.
-
-
 class ObjectiveSource:
-    """The batches of a source (train/run.py), each with the objective's own fields."""
+    """The batches of a source (train/run.py), each with the objective's own fields (extended_batch)."""
 
     def __init__(self, source: Any, objective: Objective) -> None:
         self._source, self._objective = source, objective

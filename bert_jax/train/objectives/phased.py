@@ -41,7 +41,7 @@ class PhasedObjective(Objective):
     """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), such as causal first, then masked.
 
     phases   `causal` or `mlm` by the step from which it applies; the last one is mlm
-    z_loss   the weight of the z-loss in all phases (z_loss.py)
+    z_loss   the weight of the z-loss in all phases
 
     All phases train the same parameters: those of the encoder and of the head of masked tokens. In a causal phase the
     encoder attends to earlier positions only, and the head predicts the next token. The decoders of Ettin have the

@@ -82,10 +82,10 @@ class ReplacedTokensObjective(Objective):
         hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
         real = (batch.sequence_ids > 0).astype(jnp.float32)
         labels = replaced.astype(jnp.int32)
-        found, right = binary_sums(replaced_token_logits(model, hidden), labels, real)
+        rtd, rtd_correct = binary_sums(replaced_token_logits(model, hidden), labels, real)
         return {
             "mlm": Term(loss, {"accuracy": correct}),
-            "rtd": Term(found, {"accuracy": right, "replaced": labels.sum().astype(jnp.float32)}),
+            "rtd": Term(rtd, {"accuracy": rtd_correct, "replaced": labels.sum().astype(jnp.float32)}),
         }
 
 

@@ -1,14 +1,9 @@
 """Optimizers, learning-rate schedules and the moving average of the parameters.
 
-  chains      the Optax chain for optimizer.name, from gradients to an unscaled update direction
-  adam        Adam's moments, with and without bias correction
-  trust       updates scaled by per-tensor norms: LAMB, StableAdamW
-  muon        orthogonalized momentum
-  tensors     which axes of an array index its tensors (layers; queries, keys, values)
-  factors     the learning-rate factor and the weight decay of each parameter
+  chains      the Optax chain for optimizer.name, from gradients to an unscaled update direction; the learning-rate
+              factor and the weight decay of each parameter; the update; the moving average of the parameters
+  directions  the directions: Adam, LAMB's trust ratio, StableAdamW, and Muon
   schedules   the learning rate as a function of the step and of the completed fraction of the run
-  updates     the update of the parameters along the direction
-  averages    the moving average of the parameters
 
 Every function is a pure function of arrays and therefore works on any mesh: XLA inserts the
 reductions over sharded axes.

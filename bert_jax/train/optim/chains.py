@@ -1,4 +1,8 @@
-"""Builds the Optax chain of a configuration, the factors of single parameters, and the moving average."""
+"""Builds the Optax chain of a configuration, the factors of single parameters, and the moving average.
+
+Read first rate_factors and decays, the learning-rate factor and the weight decay of each parameter by rules over paths;
+then build, whose chain gives a direction that is not yet multiplied by the learning rate; then apply_updates.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +27,6 @@ from bert_jax.train.optim.directions import (
 )
 from bert_jax.train.optim.schedules import check_schedule
 from bert_jax.train.rules import Trained
-
-# Learning-rate factors and weight decays of single parameters, both chosen by rules over parameter paths.
-
 
 _WITHOUT_DECAY = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
 
@@ -61,7 +62,7 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
 
     The first matching rule of config.decays decides. Where none matches, biases and normalization
     parameters have no decay and all other parameters have config.weight_decay. params may be
-    abstract, and a part of the model's (freezing.Trained.abstract). Raises UserError for rules that
+    abstract, and a part of the model's (rules.Trained.abstract). Raises UserError for rules that
     rules.parse rejects; `build` refuses those that match no parameter of the model.
     """
     given = rules.parse(config.decays, "optimizer.decays")
@@ -90,16 +91,8 @@ def weight_decay_warning(config: OptimizerConfig, params: dict[str, Any]) -> str
     )
 
 
-# The exponential moving average of the parameters.
-#
-# The average often evaluates better than the latest parameters, above all before the learning rate
-# has decayed.
-
-
-def check_decay(decay: float) -> None:
-    """Raises UserError for a decay outside [0, 1)."""
-    if not 0.0 <= decay < 1.0:
-        raise UserError(f"optimizer.ema_decay is {decay}; use 0 (no average) or a number below 1, such as 0.999")
+# The exponential moving average of the parameters often evaluates better than the latest ones, above all before the
+# learning rate has decayed.
 
 
 def first_average(decay: float, params: dict[str, Any]) -> dict[str, Any] | None:
@@ -116,11 +109,6 @@ def next_average(decay: float, step: Int[Array, ""], average: dict[str, Any], pa
     kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step)).astype(jnp.float32)
     # In this form the average of an unchanged value, such as a frozen parameter, stays bitwise identical.
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
-
-
-# Builds the Optax chain of a configuration: gradient clipping, moments and weight decay.
-#
-# The chain produces an update direction that is not yet multiplied by the learning rate.
 
 
 Transformations = tuple[optax.GradientTransformation, ...]
@@ -144,7 +132,6 @@ def build(
             "optimizer.name is muon, but the model has none of the matrices that it orthogonalizes: attention and "
             "feed-forward kernels of layers. Use --config.optimizer.name=adamw"
         )
-    check_decay(config.ema_decay)
     check_schedule(config)
     rules.parse(config.decays, "optimizer.decays", params)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
@@ -215,6 +202,7 @@ def _check(config: OptimizerConfig) -> None:
         ("epsilon", config.epsilon > 0, "a number above 0, such as 1e-6"),
         ("weight_decay", config.weight_decay >= 0, "0 or more"),
         ("clip_norm", config.clip_norm >= 0, "0 (no clipping) or more"),
+        ("ema_decay", 0 <= config.ema_decay < 1, "0 (no average) or a number below 1, such as 0.999"),
     )
     for name, fits, wanted in ranges:
         if not fits:
@@ -224,9 +212,6 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.momentum is {config.momentum}, which is for optimizer.name=muon, but the name is "
             f"{config.name}. Omit it"
         )
-
-
-# Applies an update direction to the parameters, with a learning-rate factor for each parameter.
 
 
 def apply_updates(

@@ -1,4 +1,10 @@
-"""Update directions: Adam, per-tensor trust ratios (LAMB, StableAdamW), and Muon."""
+"""Update directions: Adam, per-tensor trust ratios (LAMB, StableAdamW), and Muon.
+
+The parameters of all layers are stacked in arrays [L, ...]; queries, keys and values share one array [.., 3, N, H], and
+so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that take the norm of a tensor or orthogonalize a
+matrix treat each of these tensors separately, so that their updates equal those of a model with a module per tensor:
+own_axes and hidden_matrices distinguish the axes that index tensors from those within one.
+"""
 
 import math
 import re
@@ -13,14 +19,6 @@ from jaxtyping import Array, Float
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.train import rules, sharding
-
-# Distinguishes the axes of an array that index separate tensors from the axes within one tensor.
-#
-# The parameters of all layers are stacked in arrays [L, ...]; queries, keys and values share one
-# array [.., 3, N, H], and so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that
-# take the norm of a tensor or orthogonalize a matrix treat each of these tensors separately, so that
-# their updates equal those of a model with a module per tensor.
-
 
 # For one layer, without the leading layer axis: a path pattern, the number of axes, and then the axis that indexes
 # fused parts (or None), the input axes and the output axes of the matrix.
@@ -72,15 +70,13 @@ def map_by_path(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return jax.tree_util.tree_map_with_path(with_path, tree, *others)
 
 
-# Adam's update direction (Kingma and Ba 2015, algorithm 1), with and without bias correction.
-
-
 UpdateCounts = Mapping[str, Array] | None
 
 
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the transformation from gradients to Adam's direction: first moment / (sqrt(second moment) + epsilon).
+    """Returns the transformation from gradients to Adam's direction (Kingma and Ba 2015, algorithm 1).
 
+    It is first moment / (sqrt(second moment) + epsilon).
     The settings are config.beta1, config.beta2 and config.epsilon. Without config.bias_correction
     the moments, which start at zero, are used uncorrected, as in google-research/bert,
     optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t)
@@ -125,9 +121,6 @@ def _without_bias(moment: Any, decay: float, count: Array, update_counts: Update
         return optax.tree.bias_correction(moment, decay, count)
     # By path, since a part of the parameters, such as those that Muon leaves to Adam, has some of the paths only.
     return map_by_path(lambda path, leaf: leaf / (1 - decay ** update_counts[path]), moment)
-
-
-# Updates rescaled per tensor: LAMB's trust ratio and StableAdamW's update clipping.
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
@@ -181,10 +174,8 @@ def _norm(array: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..
     return jnp.sqrt(jnp.square(array.astype(jnp.float32)).sum(axis=axes, keepdims=True))
 
 
-# Muon: momentum whose matrices are orthogonalized (Jordan 2024, https://kellerjordan.github.io/posts/muon).
-
-
-# Jordan 2024, section "Newton-Schulz": a quintic with coefficients that maximize its slope at 0, iterated five times.
+# Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon), section "Newton-Schulz": a quintic with coefficients
+# that maximize its slope at 0, iterated five times.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 SMALLEST_NORM = 1e-7
@@ -201,7 +192,7 @@ class MuonState(NamedTuple):
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
 
-    Every array must consist of hidden matrices (tensors.hidden_matrices); otherwise the update
+    Every array must consist of hidden matrices (hidden_matrices); otherwise the update
     raises ValueError. Each update [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al.
     2025), so that one learning rate, warmup and weight decay suit both these matrices and the
     parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)), requires a separate
@@ -275,7 +266,7 @@ def _unstacked(path: str, array: Array, stack: Float[Array, "K R C"]) -> Array:
     rows, columns = _sizes(axes, array)
     order = _order(axes)
     ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in order])
-    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(_inverse(order))
+    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(np.argsort(order))
 
 
 def _sizes(axes: Matrices, array: Array) -> tuple[int, int]:
@@ -285,7 +276,3 @@ def _sizes(axes: Matrices, array: Array) -> tuple[int, int]:
 
 def _order(axes: Matrices) -> tuple[int, ...]:
     return (*axes.parts, *axes.inputs, *axes.outputs)
-
-
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(order.index(axis) for axis in range(len(order)))

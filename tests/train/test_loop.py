@@ -19,11 +19,11 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import Stopped, UserError
 from bert_jax.model import layers
 from bert_jax.storage import hold
-from bert_jax.train import loop, metrics, prepare
+from bert_jax.train import loop, metrics
 from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.describe import optimizer_warnings
 from bert_jax.train.evaluation import make_evaluator
-from bert_jax.train.hooks import Hook, Log, Point, Recorder, Save, stopped
-from bert_jax.train.interruption import Interruption
+from bert_jax.train.hooks import Hook, Interruption, Log, Point, Recorder, Save, stopped
 from bert_jax.train.metrics import FOLDER, ProgressLine, read_segments
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.orbax_io import AVERAGE, PARAMS
@@ -422,16 +422,16 @@ def test_a_trace_contains_the_requested_steps(run):
 
 def test_a_run_warns_of_a_weight_decay_without_effect(run):
     config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays=".*=0.2")
-    (told,) = prepare.describe_optimizer(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
+    (told,) = optimizer_warnings(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
     assert "optimizer.weight_decay=0.1 has no effect" in told
 
 
 def test_a_run_that_ends_within_its_warmup_says_so_until_it_has_ended(run):
     short = run("short", dataclasses.replace(CONFIG, optimizer=OptimizerConfig(warmup_steps=7)))
-    (told,) = prepare.describe_optimizer(short, {})
+    (told,) = optimizer_warnings(short, {})
     assert "optimizer.warmup_steps is 7, but the run has 6 steps" in told
-    assert prepare.describe_optimizer(short, {"step": 5}) == [told]
-    assert prepare.describe_optimizer(short, {"step": 6}) == prepare.describe_optimizer(run("usual"), {}) == []
+    assert optimizer_warnings(short, {"step": 5}) == [told]
+    assert optimizer_warnings(short, {"step": 6}) == optimizer_warnings(run("usual"), {}) == []
 
 
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):

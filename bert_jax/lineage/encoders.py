@@ -1,5 +1,6 @@
-"""Stacks of recurrent layers: Elman's network, the LSTM and ELMo's two LSTMs, by a scan over a row's positions."""
+"""Encoders without attention: recurrent layers, by a scan over positions, and the feed-forward language model."""
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -125,21 +126,18 @@ def by_direction(hidden: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], 
     return forward, backward
 
 
-class RecurrentEncoder(nnx.Module):
-    """A stack of L recurrent layers, each on the outputs of the one below, stored as one layer [L, ...].
+class Encoder(nnx.Module):
+    """What all of these encoders share: the interface of model/transformer.py's Encoder, but no attention maps.
 
-    Each sequence of a row begins with a zero state, so packed rows equal padded ones. Dropout applies to the outputs
-    of every layer but the last, as in torch.nn.LSTM; that of the embeddings is in Embeddings. Where
-    model.recurrent_residual is set, every layer but the lowest adds its input, after dropout, to its output (Peters et
-    al. 2018, section 3.4, and bilm/training.py of allenai/bilm-tf). It has the interface of Encoder (encoder.py), but
-    no attention maps.
+    Each sequence of a row begins with zeros, so packed rows equal padded ones.
     """
 
-    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        layer = BidirectionalLayer if config.directions > 1 else RecurrentLayer
-        self.layers = layer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
-        self.config = config
-        self.runtime = runtime
+    config: ModelConfig
+    runtime: Runtime
+
+    @abc.abstractmethod
+    def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
+        """The hidden states on these embeddings; with `every`, those of all layers."""
 
     def __call__(
         self,
@@ -152,30 +150,10 @@ class RecurrentEncoder(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states of the stack on these embeddings. Raises UserError where maps are asked for."""
+        """Returns the hidden states on these embeddings. Raises UserError where maps are asked for."""
         if attention_maps:
             raise UserError(f"a model with model.encoder={self.config.encoder} has no attention maps")
-        starts = jnp.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-        depth, placement = self.config.layers, self.runtime.placement
-        seeds = None if dropout_key is None else row_seeds(dropout_key, (depth,), hidden.shape[0], placement)
-        graph, params = nnx.split(self.layers)
-
-        def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
-            own, seeds, lowest = part
-            dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
-            above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
-            if self.config.recurrent_residual:
-                above = jnp.where(lowest, above, above + dropped)
-            return above, above if all_layers else None
-
-        layer = self.runtime.rematerialized(apply)
-
-        def loop(hidden: Array, stacked: tuple[Any, ...], layers: slice) -> tuple[Array, Array | None]:
-            return self._loop(layer, hidden, stacked, layers.stop - layers.start)
-
-        stacked = (params, seeds, jnp.arange(depth) == 0)
-        last, layers = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
-        return Encoded(last, hidden, layers)
+        return self.stack(hidden, sequence_ids, dropout_key, all_layers)
 
     def at_positions(
         self,
@@ -187,8 +165,46 @@ class RecurrentEncoder(nnx.Module):
         *,
         unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
-        """Returns the last layer's output at the K wanted positions of each row. All positions are computed."""
+        """Returns the output at the K wanted positions of each row. All positions are computed."""
         return gather_positions(self(hidden, sequence_ids, positions, dropout_key).last, wanted)
+
+
+class RecurrentEncoder(Encoder):
+    """A stack of L recurrent layers, each on the outputs of the one below, stored as one layer [L, ...].
+
+    Dropout applies to the outputs of every layer but the last, as in torch.nn.LSTM; that of the embeddings is in
+    Embeddings. Where model.recurrent_residual is set, every layer but the lowest adds its input, after dropout, to its
+    output (Peters et al. 2018, section 3.4, and bilm/training.py of allenai/bilm-tf).
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        layer = BidirectionalLayer if config.directions > 1 else RecurrentLayer
+        self.layers = layer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
+        self.config = config
+        self.runtime = runtime
+
+    def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
+        starts = jnp.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        depth, placement = self.config.layers, self.runtime.placement
+        seeds = None if key is None else row_seeds(key, (depth,), hidden.shape[0], placement)
+        graph, params = nnx.split(self.layers)
+
+        def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
+            own, seeds, lowest = part
+            dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
+            above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
+            if self.config.recurrent_residual:
+                above = jnp.where(lowest, above, above + dropped)
+            return above, above if every else None
+
+        layer = self.runtime.rematerialized(apply)
+
+        def loop(hidden: Array, stacked: tuple[Any, ...], layers: slice) -> tuple[Array, Array | None]:
+            return self._loop(layer, hidden, stacked, layers.stop - layers.start)
+
+        stacked = (params, seeds, jnp.arange(depth) == 0)
+        last, layers = apply_frozen_first(loop, hidden, stacked, depth, self.runtime.frozen_layers)
+        return Encoded(last, hidden, layers)
 
     def _loop(
         self, layer: Callable[..., Any], hidden: Array, stacked: tuple[Any, ...], depth: int
@@ -200,3 +216,51 @@ class RecurrentEncoder(nnx.Module):
             hidden, output = layer(hidden, jax.tree.map(lambda leaf, index=index: leaf[index], stacked))
             outputs.append(output)
         return hidden, None if outputs[0] is None else jnp.stack(outputs)
+
+
+class WindowLayer(nnx.Module):
+    """tanh(H x + d) of the vectors of the last n positions, oldest first: window/kernel [*stack, n, D, D], bias."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        self.window = Dense(
+            (config.window, config.width),
+            (config.width,),
+            deviation=config.initializer_range,
+            runtime=runtime,
+            key=child_key(key, "window"),
+            stack=stack,
+            bias=config.bias,
+        )
+
+    def __call__(self, vectors: Float[Array, "B T n D"]) -> Float[Array, "B T D"]:
+        return jnp.tanh(self.window(vectors))
+
+
+class FeedForwardEncoder(Encoder):
+    """One hidden layer over the embeddings of a position and of the n - 1 before it, n = model.window.
+
+    As Bengio et al. 2003, section 2, without direct connections from the embeddings to the output. A position before
+    the start of its sequence counts as a vector of zeros.
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.layers = WindowLayer(config, runtime=runtime, key=child_key(key, "layers"), stack=(1,))
+        self.config = config
+        self.runtime = runtime
+
+    def stack(self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], key: Any, every: bool) -> Encoded:
+        graph, stacked = nnx.split(self.layers)
+        # The parameters of the layer are gathered where they are sharded over fsdp.
+        layer = nnx.merge(graph, gathered(jax.tree.map(lambda leaf: leaf[0], stacked), self.runtime))
+        last = self.runtime.rematerialized(layer)(_windows(hidden, sequence_ids, self.config.window))
+        return Encoded(last, hidden, last[None] if every else None)
+
+
+def _windows(hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], window: int) -> Float[Array, "B T n D"]:
+    """Returns the vectors of the last `window` positions of the same sequence, oldest first; zeros before its start."""
+    length, vectors = hidden.shape[1], []
+    for back in reversed(range(window)):
+        earlier = jnp.pad(hidden, ((0, 0), (back, 0), (0, 0)))[:, :length]
+        ids = jnp.pad(sequence_ids, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
+        vectors.append(jnp.where((ids == sequence_ids)[..., None], earlier, 0))
+    return jnp.stack(vectors, axis=2)

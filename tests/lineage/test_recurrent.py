@@ -29,7 +29,7 @@ from tiny_runs import RECIPE, ROOT, TINY
 from bert_jax.commands import evaluate, export, pretrain
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.lineage.recurrent import CELLS, RecurrentEncoder
+from bert_jax.lineage.encoders import CELLS, RecurrentEncoder
 from bert_jax.model import layers
 from bert_jax.model.attention.layer import kernels
 from bert_jax.model.bert import bind

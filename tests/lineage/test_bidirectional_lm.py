@@ -1,6 +1,6 @@
 """ELMo's two language models: equal to torch's LSTMs, apart from each other, refusals, runs of the commands.
 
-tests/model/test_families.py has what every architecture must pass; tests/train/test_recurrent.py tests the layers.
+tests/model/test_families.py has what every architecture must pass; tests/lineage/test_recurrent.py tests the layers.
 """
 
 import dataclasses

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_steps import CONFIG, ROWS, assert_close, make_plan, random_batch
 
-from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.data.example import Batch
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.model import bert, layers
 from bert_jax.model.outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
@@ -18,42 +18,6 @@ from bert_jax.planning import program as programs
 from bert_jax.train import optim, sharding
 from bert_jax.train import step as step_lib
 from bert_jax.train.objectives import MaskedLMObjective
-
-CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
-ROWS, LENGTH, PREDICTIONS = 16, 24, 4
-
-
-def random_batch(vocab_size: int, seed: int = 0) -> Batch:
-    """Rows of many lengths, with 0 to M predictions and some without a next-sentence label."""
-    random = np.random.default_rng(seed)
-    lengths = random.integers(8, LENGTH + 1, size=(ROWS, 1))
-    slots = np.arange(LENGTH)[None]
-    real = slots < lengths
-    weights = np.arange(PREDICTIONS) < random.integers(0, PREDICTIONS + 1, size=(ROWS, 1))
-    return Batch(
-        input_ids=np.where(real, random.integers(5, vocab_size, size=(ROWS, LENGTH)), 0).astype(np.int32),
-        segment_ids=(real & (slots >= lengths // 2)).astype(np.int32),
-        sequence_ids=real.astype(np.int32),
-        positions=np.where(real, slots, 0).astype(np.int32),
-        masked_positions=random.integers(1, 7, size=(ROWS, PREDICTIONS)).astype(np.int32),
-        masked_ids=random.integers(0, vocab_size, size=(ROWS, PREDICTIONS)).astype(np.int32),
-        masked_weights=weights.astype(np.float32),
-        cls_positions=np.zeros((ROWS, 1), np.int32),
-        next_sentence_label=random.integers(0, 2, size=(ROWS, 1)).astype(np.int32),
-        next_sentence_weight=random.integers(0, 2, size=(ROWS, 1)).astype(np.float32),
-    )
-
-
-@functools.cache  # equal plans are one, so that tests share what is traced and compiled for it
-def plan_of(model: ModelConfig) -> step_lib.Plan:
-    objective = MaskedLMObjective()
-    abstract = bert.abstract_params(model, objective.heads)
-    return step_lib.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract))
-
-
-def make_plan(model: ModelConfig, **changes: object) -> step_lib.Plan:
-    return dataclasses.replace(plan_of(model), **changes) if changes else plan_of(model)
-
 
 train_step = jax.jit(step_lib.train_step, static_argnums=0)
 
@@ -71,12 +35,6 @@ def params(model):
 def step_once(plan, params, batch):
     state = step_lib.initial_state(plan, params)
     return train_step(plan, state, jax.tree.map(jnp.asarray, batch), jnp.float32(0.0), jax.random.key(0))
-
-
-def assert_close(got, wanted, tolerance):
-    wanted_flat = layers.flatten(wanted)
-    for path, leaf in layers.flatten(got).items():
-        np.testing.assert_allclose(leaf, wanted_flat[path], atol=tolerance, rtol=0, err_msg=path)
 
 
 def test_microbatches_give_the_gradient_of_the_whole_batch(model, params):

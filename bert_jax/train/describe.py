@@ -1,6 +1,10 @@
-"""Describes what a run is about to train: its parameters, and the memory that each device holds."""
+"""The lines that a run prints when it starts: from where it starts, what it trains, and on what.
+
+`describe` is the entry point. With --verbose it adds a table of the parameters.
+"""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,10 +12,59 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.model import layers
-from bert_jax.train import optim, sharding
-from bert_jax.train.step import Plan
+from bert_jax.model.attention import layer
+from bert_jax.train import optim, sharding, workdir
+from bert_jax.train.prepare import batch_length
+from bert_jax.train.run import Run
+from bert_jax.train.step import Plan, TrainState
 
 VERBOSE = "print a line for each parameter when a run begins: shape, sharding, weight decay, whether it learns"
+
+
+def describe(
+    run: Run,
+    plan: Plan,
+    mesh: Mesh,
+    state: TrainState,
+    meta: Mapping[str, Any],
+    differences: Sequence[str],
+    ended: bool,
+) -> list[str]:
+    """Returns the lines with which a run starts.
+
+    meta          the metadata of the checkpoint from which it resumes or is branched; empty: it begins
+    differences   what has changed since that checkpoint, a line each
+    ended         whether it stopped early there
+    """
+    lines = list(differences)
+    if workdir.BRANCHED in meta:
+        lines.insert(0, f"branching from {meta[workdir.BRANCHED]} into {run.workdir}")
+    elif meta:
+        begins = "nothing is left to train after" if ended else "resuming from"
+        lines.insert(0, f"{begins} step {meta['step']} of {run.workdir}")
+    lines += [] if ended else optimizer_warnings(run, meta)
+    if run.length is not None:
+        lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
+    lines += [*(run.describe_data(run.end, run.counted_from) if run.describe_data else ()), *run.notes]
+    if not meta:
+        lines += [*(parameter_table(state.params, plan) if run.verbose else []), parameter_count(state.params)]
+    # Devices, mesh, dtype, layer loop and attention kernels. Memory is worth a line where it is divided.
+    loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
+    kernels = " and ".join(layer.kernels(plan.model, plan.runtime, batch_length(run.source, int(state.step))))
+    lines.append(
+        f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
+        f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
+    )
+    return lines + ([device_memory_summary(state, mesh)] if mesh.size > 1 else [])
+
+
+def optimizer_warnings(run: Run, meta: Mapping[str, Any]) -> list[str]:
+    """Returns warnings about what is set in vain; none where a checkpoint is already at the end."""
+    if 0 < run.end <= meta.get("step", 0):
+        return []
+    config = run.config.optimizer
+    warnings = optim.warmup_warning(config, run.end), optim.weight_decay_warning(config, run.abstract_params())
+    return [warning for warning in warnings if warning]
 
 
 def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
@@ -29,8 +82,7 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
         learns = _learning(factors.get(path, np.ones(()))) + _unfreezing(plan, path)
         rows.append((path, shape, str(value.dtype), _sharding(value), decay, learns))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def parameter_count(params: dict[str, Any]) -> str:
@@ -92,3 +144,9 @@ def _unfreezing(plan: Plan, path: str) -> str:
 def _range(values: Any) -> str:
     low, high = np.min(values), np.max(values)
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def describe_batch(batch: Any) -> str:
+    """Returns the shape of a batch in words, and what a phase predicts."""
+    predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
+    return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"

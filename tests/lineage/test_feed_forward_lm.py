@@ -19,7 +19,7 @@ from bert_jax.model import layers
 from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import vocabulary_logits
-from bert_jax.train.metrics import training_flops
+from bert_jax.train.metric_accumulator import training_flops
 from bert_jax.train.objectives import CausalLMObjective
 
 LM = Heads(lm=True)
