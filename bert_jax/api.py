@@ -39,7 +39,7 @@ from bert_jax.storage.files import IN_MEMORY, as_typed, write_atomic
 from bert_jax.storage.hub import PREFIX, model_address
 from bert_jax.storage.location import absolute, location, location_address, store_of
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, is_iterable, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, is_iterable, report_truncated, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
@@ -49,7 +49,6 @@ from bert_jax.tasks.kinds.question_data import QUESTION_COLUMNS
 from bert_jax.tasks.prediction import Prediction, PredictOptions
 from bert_jax.tasks.reading.tables import Columns, is_unicode
 from bert_jax.tasks.registry import task_of
-from bert_jax.tasks.vectors import report_truncated
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook

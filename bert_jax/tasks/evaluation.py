@@ -15,12 +15,11 @@ from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel, part_of
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.interop.sentence_transformers import COSINE, DOT, unused_document_prompt
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.progress import Reporter, print_note
-from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
+from bert_jax.progress import Reporter
+from bert_jax.tasks import measurement, retrieval
+from bert_jax.tasks.embedder import settings_of
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, make_evaluator
@@ -212,7 +211,7 @@ def evaluate(
     model or the devices.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    if measurement.is_beir(Path(data)):
+    if retrieval.is_beir(Path(data)):
         _refuse_for_retrieval(
             data,
             metrics=metrics,
@@ -225,7 +224,7 @@ def evaluate(
             null_threshold=null_threshold is not None,
         )
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
-        return _retrieval(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
+        return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
     if skip_self:
         raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
@@ -281,27 +280,3 @@ def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
         distributed.note(line)
     defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
     return {**defined, "counts": found.counts}
-
-
-def _retrieval(
-    loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
-) -> dict[str, Any]:
-    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
-    if jax.process_count() > 1:
-        raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
-    config = TrainConfig(compute_dtype=compute_dtype)
-    similarity = (loaded.task or {}).get("similarity", COSINE)
-    if similarity != DOT:
-        settings = dataclasses.replace(settings, normalize=True, cut_first=True)
-        if similarity != COSINE:
-            print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
-    if name := unused_document_prompt(loaded.task or {}):
-        print_note(
-            f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
-            "called 'document'"
-        )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
-    metrics, counts = measurement.measure_beir(
-        data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
-    )
-    return {**metrics, "counts": counts | {"truncated": model.truncated}}

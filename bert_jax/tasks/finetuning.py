@@ -19,7 +19,7 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.errors import Stopped, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.tasks import measurement, trials
+from bert_jax.tasks import leaderboards, trials
 from bert_jax.tasks import runs as prepared_runs
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
@@ -340,5 +340,5 @@ def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Spli
     """Writes the files of task.submission, if it is set, from the best run."""
     if config.task.submission:
         model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
-        for path in measurement.submit(model, splits, config.task.submission):
+        for path in leaderboards.submit(model, splits, config.task.submission):
             distributed.note(f"wrote the leaderboard submission {path}")

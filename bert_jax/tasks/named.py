@@ -8,11 +8,10 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.kinds.choice import ChoiceTask, MultipleChoice
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.question import SQUAD1_METRICS, SQUAD2_METRICS, QuestionTask
-from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.kinds.tagging import SentenceReader, TaggingTask
 from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.labelled import read_conllu, read_table, read_word_lists
 from bert_jax.tasks.reading.tables import Columns, is_stored, plain_name
-from bert_jax.tasks.reading.texts import read_table
-from bert_jax.tasks.reading.words import SentenceReader, read_conllu, read_word_lists
 from bert_jax.tasks.rows import Example, Sentence, Split
 from bert_jax.tasks.task import Task
 

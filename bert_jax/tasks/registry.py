@@ -13,9 +13,8 @@ from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.files import SUFFIXES
 from bert_jax.tasks.kinds.choice import ChoiceTask
-from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.classification import ClassificationTask, MultiLabelTask, RegressionTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
-from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask

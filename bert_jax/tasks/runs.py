@@ -18,7 +18,7 @@ from bert_jax.interop.loaded_model import LoadedModel, with_target_scale
 from bert_jax.model import bert, layers, sizes
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.location import Location
-from bert_jax.tasks import batches, measurement, registry, trials
+from bert_jax.tasks import batches, leaderboards, measurement, registry, trials
 from bert_jax.tasks.batches import TaskSource, fingerprint
 from bert_jax.tasks.labels import permutation
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
@@ -350,7 +350,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
         for line in measurement.file_remarks(path):
             report(line)
     if config.submission:
-        measurement.check(task.name, files)
+        leaderboards.check(task.name, files)
     train = registry.read(task, files["train"])
     task = task.complete(train)  # with the labels of train, by which those of the other files are matched
     others = {name: path for name, path in files.items() if name != "train"}

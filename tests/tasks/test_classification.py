@@ -29,12 +29,11 @@ from bert_jax.storage.location import location
 from bert_jax.tasks import embedder, measurement, registry, rows
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.inference import FineTuned
-from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
-from bert_jax.tasks.kinds.multilabel import MultiLabelTask
+from bert_jax.tasks.kinds.classification import ClassificationTask, MultiLabelTask, RegressionTask
 from bert_jax.tasks.metrics import best_threshold, multilabel_metrics
 from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.labelled import read_label_sets
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.texts import read_label_sets
 from bert_jax.tasks.rows import Example, LabelSet, Split
 from bert_jax.tasks.runs import prepare
 from bert_jax.tokenization import tokenizer as tokenizer_lib

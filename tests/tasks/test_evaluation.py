@@ -27,7 +27,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.tokens import generator_config
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import evaluation, measurement, metrics
+from bert_jax.tasks import evaluation, metrics, retrieval
 from bert_jax.tasks.metrics import (
     CLASSIFICATION_METRICS,
     REGRESSION_METRICS,
@@ -362,7 +362,7 @@ def test_the_command_prints_pseudo_perplexity_with_the_other_metrics(pairs, tmp_
 @pytest.mark.parametrize("chunk", [1, 7, 40])
 @pytest.mark.parametrize("k", [1, 5, 60])
 def test_the_nearest_do_not_depend_on_chunks_and_equal_scores_are_in_order(monkeypatch, chunk, k):
-    monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 4)
+    monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 4)
     draw = np.random.default_rng(0)
     queries = draw.integers(-2, 3, (9, 3)).astype(np.float32)  # few values, so many equal scores
     documents = draw.integers(-2, 3, (40, 3)).astype(np.float32)
@@ -418,7 +418,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
-    monkeypatch.setattr(measurement, "DOCUMENTS_AT_ONCE", chunk)
+    monkeypatch.setattr(retrieval, "DOCUMENTS_AT_ONCE", chunk)
     seen = []
 
     def embed(texts, role):
@@ -426,15 +426,15 @@ def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
         return np.ones((len(texts), 2), np.float32)  # equal scores: by the identifiers d1, d10, d2
 
     assert (
-        measurement.is_beir(folder)
-        and measurement.is_beir(folder / "qrels" / "dev.tsv")
-        and not measurement.is_beir(folder / "qrels")
+        retrieval.is_beir(folder)
+        and retrieval.is_beir(folder / "qrels" / "dev.tsv")
+        and not retrieval.is_beir(folder / "qrels")
     )
-    metrics, counts = measurement.measure_beir(folder, embed)
+    metrics, counts = retrieval.measure_beir(folder, embed)
     assert seen == [("first", "query"), ("T two", "document"), ("ten", "document"), ("one", "document")]
     assert (metrics["mrr@10"], metrics["recall@1"], metrics["recall@5"]) == (1 / 2, 0, 1)
     assert counts == {"queries": 1, "documents": 3}
-    assert measurement.measure_beir(folder / "qrels" / "dev.tsv", embed)[0]["mrr@10"] == pytest.approx(1 / 3)
+    assert retrieval.measure_beir(folder / "qrels" / "dev.tsv", embed)[0]["mrr@10"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -452,12 +452,12 @@ def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
 def test_files_of_another_form_are_refused(folder, name, content, message):
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+        retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
 
 
 def test_a_qrels_file_without_a_header_keeps_its_first_judgment(folder):
     (folder / "qrels" / "test.tsv").write_text("q1\td1\t1.0\nq1\td10\t0\n")
-    found, _ = measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+    found, _ = retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
     assert found["recall@1"] == 1
 
 
@@ -469,9 +469,9 @@ def test_queries_that_are_documents_find_themselves_unless_they_are_left_out(fol
     def embed(texts, role):
         return np.ones((len(texts), 2), np.float32)
 
-    assert measurement.measure_beir(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
+    assert retrieval.measure_beir(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
     assert "1 of 2 queries have the _id of a document" in capsys.readouterr().err
-    assert measurement.measure_beir(folder, embed, skip_self=True)[0]["mrr@10"] == 1
+    assert retrieval.measure_beir(folder, embed, skip_self=True)[0]["mrr@10"] == 1
     assert capsys.readouterr().err == ""
 
 
@@ -479,4 +479,4 @@ def test_several_splits_without_a_usual_name_are_refused(folder):
     for name in ("test", "dev"):
         (folder / "qrels" / f"{name}.tsv").rename(folder / "qrels" / f"{name}2.tsv")
     with pytest.raises(UserError, match="has the splits dev2, test2; name one"):
-        measurement.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+        retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))

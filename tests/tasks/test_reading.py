@@ -26,7 +26,7 @@ from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.span import SpanPairTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.reading import tables, texts, words
+from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, split_words
 from bert_jax.tasks.reading.tables import Column, Columns
 from bert_jax.tasks.registry import KINDS
@@ -83,7 +83,7 @@ def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compressi
         write_jsonl(tmp_path / f"a.jsonl{compression}", own_rows(), compress),
     ]
     for path in files:
-        split = texts.read_table(path, OWN, label_required=True)
+        split = labelled.read_table(path, OWN, label_required=True)
         assert [item.text for item in split.items] == TEXTS, path
         assert [item.label for item in split.items] == [row["label"] for row in own_rows()]
         assert split.labelled and split.left_out == 0
@@ -94,26 +94,26 @@ def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_pa
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         wanted = [(row["text"], reader.line_num) for row in reader]
-    split = texts.read_table(path, OWN, label_required=True)
+    split = labelled.read_table(path, OWN, label_required=True)
     assert [(item.text, item.line) for item in split.items] == wanted
 
 
 def test_a_text_of_csv_may_be_a_book(tmp_path: Path) -> None:
     book = "a word, " * 50_000
     path = write_csv(tmp_path / "a.csv", [{"text": book, "label": "y"}])
-    assert texts.read_table(path, OWN, label_required=True).items[0].text == book
+    assert labelled.read_table(path, OWN, label_required=True).items[0].text == book
 
 
 def test_parquet_reads_as_jsonl_does(tmp_path: Path) -> None:
     rows = [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)]
-    stored = texts.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
-    lines = texts.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
+    stored = labelled.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
+    lines = labelled.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
     assert stored.items == tuple(item._replace(line=n) for n, item in enumerate(lines.items, start=1))
     assert [item.label for item in stored.items] == [str(n % 3) for n in range(len(TEXTS))]
 
 
 def labels_of(path: Path, labels: tuple[str, ...] = ()) -> list[str | None]:
-    return [item.label for item in texts.read_table(path, OWN, True, labels).items]
+    return [item.label for item in labelled.read_table(path, OWN, True, labels).items]
 
 
 def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
 
 def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
-    train = texts.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
+    train = labelled.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
     task = ClassificationTask("own").complete(train)
     assert task.labels == ("World", "Sports", "Business")
     assert labels_of(write_jsonl(tmp_path / "b.jsonl", rows), task.labels) == ["Sports", "World"]
@@ -165,16 +165,16 @@ def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
 
     write("x", " ", "y")
     with pytest.raises(UserError, match=rf"a.{ending} line {2 + bool(between)} has no label, but other lines have one"):
-        texts.read_table(path, OWN, label_required=True)
+        labelled.read_table(path, OWN, label_required=True)
     write("", " ")
-    assert not texts.read_table(path, OWN, label_required=False).labelled
+    assert not labelled.read_table(path, OWN, label_required=False).labelled
     with pytest.raises(UserError, match="has no labels: column 'label' is empty, null or -1 throughout"):
-        texts.read_table(path, OWN, label_required=True)
+        labelled.read_table(path, OWN, label_required=True)
 
 
 def test_what_is_only_to_be_answered_needs_no_label(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": None}, {"text": "b", "label": 1}])
-    found = texts.read_table(path, OWN, label_required=False)
+    found = labelled.read_table(path, OWN, label_required=False)
     assert found.labelled and [item.label for item in found.items] == [None, "1"]
 
 
@@ -188,12 +188,12 @@ def test_columns_that_are_not_named_are_those_of_the_task() -> None:
 def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
     path = write_jsonl(tmp_path / "test.jsonl", rows)
-    split = texts.read_table(path, OWN, label_required=False)
+    split = labelled.read_table(path, OWN, label_required=False)
     assert not split.labelled and split.items == (("a", None, None, 1), ("", None, None, 2))
     with pytest.raises(UserError, match=r"test.jsonl has no labels: column 'label' is empty, null or -1 throughout"):
-        texts.read_table(path, OWN, label_required=True)
+        labelled.read_table(path, OWN, label_required=True)
     without = write_jsonl(tmp_path / "bare.jsonl", [{"text": "a"}])
-    assert not texts.read_table(without, OWN, label_required=False).labelled
+    assert not labelled.read_table(without, OWN, label_required=False).labelled
 
 
 def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
 def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("text\tlabel\na\tx\nbroken\n\there\tx\nb\ty\n")
-    found = texts.read_table(path, OWN, True, ragged_lines=True)
+    found = labelled.read_table(path, OWN, True, ragged_lines=True)
     assert [item.text for item in found.items] == ["a", "b"] and found.left_out == 2
 
 
@@ -253,14 +253,14 @@ def test_an_invalid_file_is_refused_with_the_line(tmp_path: Path, mistake: str) 
     if name:
         path.write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
-        texts.read_table(path, OWN, label_required=True)
+        labelled.read_table(path, OWN, label_required=True)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_parquet_column_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [{"review": "a", "stars": 1}])
     with pytest.raises(UserError, match=r"a.parquet has no column 'text'; its columns are: review, stars. .*task.text"):
-        texts.read_table(path, OWN, label_required=True)
+        labelled.read_table(path, OWN, label_required=True)
 
 
 def write_shards(folder: Path, rows: list[dict], digits: Sequence[str] = ("", "", "")) -> list[Path]:
@@ -277,17 +277,17 @@ SEVEN = [{"text": str(number), "label": number % 2, "pair": "b"} for number in r
 @pytest.mark.parametrize("digits", [("", "", ""), ("-0123456789abcdef", "-fedcba9876543210", "-00000000aaaaaaaa")])
 def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, digits: tuple[str, ...]) -> None:
     shards = write_shards(tmp_path, SEVEN, digits)
-    whole = texts.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
-    found = texts.read_table(shards[0], OWN, label_required=True)
+    whole = labelled.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
+    found = labelled.read_table(shards[0], OWN, label_required=True)
     assert found.items == whole.items and len(found.items) == 7
     assert [item.line for item in found.items] == list(range(1, 8))
-    assert len(texts.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
+    assert len(labelled.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
     assert registry.find_split("own", tmp_path, "train") == shards[0]
     assert measurement.file_remarks(shards[0]) == [f"{shards[0]}: reading all 3 files of this data set as one"]
     assert not measurement.file_remarks(shards[2])
     shards[1].rename(tmp_path / "elsewhere.parquet")
     with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003.*.parquet"):
-        texts.read_table(shards[0], OWN, label_required=True)
+        labelled.read_table(shards[0], OWN, label_required=True)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_parquet_files_of_different_data_sets_are_refused(
     shards = write_shards(tmp_path, SEVEN)
     write_parquet(shards[2], rows, classes)
     with pytest.raises(UserError, match=said):
-        texts.read_table(shards[0], OWN, label_required=False)
+        labelled.read_table(shards[0], OWN, label_required=False)
 
 
 def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
@@ -391,9 +391,9 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     task, files = registry.resolve(own)
     assert [item.label for item in registry.read(task, files["train"]).items] == classes  # by its own names
     with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
-        texts.read_table(files["train"], Columns("review", "", "label"), label_required=True)
+        labelled.read_table(files["train"], Columns("review", "", "label"), label_required=True)
     with pytest.raises(UserError, match=r"unknown split dev; choose from .*validation"):
-        texts.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
+        labelled.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
     with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
         registry.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
 
@@ -442,7 +442,7 @@ def test_what_hugging_face_data_sets_write_is_read_as_they_hold_it(tmp_path: Pat
     ran = subprocess.run([peer_python, "-c", WRITE, str(tmp_path), json.dumps(TEXTS)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     for ending, names in ((".parquet", ["bad", "good"]), (".jsonl", ["0", "1"]), (".csv", ["0", "1"])):
-        found = texts.read_table(tmp_path / f"a{ending}", OWN, label_required=True).items
+        found = labelled.read_table(tmp_path / f"a{ending}", OWN, label_required=True).items
         assert [item.text for item in found] == TEXTS, ending
         assert [item.label for item in found] == [names[n % 2] for n in range(len(TEXTS))]
 
@@ -480,7 +480,7 @@ def write(path: Path, text: str | bytes) -> Path:
 def test_a_table_reads_alike_plain_and_compressed(tmp_path: Path, ending: str) -> None:
     compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
     path = write(tmp_path / f"a.tsv{ending}", compress(b'sentence\tlabel\nhide new " secretions \t0\n\x20wit\t1\n'))
-    split = texts.read_table(path, Columns("sentence", "", "label"), label_required=True)
+    split = labelled.read_table(path, Columns("sentence", "", "label"), label_required=True)
     assert [(item.text, item.label, item.line) for item in split.items] == [
         ('hide new " secretions ', "0", 2),
         (" wit", "1", 3),
@@ -490,29 +490,29 @@ def test_a_table_reads_alike_plain_and_compressed(tmp_path: Path, ending: str) -
 
 def test_numbers_for_columns_mean_that_there_is_no_header(tmp_path: Path) -> None:
     path = write(tmp_path / "train.tsv", "gj04\t1\t\tOur friends won't buy this.\ngj04\t0\t*\tMe go.\n")
-    split = texts.read_table(path, Columns("3", "", "1"), label_required=True)
+    split = labelled.read_table(path, Columns("3", "", "1"), label_required=True)
     assert [(item.text, item.label) for item in split.items] == [("Our friends won't buy this.", "1"), ("Me go.", "0")]
 
 
 def test_a_number_next_to_a_name_counts_columns_under_the_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "id\t#1 String\t#2 String\n7\tone\ttwo\n")
-    split = texts.read_table(path, Columns("#1 String", "-1", "0"), label_required=True)
+    split = labelled.read_table(path, Columns("#1 String", "-1", "0"), label_required=True)
     assert split.items == ((("one", "two", "7", 2)),)
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "\ufefftext\tlabel\r\none\u2028line\ty\r\n")
-    split = texts.read_table(path, Columns("text", "", "label"), label_required=True)
+    split = labelled.read_table(path, Columns("text", "", "label"), label_required=True)
     assert [(item.text, item.label) for item in split.items] == [("one\u2028line", "y")]
 
 
 def test_a_test_file_may_lack_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "test.tsv", "index\tsentence\n0\tBill whistled past the house.\n")
-    assert not texts.read_table(path, Columns("sentence", "", "label"), label_required=False).labelled
+    assert not labelled.read_table(path, Columns("sentence", "", "label"), label_required=False).labelled
 
 
 def test_conllu_words_are_neither_multiword_tokens_nor_empty_nodes(tmp_path: Path) -> None:
-    split = words.read_conllu(write(tmp_path / "a.conllu", CONLLU), Columns(), label_required=True)
+    split = labelled.read_conllu(write(tmp_path / "a.conllu", CONLLU), Columns(), label_required=True)
     assert [item.words for item in split.items] == [("I", "ca", "n't", "go"), ("Why", "?")]
     assert [item.tags for item in split.items] == [("PRON", "AUX", "PART", "VERB"), ("ADV", "PUNCT")]
     assert split.items[0].lines == (3, 5, 6, 8)
@@ -520,13 +520,13 @@ def test_conllu_words_are_neither_multiword_tokens_nor_empty_nodes(tmp_path: Pat
 
 def test_conllu_columns_go_by_name_or_number(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conllu", CONLLU)
-    by_name = words.read_conllu(path, Columns("LEMMA", "", "XPOS"), label_required=True)
-    assert by_name.items == words.read_conllu(path, Columns("2", "", "4"), label_required=True).items
+    by_name = labelled.read_conllu(path, Columns("LEMMA", "", "XPOS"), label_required=True)
+    assert by_name.items == labelled.read_conllu(path, Columns("2", "", "4"), label_required=True).items
     assert by_name.items[1].tags == ("WRB", ".")
 
 
 def test_conll_takes_first_and_last_column_and_no_document_marks(tmp_path: Path) -> None:
-    split = words.read_conll(write(tmp_path / "eng.train", CONLL), Columns(), label_required=True)
+    split = labelled.read_conll(write(tmp_path / "eng.train", CONLL), Columns(), label_required=True)
     assert [(item.words, item.tags) for item in split.items] == [
         (("EU", "rejects"), ("I-ORG", "O")),
         (("Peter",), ("I-PER",)),
@@ -535,23 +535,23 @@ def test_conll_takes_first_and_last_column_and_no_document_marks(tmp_path: Path)
 
 def test_conll_columns_may_be_separated_by_tabs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "O\tNew York\nX\tis\n")
-    split = words.read_conll(path, Columns("1", "", "0"), label_required=True)
+    split = labelled.read_conll(path, Columns("1", "", "0"), label_required=True)
     assert (split.items[0].words, split.items[0].tags) == (("New York", "is"), ("O", "X"))
 
 
 def test_a_space_that_does_not_break_is_part_of_a_word(tmp_path: Path) -> None:
-    split = words.read_conll(write(tmp_path / "a.conll", "10\u00a0000  O \n\u3000 O\n"), Columns(), True)
+    split = labelled.read_conll(write(tmp_path / "a.conll", "10\u00a0000  O \n\u3000 O\n"), Columns(), True)
     assert split.items[0].words == ("10\u00a0000", "\u3000") and split.items[0].tags == ("O", "O")
 
 
 def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "New\nYork\n")
-    assert not words.read_conll(path, Columns(), label_required=False).labelled
+    assert not labelled.read_conll(path, Columns(), label_required=False).labelled
     with pytest.raises(UserError, match="one column"):
-        words.read_conll(path, Columns(), label_required=True)
+        labelled.read_conll(path, Columns(), label_required=True)
 
 
-TABLE, NAMED = texts.read_table, Columns("text", "", "label")
+TABLE, NAMED = labelled.read_table, Columns("text", "", "label")
 TEXT_MISTAKES = {
     "empty file": (TABLE, NAMED, "", "is empty"),
     "header only": (TABLE, NAMED, "text\tlabel\n", "no examples"),
@@ -564,12 +564,12 @@ TEXT_MISTAKES = {
     "two columns of one name": (TABLE, NAMED, "text\tlabel\tlabel\na\tb\tc\n", "has 2 columns named 'label'. Rename"),
     "ragged table": (TABLE, NAMED, "text\tlabel\na\tb\nc\n", "line 3 has 1 fields, but the first line has 2"),
     "not UTF-8": (TABLE, NAMED, b"text\tlabel\na\tb\n\xe9\tb\n", "line 3 is not UTF-8"),
-    "ragged conllu": (words.read_conllu, Columns(), "# x\n1\tI\tPRON\n", "line 2 has 3 tab-separated fields"),
-    "conllu column": (words.read_conllu, Columns(label="POS"), CONLLU, "no column 'POS'.*UPOS"),
-    "empty conllu": (words.read_conllu, Columns(), "# text\n\n", "contains no words"),
-    "ragged conll": (words.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, but the first line has 3"),
-    "conll column": (words.read_conll, Columns(label="tag"), "a X O\n", "no column 'tag'.*columns 0 to 2"),
-    "empty conll": (words.read_conll, Columns(), "-DOCSTART- O\n", "contains no words"),
+    "ragged conllu": (labelled.read_conllu, Columns(), "# x\n1\tI\tPRON\n", "line 2 has 3 tab-separated fields"),
+    "conllu column": (labelled.read_conllu, Columns(label="POS"), CONLLU, "no column 'POS'.*UPOS"),
+    "empty conllu": (labelled.read_conllu, Columns(), "# text\n\n", "contains no words"),
+    "ragged conll": (labelled.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, but the first line has 3"),
+    "conll column": (labelled.read_conll, Columns(label="tag"), "a X O\n", "no column 'tag'.*columns 0 to 2"),
+    "empty conll": (labelled.read_conll, Columns(), "-DOCSTART- O\n", "contains no words"),
 }
 
 
@@ -590,14 +590,14 @@ def test_a_truncated_compressed_file_is_refused(tmp_path: Path, ending: str) -> 
     )
     path = write(tmp_path / f"a.tsv.{ending}", whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cut short or damaged"):
-        texts.read_table(path, Columns("0", "", "1"), label_required=True)
+        labelled.read_table(path, Columns("0", "", "1"), label_required=True)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        texts.read_table(tmp_path / "none.tsv", NAMED, label_required=True)
+        labelled.read_table(tmp_path / "none.tsv", NAMED, label_required=True)
     with pytest.raises(UserError, match="is a folder"):
-        texts.read_table(tmp_path, NAMED, label_required=True)
+        labelled.read_table(tmp_path, NAMED, label_required=True)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +614,7 @@ def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_pat
     table = pa.table({"tokens": [["a", "b"], ["c"]], "ner_tags": [[0, 1], [0]]})
     schema = {"huggingface": json.dumps({"info": {"features": {"ner_tags": tags}}})}
     pq.write_table(table.replace_schema_metadata(schema), tmp_path / "a.parquet")
-    split = words.read_word_lists(tmp_path / "a.parquet", Columns(label="ner_tags"), True)
+    split = labelled.read_word_lists(tmp_path / "a.parquet", Columns(label="ner_tags"), True)
     assert [item.tags for item in split.items] == [("O", "B-X"), ("O",)] and split.class_names == ("O", "B-X")
 
 
@@ -748,7 +748,7 @@ def test_words_are_read_from_the_column_of_the_training_file() -> None:
     assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]
     called_text = TokenRegressionTask("own", columns=Columns("text", "", "labels"))
     (words, line) = parse(called_text, {"text": ["a", "b"]}, {"tokens": ["a", "b"], "text": "a b"}).items
-    assert (words.words, words.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
+    assert (labelled.words, labelled.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
     pairs = SpanPairTask("own", ("X",), relations_between="given", columns=Columns("forms", "", "entities"))
     (item,) = parse(pairs, {"forms": ["a", "b"], "entities": [{"start": 0, "end": 2, "label": "X"}]}).items
     assert item.words == ("a", "b") and item.spans == (Span("X", 0, 2),)

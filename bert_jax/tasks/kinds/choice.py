@@ -20,8 +20,8 @@ from bert_jax.model.outputs import choice_logits
 from bert_jax.tasks.labels import check_smoothing
 from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, check_metric_names, compute_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, checked_text, value_of
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.reading.texts import is_missing, read_labelled, text_of
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
 from bert_jax.tasks.task import PooledTask, Task, TaskObjective, choice_sums, pooled_vectors
 from bert_jax.tokenization.tokenizer import Tokenizer

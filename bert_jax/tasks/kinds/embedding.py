@@ -26,8 +26,8 @@ from bert_jax.model.runtime import Placement
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, ranks_of, select_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, texts_of
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.reading.texts import is_missing, read_labelled, text_of
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
 from bert_jax.tasks.task import PooledTask, Task, TaskObjective, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.inputs import InputRecord, checked_text, texts_of
+from bert_jax.tasks.reading.labelled import yes_or_no
 from bert_jax.tasks.reading.tables import (
     Column,
     Columns,
@@ -24,7 +25,6 @@ from bert_jax.tasks.reading.tables import (
     opened,
     read_records,
 )
-from bert_jax.tasks.reading.texts import yes_or_no
 from bert_jax.tasks.rows import Split, Taken, TaskRows, Texts, join_pairs
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer

@@ -24,11 +24,11 @@ from bert_jax.tasks.kinds.span_data import (
     encode_spans,
     read_spans,
 )
+from bert_jax.tasks.kinds.tagging import span_object
 from bert_jax.tasks.metrics import best_threshold, retrieval_metrics
-from bert_jax.tasks.reading import tables, words
+from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, value_of, words_of
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import span_object
 from bert_jax.tasks.rows import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.task import Task, TaskObjective, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         """Reads JSON lines or Parquet (span_files.read_spans), or CoNLL columns of entity tags."""
         if tables.kind_of_file(path) == "table":
             return read_spans(path, columns, label_required, relations=False)
-        found = tagging.with_usual_letters(words.read_conll(path, columns, label_required))
+        found = tagging.with_usual_letters(labelled.read_conll(path, columns, label_required))
         line = tagging.first_line(found, lambda tag: not structured.ENTITY_TAG.fullmatch(tag))
         if line is not None:
             raise UserError(

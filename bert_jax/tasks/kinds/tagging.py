@@ -33,13 +33,81 @@ from bert_jax.model.heads.structured import (
 from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks.labels import LabelTask, check_label
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
-from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import WordTask, sentence_objects, span_object
-from bert_jax.tasks.rows import LabelledWordRows, Sentence, Span, Split, Taken, TaskBatch, encode_words, spans
-from bert_jax.tasks.task import Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tasks.reading.inputs import InputRecord, words_of
+from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
+from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
+from bert_jax.tasks.rows import (
+    LabelledWordRows,
+    Sentence,
+    Span,
+    SpannedSentence,
+    Split,
+    Taken,
+    TaskBatch,
+    encode_words,
+    spans,
+)
+from bert_jax.tasks.task import Rows, Task, TaskObjective, chain_sums, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum
 from bert_jax.train.objectives import Counts, Term, Terms
+
+# What all kinds that label words share: reading and parsing sentences, and the objects of their predictions.
+
+
+SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
+
+
+@dataclass(frozen=True)
+class WordTask(Task[Sentence, Rows]):
+    """A task with a label for every word."""
+
+    unread_columns = ("text_pair", "marks")
+
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
+        return ()
+
+    def reader_of(self, path: Path) -> SentenceReader:
+        """The reader for a file, by its name: CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared
+        data."""
+        if is_stored(path):
+            return functools.partial(read_word_lists, labels=self.numbered_labels)
+        return read_conllu if kind_of_file(path) == "conllu" else read_conll
+
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
+        """Sentences without labels, of the given words or of the words of raw texts (words_of)."""
+        items = []
+        for record in records:
+            words, text, offsets = words_of(source, record, self.columns.text)
+            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
+        return Split(source, tuple(items), labelled=False)
+
+
+def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
+    """The prediction for each sentence: `words`, the values of its words, and their `offsets` in a raw text.
+
+    values has one value for each word of the file.
+    """
+    found = []
+    for item, *parts in zip(rows.split.items, *map(rows.by_sentence, values.values()), strict=True):
+        one = {"words": list(item.words)} | {name: list(part) for name, part in zip(values, parts, strict=True)}
+        if item.offsets is not None:
+            one["offsets"] = [list(place) for place in item.offsets]
+        found.append(one)
+    return found
+
+
+def span_object(sentence: Sentence | SpannedSentence, span: Span, score: float) -> dict[str, Any]:
+    """A predicted span of a sentence: `type`, `text`, `score`, `words` [first, end), and `start` and `end`, characters
+    of the raw text, where there is one."""
+    one = {"type": span.label, "text": " ".join(sentence.words[span.first : span.end]), "score": score}
+    if sentence.text is not None and sentence.offsets is not None:
+        start, end = sentence.offsets[span.first][0], sentence.offsets[span.end - 1][1]
+        one |= {"text": sentence.text[start:end], "start": start, "end": end}
+    return one | {"words": [span.first, span.end]}
+
 
 # Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
 #

@@ -13,11 +13,11 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import tag_logits
+from bert_jax.tasks.kinds.tagging import WordTask, sentence_objects
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import WordTask, sentence_objects
 from bert_jax.tasks.rows import LabelledWordRows, Sentence, Split, TaskBatch, encode_words
 from bert_jax.tasks.task import ScaledTask, Task, TaskObjective, squared_error_sum
 from bert_jax.tokenization.tokenizer import Tokenizer

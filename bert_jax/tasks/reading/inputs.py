@@ -27,7 +27,6 @@ from bert_jax.tasks.reading.tables import (
     plain_name,
     ragged,
 )
-from bert_jax.tasks.rows import Sentence, Split
 
 # The inputs of predict, record by record: their texts and words. Errors name the line of the record.
 
@@ -138,15 +137,6 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     if text is None or text is tokens:
         return Words(words, None, None)
     return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
-
-
-def sentences_of(source: Path, records: Sequence[InputRecord], column: str) -> Split[Sentence]:
-    """Sentences without labels, of given words or of the words of texts (words_of)."""
-    items = []
-    for record in records:
-        words, text, offsets = words_of(source, record, column)
-        items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
-    return Split(source, tuple(items), labelled=False)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:

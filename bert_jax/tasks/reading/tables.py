@@ -30,7 +30,7 @@ from bert_jax.storage.remote import first_line
 class Columns:
     """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (labelled_texts.mark_words): the column of the word's first
+    marks is for a task that asks about a word of each text (mark_words of labelled.py): the column of the word's first
     character and the column of its exclusive end, first for text and then for text_pair.
     """
 
