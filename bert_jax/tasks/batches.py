@@ -117,9 +117,6 @@ def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length:
             yield indices, rows.batch(indices, int(length))
 
 
-# Fine-tuning batches as a function of (seed, step). Pure numpy.
-
-
 class TaskSource:
     """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
 

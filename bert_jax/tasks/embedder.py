@@ -30,8 +30,6 @@ from bert_jax.tasks.rows import Pieces, TokenRows, encode_pieces, spans
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 
-# Encodes texts without labels, or pairs of texts, and their words.
-
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
@@ -123,9 +121,6 @@ def is_iterable(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-# Computes vectors of texts, of their tokens or of their words with one model, whose parameters are placed once.
 
 
 Arrays = dict[str, np.ndarray]

@@ -154,9 +154,6 @@ def _masked_model(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-# Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files.
-
-
 MESH_FLAG = "--mesh"
 
 
@@ -198,17 +195,17 @@ def evaluate(
 ) -> dict[str, Any]:
     """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
 
-    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion
-    come after them (shard_metrics.perplexities), and with pseudo_perplexity those of a masked language
-    model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
+    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion come after them,
+    and with pseudo_perplexity those of a masked language model. max_rows limits the rows of shards; 0 means all.
 
-    An undefined metric, such as a correlation with a constant, is None. columns names the columns of a task file, for a
-    checkpoint that does not record them; label_map, max_length, truncate_dim, metrics, positive and null_threshold are
-    as in measurement.evaluate. max_length and truncate_dim are also those of texts in retrieval, and skip_self is that
-    of beir.measure. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
-    sharded over all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity
-    requires, if its tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the
-    model or the devices.
+    On files of a task, the options are those of measurement.evaluate; max_length and truncate_dim are also those of
+    texts in retrieval, and skip_self is that of measure_beir. An undefined metric, such as a correlation with a
+    constant, is None. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
+    sharded over all devices.
+
+    Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is
+    not that of the data, for an option that the data does not use, and if the mesh does not fit the model or the
+    devices.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     if retrieval.is_beir(Path(data)):
@@ -234,7 +231,10 @@ def evaluate(
         found = measurement.evaluate(
             loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
-        return _task_metrics(found)
+        for line in found.remarks:
+            distributed.note(line)
+        defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+        return {**defined, "counts": found.counts}
     others = {"label_map": label_map, "metrics": metrics, "positive": positive}
     _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
@@ -272,11 +272,3 @@ def _refuse_for_shards(
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
     if truncate_dim:
         raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
-
-
-def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
-    """The metrics of a task and its counts; prints the remarks. Metrics that are undefined are None."""
-    for line in found.remarks:
-        distributed.note(line)
-    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
-    return {**defined, "counts": found.counts}

@@ -118,9 +118,6 @@ def _run(
     return jax.lax.fori_loop(0, steps, advance, jnp.asarray(batch.input_ids))
 
 
-# Predicts the masked words of sentences, or generates text by filling masks.
-
-
 MASK = "[MASK]"
 BATCH_SIZE = 32
 # The generators of models that hold one, so that their parameters are copied to the devices once.

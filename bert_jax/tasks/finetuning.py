@@ -5,7 +5,6 @@
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -28,7 +27,6 @@ from bert_jax.tasks.trials import Trial
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import distributed
 from bert_jax.train.checkpoint import held_workdir
-from bert_jax.train.evaluation import lower_is_better
 from bert_jax.train.prepare import check as check_run
 from bert_jax.train.run import RESULT_FILE
 
@@ -120,16 +118,10 @@ def check(
     trials.check_seeds(config, workdir)
     kept = kept or Kept()
     for setting in settings:
-        measured = _check(setting, workdir, tokenizer, kept)
+        _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
+        check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
         if len(settings) > 1:
-            trials.check_measured("sweep", repr(config.sweep), measured)
-
-
-def _check(setting: Setting, workdir: Location, tokenizer: Tokenizer | None, kept: Kept) -> bool:
-    """Prepares and checks one setting, and returns whether it has a dev file."""
-    _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
-    check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
-    return "dev" in data.rows
+            trials.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
 
 
 def run_sweep(
@@ -150,11 +142,11 @@ def run_sweep(
         by_setting.append(found)
         if stop and setting is not settings[-1]:
             raise Stopped(f"SIGTERM: {setting.folder} is complete, later ones are not; run the same command to resume")
-    scores = [_score(found, chosen_by) for found in by_setting]
+    scores = [trials.score(_mean(found, chosen_by), chosen_by) for found in by_setting]
     place = max(range(len(scores)), key=scores.__getitem__)
     best, found = settings[place], by_setting[place]
     trials.keep_best(workdir, Trial(0, 0.0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
-    mean = found["metrics"].get(chosen_by, {}).get("mean")
+    mean = _mean(found, chosen_by)
     result = found | {
         "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": mean},
         "sweep": [
@@ -182,11 +174,8 @@ def table(result: Mapping[str, Any]) -> Table:
     return shown
 
 
-def _score(found: Mapping[str, Any], chosen_by: str) -> float:
-    mean = found["metrics"].get(chosen_by, {}).get("mean")
-    if mean is None:
-        return -math.inf
-    return -mean if lower_is_better(chosen_by) else mean
+def _mean(found: Mapping[str, Any], chosen_by: str) -> float | None:
+    return found["metrics"].get(chosen_by, {}).get("mean")
 
 
 def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
@@ -241,9 +230,6 @@ def _read(written: str, before: Any) -> Any:
         except ValueError:
             continue
     return written
-
-
-# Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results.
 
 
 def finetune(

@@ -33,9 +33,6 @@ from bert_jax.train import sharding
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
 
-# The parameters of opened checkpoints on the devices, where they stay as long as the checkpoint is in use.
-
-
 # By checkpoint, and by mesh and path: a caller that predicts several times with one LoadedModel uploads it once.
 _UPLOADED: "weakref.WeakKeyDictionary[LoadedModel, dict[tuple[Mesh, str], Any]]" = weakref.WeakKeyDictionary()
 
@@ -51,9 +48,6 @@ def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dic
         placed = layers.flatten(sharding.put(layers.unflatten(missing), mesh))
         held.update({(mesh, path): leaf for path, leaf in placed.items()})
     return layers.unflatten({path: held[mesh, path] for path in wanted})
-
-
-# The tokenizers of opened checkpoints, which are built once and kept as long as the checkpoint is in use.
 
 
 class _Kept(threading.local):
@@ -257,9 +251,6 @@ def _row_losses(
         return objective.terms_of(bound, alone, one)["task"].loss, objective.counts(one)["task"]
 
     return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)
-
-
-# The vectors of a model's layers for encoded rows: what embed and features compute.
 
 
 class LayerVectors:

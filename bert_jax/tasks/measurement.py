@@ -123,34 +123,27 @@ def evaluate(
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all labelled splits of a folder except train.
 
-    The file has the columns of the training files unless columns names others (a Hugging Face folder does not record
-    them). label_map says which labels of the model those of the file mean (FILE_LABEL:LABEL,...), where they are not
-    the same (label_names.py). max_length and truncate_dim replace those of training, unless they are 0. metrics names
-    those to return, and positive is the class that f1, precision and recall are of; empty: as in training (accuracy and
-    macro_f1 of a Hugging Face folder, with positive accuracy and f1). null_threshold is the probability of no answer
-    above which a question has none; None: that of the checkpoint. Thresholds that the checkpoint does not record, such
-    as those of a run that has not ended, are 1/2, as in predictions. config says how to run the model (batch_size,
-    compute_dtype). Raises UserError for a checkpoint that was not fine-tuned, an unknown label or metric, a label_map,
-    a positive class, a null_threshold or a truncate_dim for a task without them, a max_length that the model does not
-    have, and a folder without such files.
+    Args:
+        columns: the columns of the file, if they differ from those of training (a Hugging Face folder records none).
+        label_map: FILE_LABEL:LABEL,... if the file writes other labels than the model.
+        max_length, truncate_dim: replace those of training, unless they are 0.
+        metrics: the metrics to return; empty: as in training (accuracy and macro_f1 of a Hugging Face folder, with
+            positive accuracy and f1).
+        positive: the class that f1, precision and recall are of.
+        null_threshold: the probability above which a question has no answer; None: that of the checkpoint.
+        config: how to run the model (batch_size, compute_dtype).
+
+    Thresholds that the checkpoint does not record, such as those of a run that has not ended, are 1/2, as in
+    predictions. Raises UserError for a checkpoint that was not fine-tuned, an option that its task does not have, an
+    unknown label or metric, and a folder without labelled files.
     """
     config = config or TrainConfig(batch_size=32)
     task = with_max_length(task_of(loaded), max_length, loaded.model)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
-    if label_map:
-        if not isinstance(task, NamedLabelsTask):
-            raise UserError(
-                f"--label_map is {label_map!r}, but a task of kind {task.kind} has no labels to map; omit it"
-            )
-        task = dataclasses.replace(task, label_map=label_map)
     task = with_null_threshold(task, null_threshold)
     task = task.calibrated({})  # thresholds chosen on the measured file would flatter the model
-    if truncate_dim:
-        if not isinstance(task, EmbeddingTask):
-            raise UserError(f"--truncate_dim is {truncate_dim}, but a task of kind {task.kind} has no vectors; omit it")
-        task = dataclasses.replace(task, truncate_dim=truncate_dim)
-        task.check_model(loaded.model)
-    task = _with_metrics(task, metrics, positive)
+    task = _with_options(task, label_map, metrics, positive, truncate_dim)
+    task.check_model(loaded.model)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
@@ -174,17 +167,22 @@ def evaluate(
     return Evaluation(values, sizes, tuple(messages))
 
 
-def _with_metrics(task: Task, metrics: str, positive: str) -> Task:
-    """The task with other metrics and another positive class, where they are given."""
+def _with_options(task: Task, label_map: str, metrics: str, positive: str, truncate_dim: int) -> Task:
+    """The task with the options that are given, each of which only some kinds have."""
+
+    def changed(kind: type[Task], flag: str, value: object, lacks: str, **changes: Any) -> Task:
+        if not isinstance(task, kind):
+            raise UserError(f"--{flag} is {value!r}, but a task of kind {task.kind} has no {lacks}; omit it")
+        return dataclasses.replace(task, **changes)
+
+    if label_map:
+        task = changed(NamedLabelsTask, "label_map", label_map, "labels to map", label_map=label_map)
+    if truncate_dim:
+        task = changed(EmbeddingTask, "truncate_dim", truncate_dim, "vectors", truncate_dim=truncate_dim)
     if positive:
-        if not isinstance(task, ClassificationTask):
-            raise UserError(
-                f"--positive is {positive!r}, but a task of kind {task.kind} has no positive class; omit it"
-            )
-        task = dataclasses.replace(task, positive=positive, metrics=()).with_metrics()
-    if metrics:
-        task = dataclasses.replace(task, metrics=parse_names("--metrics", metrics))
-    return task
+        task = changed(ClassificationTask, "positive", positive, "positive class", positive=positive, metrics=())
+        task = task.with_metrics()
+    return dataclasses.replace(task, metrics=parse_names("--metrics", metrics)) if metrics else task
 
 
 def metric_prefix(split: str) -> str:

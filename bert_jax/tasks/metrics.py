@@ -17,11 +17,6 @@ from sklearn import metrics
 
 from bert_jax.errors import UserError
 
-# The metrics of the tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as are those of NaN.
-#
-# A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
-
-
 Metric: TypeAlias = Callable[[Any, Any], float]
 
 LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target

@@ -15,9 +15,6 @@ from bert_jax.tasks.reading.tables import Columns, is_stored, plain_name
 from bert_jax.tasks.rows import Example, Sentence, Split
 from bert_jax.tasks.task import Task
 
-# The description of a named task: its options and the layout of its published files.
-
-
 SPLITS = ("train", "dev", "test")
 # The splits of most data sets in TensorFlow Datasets and on the Hugging Face hub.
 STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -370,16 +367,6 @@ TAGGING = (
         stored_columns=Columns("tokens", "", "ner_tags"),
     ),
 )
-
-
-# The tasks known by name: their options, and the layout of their published files.
-#
-# layout     the description of a named task
-# glue       the nine tasks of GLUE, and its diagnostic set
-# choice     SWAG, and COPA of SuperGLUE
-# superglue  BoolQ, CB, RTE and WiC of SuperGLUE
-# squad      SQuAD 1.1 and 2.0
-# tagging    parts of speech (ewt) and entities (conll2003)
 
 
 TASKS: dict[str, NamedTask] = {named.task.name: named for named in (*GLUE, *SUPERGLUE, SWAG, COPA, *SQUAD, *TAGGING)}

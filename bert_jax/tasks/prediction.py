@@ -20,9 +20,6 @@ from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split
 
-# Predicts inputs from files, from standard input and from Python, in windows of several batches.
-
-
 ON_ERROR = ("fail", "skip")
 WINDOW = 32  # batches that are read, and sorted by length, at a time
 
@@ -224,9 +221,6 @@ def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
         # Questions have an id of their own, which is a text.
         return {"id": record.content["id"]} | {name: value for name, value in prediction.items() if name != "id"}
     return prediction
-
-
-# Predicts labels, scores, tags, entities or answers for texts with a fine-tuned checkpoint.
 
 
 Prediction = dict[str, Any]  # by field, which the kind of task decides

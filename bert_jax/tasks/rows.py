@@ -14,8 +14,6 @@ from jaxtyping import Array, Bool, Float32, Int32, Int64, Integer, Shaped, UInt
 
 from bert_jax.tokenization.tokenizer import Tokenizer
 
-# What a task's file holds, the rows it becomes, and the batch the model sees. Pure numpy.
-
 
 class Example(NamedTuple):
     """A text or a pair of texts, with its label as the file writes it (None where the file has none)."""

@@ -1,4 +1,8 @@
-"""Prepares the runs of a fine-tuning: what they start from, their encoded data, and the `Run` of each seed."""
+"""Prepares the runs of a fine-tuning: what they start from, their encoded data, and the `Run` of each trial.
+
+Read `prepare` first: it reads the files, opens the checkpoint (`Start`), encodes the splits (`Data`) and builds a `Run`
+for each trial. Above it are the changes to a checkpoint's parameters, and the teacher of a distillation.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +43,7 @@ STACK = "encoder/layers/"
 POOLER = "pooler/"
 
 
-def check(config: FinetuneConfig, model: ModelConfig) -> None:
+def _check_reinitialized(config: FinetuneConfig, model: ModelConfig) -> None:
     """Raises UserError where config.reinit_layers does not fit the model or the other keys."""
     layers = config.reinit_layers
     if not layers:
@@ -201,9 +205,6 @@ def _of_the_task(loaded: LoadedModel, task: Task, base: TaskObjective, path: str
             f"task.label_map, or {advice}"
         )
     return loaded
-
-
-# What a fine-tuning starts from, its encoded data, and the run of each seed and learning rate.
 
 
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
@@ -429,7 +430,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
     rows = data.rows["train"]
     distilled = distilled_task(config, start.model, data.task, start.tokenizer)
     objective = data.task.objective() if distilled is None else distilled.objective
-    check(config, start.model)
+    _check_reinitialized(config, start.model)
     initial = start.initial_params(objective.heads, data.task, report)
     evaluators = []
     measured: tuple[str, ...] = ()
@@ -442,26 +443,16 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         trial: trials.settings(config, trial, data.task, rows.count, measured=bool(evaluators))
         for trial in trials.trials_of(config)
     }
-    seeds = trials.seeds_of(config)
     steps = next(iter(every.values())).steps
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(start.model, objective.heads)).values(), default=0)
         if line := trials.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
+    options = {"batch_size": config.batch_size, "lengths": lengths, "pool": config.length_pool, "steps": steps}
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
-    sources = {
-        seed: TaskSource(
-            rows,
-            batch_size=config.batch_size,
-            seed=seed,
-            lengths=lengths,
-            pool=config.length_pool,
-            steps=steps,
-        )
-        for seed in seeds
-    }
-    params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in seeds}
+    sources = {seed: TaskSource(rows, seed=seed, **options) for seed in trials.seeds_of(config)}
+    params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in sources}
     return {
         trial: Run(
             config=settings,

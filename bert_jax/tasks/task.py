@@ -28,8 +28,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Objective, Terms
 
-# The base class of fine-tuning objectives: one loss term, `task`, and the arrays that predictions are decoded from.
-
 
 class TaskObjective(Objective):
     """The objective of a kind of task.
@@ -56,8 +54,8 @@ class TaskObjective(Objective):
 
     @property
     def has_soft_targets(self) -> bool:
-        """Whether a student can learn from the outputs of a teacher (soft_sum)."""
-        return False
+        """Whether a student can learn from the outputs of a teacher: whether the kind defines soft_sum."""
+        return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
         """The difference of both models' outputs, summed with the label weights, at a temperature where they are
@@ -75,9 +73,6 @@ def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> 
     """The vector of the one sequence of each row, whose [CLS] is at position 0."""
     hidden = encode_for_task(model, batch, dropout_key)
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
-
-
-# The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements.
 
 
 Item = TypeVar("Item")
@@ -167,10 +162,6 @@ class Task(abc.ABC, Generic[Item, Rows]):
         the best answers to a question, which the command prints only on request; `words`, `tags`, `entities`, `spans`,
         `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
         """
-
-    def with_names(self, split: Split[Item]) -> Split[Item]:
-        """A split that was read, with its labels as the task names them."""
-        return split
 
     def default_metrics(self) -> tuple[str, ...]:
         """The metrics of a task that names none; the first one selects as Task.metrics do."""

@@ -28,9 +28,6 @@ from bert_jax.train.orbax_io import AVERAGE
 from bert_jax.train.run import Result, Run
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, read_config, read_params, write_config, write_params
 
-# The trials of one fine-tuning, one for each seed and learning rate, and their configurations.
-
-
 # Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
 WARMUP_SHARE = 0.1
 MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
@@ -241,16 +238,16 @@ def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
     """The best trial of the learning rate with the best mean over its seeds; the first one if nothing was measured."""
     by_rate: dict[float, dict[Trial, float]] = {}
     for trial, metrics in by_trial.items():
-        by_rate.setdefault(trial.learning_rate, {})[trial] = _score(metrics, chosen_by)
+        by_rate.setdefault(trial.learning_rate, {})[trial] = score(metrics.get(chosen_by), chosen_by)
     scores = max(by_rate.values(), key=lambda scores: sum(scores.values()) / len(scores))
     return max(scores, key=scores.__getitem__)
 
 
-def _score(metrics: Metrics, name: str) -> float:
-    value = metrics.get(name, math.nan)
-    if math.isnan(value):
+def score(value: float | None, metric: str) -> float:
+    """The value of a metric as a number of which the highest is the best; an undefined one is the worst."""
+    if value is None or math.isnan(value):
         return -math.inf
-    return -value if lower_is_better(name) else value
+    return -value if lower_is_better(metric) else value
 
 
 def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
@@ -322,9 +319,6 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 def cell(value: float | None) -> str:
     """A figure in a table; - for none."""
     return "-" if value is None else f"{value:.4f}"
-
-
-# Trains the runs of a fine-tuning, one after another, and measures each.
 
 
 def train(

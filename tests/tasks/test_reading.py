@@ -748,7 +748,7 @@ def test_words_are_read_from_the_column_of_the_training_file() -> None:
     assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]
     called_text = TokenRegressionTask("own", columns=Columns("text", "", "labels"))
     (words, line) = parse(called_text, {"text": ["a", "b"]}, {"tokens": ["a", "b"], "text": "a b"}).items
-    assert (labelled.words, labelled.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
+    assert (words.words, words.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
     pairs = SpanPairTask("own", ("X",), relations_between="given", columns=Columns("forms", "", "entities"))
     (item,) = parse(pairs, {"forms": ["a", "b"], "entities": [{"start": 0, "end": 2, "label": "X"}]}).items
     assert item.words == ("a", "b") and item.spans == (Span("X", 0, 2),)

@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.tasks import leaderboards
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.registry import resolve
 

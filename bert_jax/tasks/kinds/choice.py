@@ -28,9 +28,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
 
-# Reads the items of multiple choice from tables and from the inputs of predictions.
-
-
 CHOICES = "choices"  # the column of a list, where task.choices names none
 TEXTS, PLACES = "texts", "places"  # what labels are, of a file that does not give them as numbers
 
@@ -194,9 +191,6 @@ def _label(path: Path, line: int, value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()
 
 
-# Multiple choice: which of several texts that may follow a context is correct.
-
-
 # Other metrics of classes would be of the indices of choices, which mean nothing; earlier runs may record some.
 METRICS = ("accuracy",)
 
@@ -347,10 +341,6 @@ class ChoiceObjective(TaskObjective):
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B S"], teacher: Float[Array, "B S"], batch: TaskBatch, temperature: float

@@ -265,30 +265,36 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
 
 
 @dataclass(frozen=True)
-class ClassObjective(TaskObjective):
-    """Cross-entropy of classes, or the squared error of a score (Devlin et al. 2019, section 4).
-
-    scale: of a regression, the mean and the deviation by which scores are standardized in outputs and loss.
-    """
+class TextObjective(TaskObjective):
+    """The logits of one vector for each text: what the objectives of the three kinds share."""
 
     classes: int
-    regression: bool = False
     pooling: str = "cls"
-    costs: ClassCosts = PLAIN
     layer_mix: bool = False
-    scale: tuple[float, float] = (0.0, 1.0)
 
     @property
     def heads(self) -> Heads:
         return Heads(pooling=self.pooling, pooler=True, classes=self.classes, layer_mix=self.layer_mix)
 
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
+        """Logits of classes or labels, or the standardized score (C = 1)."""
+        return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0]
+
+
+@dataclass(frozen=True)
+class ClassObjective(TextObjective):
+    """Cross-entropy of classes, or the squared error of a score (Devlin et al. 2019, section 4).
+
+    scale: of a regression, the mean and the deviation by which scores are standardized in outputs and loss.
+    """
+
+    regression: bool = False
+    costs: ClassCosts = PLAIN
+    scale: tuple[float, float] = (0.0, 1.0)
+
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         return {"task": () if self.regression else ("accuracy",)}
-
-    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
-        """Logits of classes, or the standardized score (C = 1)."""
-        return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         if self.regression:
@@ -297,10 +303,6 @@ class ClassObjective(TaskObjective):
             return {"task": Term(squared_error_sum(outputs[:, 0], targets, batch.label_weights), {})}
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float
@@ -474,30 +476,14 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
 
 
 @dataclass(frozen=True)
-class MultiLabelObjective(TaskObjective):
+class MultiLabelObjective(TextObjective):
     """The binary cross-entropy of each label, averaged over labels (torch's BCEWithLogitsLoss). `accuracy` is the share
     of right decisions at a probability of 1/2."""
-
-    classes: int
-    pooling: str = "cls"
-    layer_mix: bool = False
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(pooling=self.pooling, pooler=True, classes=self.classes, layer_mix=self.layer_mix)
-
-    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
-        """Logits of the labels."""
-        return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         weights = jnp.broadcast_to(batch.label_weights[:, None], outputs.shape) / self.classes
         loss, correct = binary_sums(outputs, batch.labels, weights)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float

@@ -34,8 +34,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
 
-# Reads the pairs and groups of texts that vectors are trained and measured on.
-
 
 class TextGroup(NamedTuple):
     """An anchor, its positive and hard negatives (an empty one is absent), and the score of a pair."""
@@ -159,9 +157,6 @@ def _scores(
     return jnp.where(possible, scale * products, IMPOSSIBLE)
 
 
-# The rows and the objective of training vectors of texts.
-
-
 class GroupLabels(NamedTuple):
     """The value of TaskBatch.labels."""
 
@@ -233,9 +228,6 @@ class EmbeddingObjective(TaskObjective):
     def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
         """Vectors of length 1, of the first truncate_dim dimensions."""
         return unit_vectors(outputs[..., : self.truncate_dim or None])
-
-
-# Vectors of texts: how a text becomes one, and training that puts texts of like meaning close together.
 
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own

@@ -273,14 +273,6 @@ def answer_object(question: Question, decoded: Decoded, may_be_none: bool, thres
     return one | {"scores": spans}
 
 
-# Question answering: an answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
-#
-# question_files    reads SQuAD's JSON, and records of question, context and answers
-# question_windows  encodes a question and its context as rows that slide over a long context
-# question_answers  finds the best answers of a row, and of all rows of a question
-# question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
-
-
 # Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
 
@@ -483,10 +475,6 @@ class QuestionObjective(TaskObjective):
         places = batch.labels
         loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float

@@ -129,15 +129,6 @@ def predicted_relations(
     return found
 
 
-# Classifies spans of words: nested entities.
-#
-# span_pairs      adds relations between spans
-# span_files      reads words, spans and relations
-# span_rows       encodes them as rows
-# span_objective  computes the loss and the arrays from which predictions are decoded
-# span_decoding   decodes the predicted spans and relations of a file
-
-
 # Longer spans require task.max_span, because each additional length costs as much as the first one.
 LONGEST_BY_DEFAULT = 12
 UNCALIBRATED = 0.5
@@ -345,9 +336,6 @@ def missing(train: Split, what: str) -> UserError:
 def _spans_of_tags(sentence: Sentence) -> SpannedSentence:
     spans = tuple(tagging.entities(sentence.tags or ()))
     return SpannedSentence(sentence.words, spans, (), sentence.lines[0])
-
-
-# Relations between spans of words.
 
 
 OF_PREDICTED_SPANS = ("labels", "span_scores", "span_overlap", "threshold")

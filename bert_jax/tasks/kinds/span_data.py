@@ -24,9 +24,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
-# Reads words, spans and relations between spans from JSON lines or Parquet.
-
-
 SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
 RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
 
@@ -106,9 +103,6 @@ def _listed(
         if type(first) is not int or type(second) is not int or not has_label:
             raise UserError(f"{place} is {value!r:.80}; expected {expected}")
         yield place, first, second, label or ""
-
-
-# Encodes sentences with spans and relations as rows, and makes batches of them.
 
 
 # The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
@@ -275,9 +269,6 @@ def _held(
 def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
     flat = [values for row in by_row for values in row]
     return tuple(np.array(flat, np.int32).reshape(-1, 3).T.copy())
-
-
-# The objective of span tasks: the types of each span, and the relations between two spans.
 
 
 # The boundaries and the content (SpanHeads) of the vectors of spans, by the name of task.span_vectors.

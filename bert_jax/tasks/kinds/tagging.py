@@ -185,9 +185,6 @@ def _tag(mark: str, label: str) -> str:
     return mark if label == UNTYPED else f"{mark}-{label}"
 
 
-# The objective of tagging: the loss of the tags of a row's words, and the tags that are predicted.
-
-
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -276,9 +273,6 @@ def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Floa
     """At each position, the mean over all positions of the same word."""
     same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
     return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
-
-
-# Tagging: a tag for every word, such as parts of speech and named entities.
 
 
 @dataclass(frozen=True)

@@ -122,10 +122,6 @@ class NumberObjective(TaskObjective):
         targets = (batch.labels - mean) / deviation
         return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
 
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
-
     def soft_sum(
         self, outputs: Float[Array, "B T"], teacher: Float[Array, "B T"], batch: TaskBatch, temperature: float
     ) -> Scalar:

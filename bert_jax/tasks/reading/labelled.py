@@ -15,9 +15,6 @@ from bert_jax.tasks.labels import same_names
 from bert_jax.tasks.reading.tables import Column, Columns, Table, numbered_lines, opened, place_of, read_records
 from bert_jax.tasks.rows import Example, LabelSet, Sentence, Split
 
-# Reads labelled texts and pairs of texts from any kind of table.
-
-
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
 MARK = "*"
@@ -152,9 +149,6 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     return labels[number] if not numbered and 0 <= number < len(labels) else written
 
 
-# Reads texts and pairs of texts that have any number of labels.
-
-
 # What only a list has: quotes, or several parts in one pair of brackets. A label may itself be in brackets.
 _OF_LISTS = re.compile(r"""['"]|\[[^][]*,[^][]*\]""")
 
@@ -252,9 +246,6 @@ def _is_set(where: str, value: Any) -> bool:
     return found
 
 
-# Reads CoNLL columns and CoNLL-U.
-
-
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 # Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
@@ -336,9 +327,6 @@ def _sentences(path: Path, groups: list[Group], word_column: int, tag_column: in
         if group
     )
     return Split(path, items, tag_column is not None)
-
-
-# Reads words and their labels from two lists in each example (`tokens` and `labels` in Hugging Face's data sets).
 
 
 def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[Sentence]:

@@ -23,8 +23,6 @@ from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.files import DamagedFile, decompressed
 from bert_jax.storage.remote import first_line
 
-# The columns of a table that hold the texts and the labels, and the values that are read from them.
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -264,9 +262,6 @@ class _AsLiterals(ast.NodeTransformer):
         return node.args[0] if is_numpy else node
 
 
-# Reads TSV, whose fields are never quoted, and CSV, whose fields may be quoted (RFC 4180).
-
-
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
 TSV_ADVICE = "Fields are separated by one tab and are never quoted"
 CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
@@ -477,17 +472,6 @@ def plain_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# Reads selected columns of a table. The ending of the file's name determines its format.
-#
-# .jsonl, .ndjson  one object on each line
-# .parquet         the columns of the file, or of several (parquet_parts.py)
-# .csv             quoted as in RFC 4180
-# tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
-# any other        TSV, never quoted
-#
-# Text files may be compressed (.gz, .xz, .zst).
-
-
 JSON_LINES = (".jsonl", ".ndjson")
 
 
@@ -497,7 +481,15 @@ def is_stored(path: Path) -> bool:
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
-    """Reads these columns of every example, in order.
+    """Reads these columns of every example, in order. The ending of the file's name determines its format.
+
+    .jsonl, .ndjson  one object on each line
+    .parquet         the columns of the file, or of several (files_of)
+    .csv             quoted as in RFC 4180
+    tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
+    any other        TSV, never quoted
+
+    Text files may be compressed (.gz, .xz, .zst).
 
     TSV and CSV have a header unless every column is given by a number. With ragged_lines, a line of TSV or CSV whose
     number of fields differs from that of the first line is skipped and counted. Raises UserError, with file and line,
