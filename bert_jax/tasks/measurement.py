@@ -143,7 +143,8 @@ def evaluate(
     task = with_null_threshold(task, null_threshold)
     task = task.calibrated({})  # thresholds chosen on the measured file would flatter the model
     task = _with_options(task, label_map, metrics, positive, truncate_dim)
-    task.check_model(loaded.model)
+    if truncate_dim:
+        task.check_model(loaded.model)
     found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:

@@ -449,7 +449,12 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         if line := trials.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
-    options = {"batch_size": config.batch_size, "lengths": lengths, "pool": config.length_pool, "steps": steps}
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "lengths": lengths,
+        "pool": config.length_pool,
+        "steps": steps,
+    }
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {seed: TaskSource(rows, seed=seed, **options) for seed in trials.seeds_of(config)}
     params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in sources}
