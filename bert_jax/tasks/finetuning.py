@@ -162,16 +162,9 @@ def run_sweep(
 
 def table(result: Mapping[str, Any]) -> Table:
     """The selecting metric of every setting of a sweep."""
-    name, seeds = result["best"]["metric"], result["seeds"]
-    keys = list(result["best"]["values"])
-    shown = Table(title=f"{result['task']}: {name} by setting", title_justify="left")
-    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
-        shown.add_column(column, justify="right")
-    for each in result["sweep"]:
-        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
-        cells = map(trials.cell, (metric["mean"], metric["std"], *metric["values"]))
-        shown.add_row(*each["values"].values(), *cells)
-    return shown
+    title = f"{result['task']}: {result['best']['metric']} by setting"
+    rows = [(list(each["values"].values()), each["metrics"]) for each in result["sweep"]]
+    return trials.comparison(title, list(result["best"]["values"]), rows, result)
 
 
 def _mean(found: Mapping[str, Any], chosen_by: str) -> float | None:
@@ -254,14 +247,13 @@ def finetune(
         best: the best run, if there are several.
         learning_rates: the same figures for each rate, if there are several.
 
-    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
-    learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
-    by the dev metric that sweep.chosen_by names (the first run without a dev file). With config.sweep,
-    each setting has such a workdir in WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result
-    has the figures of all under `sweep` (key_sweep.run). All settings are checked before the first one
-    trains. A `verbose` run prints its parameters. An empty init_from trains config.model from scratch
-    and requires a tokenizer. Raises UserError for a mistake in the configuration, the files or the
-    checkpoint, and Stopped after SIGTERM.
+    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with learning_rates, even a
+    single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run by the dev metric that trials.chosen_by
+    names (the first run without a dev file). With config.sweep, each setting has such a workdir in
+    WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`. All settings
+    are checked before the first one trains. A `verbose` run prints its parameters. An empty init_from trains
+    config.model from scratch and requires a tokenizer. Raises UserError for a mistake in the configuration, the files
+    or the checkpoint, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)

@@ -70,7 +70,7 @@ def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
 
 # Runs a model over encoded rows: the one loop of evaluation, predict, report, embed and features.
 #
-# Rows of similar length share a batch (length_batches.py), each padded length is compiled once, every process places
+# Rows of similar length share a batch , each padded length is compiled once, every process places
 # the rows that its devices own, and results are returned in the order of the rows.
 
 

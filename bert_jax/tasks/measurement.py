@@ -56,7 +56,7 @@ def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
 
 
 def file_remarks(path: Path) -> list[str]:
-    """A message, as a list of lines, if a path stands for several files (reading/parquet_parts.py)."""
+    """A message, as a list of lines, if a path stands for several files (tables.files_of)."""
     count = len(tables.files_of(path))
     return [f"{path}: reading all {count} files of this data set as one"] if count > 1 else []
 

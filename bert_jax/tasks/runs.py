@@ -97,7 +97,7 @@ HEADS = {"classification": ("classifier",), "multilabel": ("classifier",), "tagg
 def with_labels_of(loaded: LoadedModel, task: Task) -> LoadedModel:
     """The checkpoint with the task's labels and the outputs of its head in their order, where the labels are the same.
 
-    They are the same if the kinds are and label_names.permutation pairs them. A regression gets the task's scale of
+    They are the same if the kinds are and labels.permutation pairs them. A regression gets the task's scale of
     targets. Other checkpoints are returned as they are.
     """
     if isinstance(task, ScaledTask):

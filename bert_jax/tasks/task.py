@@ -89,7 +89,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     | option | |
     |---|---|
-    | name | a named task (bert_jax/tasks/named), or `own` for files of the user |
+    | name | a named task (tasks/named.py), or `own` for files of the user |
     | labels | the labels by id; empty where the kind has none, and until the training file is read |
     | max_length | tokens of a row at most |
     | metrics | names of metrics; the first one selects the best seed and rate, and with early_stop the checkpoint |
@@ -136,7 +136,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         choices                     text or context, and choices: a list of texts
 
         An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
-        UserError, with source and line, for a missing or empty text (input_records.py has what the kinds share).
+        UserError, with source and line, for a missing or empty text (reading/inputs.py has what the kinds share).
         """
 
     @abc.abstractmethod

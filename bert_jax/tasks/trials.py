@@ -303,21 +303,32 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
     for name, metric in found["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
-        shown.add_row(name, *map(cell, cells))
+        shown.add_row(name, *map(_cell, cells))
     if "learning_rates" not in found:
         return [shown]
-    name = found["best"]["metric"]
-    sweep = Table(title=f"{found['task']}: {name} by learning rate", title_justify="left")
-    for column in ("learning rate", "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
-        sweep.add_column(column, justify="right")
-    for each in found["learning_rates"]:
-        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
-        sweep.add_row(f"{each['learning_rate']:g}", *map(cell, (metric["mean"], metric["std"], *metric["values"])))
-    return [sweep, shown]
+    title = f"{found['task']}: {found['best']['metric']} by learning rate"
+    rows = [([f"{each['learning_rate']:g}"], each["metrics"]) for each in found["learning_rates"]]
+    return [comparison(title, ["learning rate"], rows, found), shown]
 
 
-def cell(value: float | None) -> str:
-    """A figure in a table; - for none."""
+def comparison(
+    title: str, keys: Sequence[str], rows: Sequence[tuple[Sequence[str], Any]], found: Mapping[str, Any]
+) -> Table:
+    """A table of the metric that selects, one row for each learning rate or setting.
+
+    keys are the first columns, and rows have their values and the metrics of each; found is the whole result.
+    """
+    shown = Table(title=title, title_justify="left")
+    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in found["seeds"])):
+        shown.add_column(column, justify="right")
+    missing = {"mean": None, "std": None, "values": [None] * len(found["seeds"])}
+    for values, metrics in rows:
+        metric = metrics.get(found["best"]["metric"], missing)
+        shown.add_row(*values, *map(_cell, (metric["mean"], metric["std"], *metric["values"])))
+    return shown
+
+
+def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import letter_pieces
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,17 +41,9 @@ from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.workdir import read_config
 
+letters = letter_pieces.letters  # a fixture
+
 TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*items: tuple[str, str | None, str | None]) -> Split[Example]:

@@ -32,11 +32,10 @@ from bert_jax.tasks.metrics import (
     CLASSIFICATION_METRICS,
     REGRESSION_METRICS,
     TAGGING_METRICS,
-    Nearest,
     compute_metrics,
-    rank_metrics,
     ranks_of,
 )
+from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import TokenRows
 from bert_jax.train.objectives import Likelihood
 from data_prep.build import build

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import letter_pieces
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,19 +38,10 @@ from bert_jax.tasks.kinds.question_data import Answer, AnswerSpan, Question, Que
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.rows import Split
 from bert_jax.tokenization import tokenizer as tokenizer_lib
-from bert_jax.tokenization.tokenizer import Tokenizer
+
+letters = letter_pieces.letters  # a fixture
 
 TASK = QuestionTask("own", max_length=12, max_query_length=3, doc_stride=3, metrics=("f1", "exact_match"))
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz?"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*questions: tuple[str, str, tuple[Answer, ...] | None]) -> Split[Question]:

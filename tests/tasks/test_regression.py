@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import letter_pieces
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
@@ -27,21 +28,12 @@ from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Example, LabelledWordRows, Sentence, Split
-from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+letters = letter_pieces.letters  # a fixture
 
 TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
 CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def rows_of(path: Path, tokenizer: Tokenizer) -> LabelledWordRows:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import letter_pieces
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -36,6 +37,8 @@ from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
+
+letters = letter_pieces.letters  # a fixture
 
 GOOD = {
     "tokens": ["Bank", "of", "China", "hired", "Ann"],
@@ -136,16 +139,6 @@ PAIRS = SpanPairTask(
 )
 WORDS_OF_LINES = ["the cat sat on a mat", "a dog .", "river the the cat"]
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=16, max_positions=32)
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*items: tuple[str, list[Span], list[Relation]], labelled: bool = True) -> Split[SpannedSentence]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import letter_pieces
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,8 @@ from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 
+letters = letter_pieces.letters  # a fixture
+
 TASK = TaggingTask("own", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
 
 
@@ -52,16 +55,6 @@ def measure(task: Task, rows: TagRows, guesses: np.ndarray) -> dict[str, float]:
     answers = np.full((rows.count, rows.lengths.max()), -1)
     answers[rows.word_rows, rows.word_slots] = guesses
     return task.measure(rows, [TagAnswer(tags, np.ones(len(tags), np.float32)) for tags in answers])
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*sentences: list[tuple[str, str]]) -> Split[Sentence]:

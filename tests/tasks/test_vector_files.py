@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import incomplete_path
-from bert_jax.tasks import vectors as command
+from bert_jax.tasks import embedder as command
 from bert_jax.tasks.embedder import Embedder, write_vectors
 from bert_jax.tasks.reading.inputs import read_stream
 

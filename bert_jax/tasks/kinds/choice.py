@@ -44,7 +44,7 @@ class MultipleChoice(NamedTuple):
 
 
 def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
-    """Reads items of a table (reading.read_records): context, start and label from the columns text, text_pair, label.
+    """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
     choices names the columns of the choices, separated by commas, or one column that holds a list of texts (JSON
     lines and Parquet; `choices` by default). An empty value in one of several columns is an absent choice. A file
@@ -207,7 +207,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     |---|---|
     | choices | the columns of the choices, separated by commas, or one column that holds a list |
     | label_smoothing | the share of the uniform distribution in the target |
-    | choice_labels | what labels are that the training file does not give as numbers (choice_items.labels_are) |
+    | choice_labels | what labels are that the training file does not give as numbers (labels_are) |
     """
 
     kind = "choice"
@@ -251,7 +251,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return METRICS
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
-        """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
+        """One row for each item. Over max_length, the longer of context and choice is cut (truncated_lengths).
 
         Each choice is cut separately; `truncated` counts items. Raises UserError, with file and line, for a label
         that is not one of the item's choices.

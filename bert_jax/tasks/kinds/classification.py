@@ -107,8 +107,8 @@ class TextTask(PooledTask[Example, LabelledRows]):
     def encode(self, split: Split[Example], tokenizer: Tokenizer) -> LabelledRows:
         """One row for each example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
 
-        Some vocabularies put two separators between the texts (pairs.py). A row over max_length loses pieces from the
-        end of its longer text (pairs.truncated_lengths).
+        Some vocabularies put two separators between the texts. A row over max_length loses pieces from the
+        end of its longer text (truncated_lengths).
         """
         paired = split.items[0].text_pair is not None
         seconds = [example.text_pair or "" for example in split.items] if paired else None

@@ -44,7 +44,7 @@ class TextGroup(NamedTuple):
 
 
 def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup]:
-    """Reads pairs of a table (reading.read_records) from the columns text and text_pair, with their scores.
+    """Reads pairs of a table (read_records) from the columns text and text_pair, with their scores.
 
     A file without the label column has no scores. negatives names columns of hard negatives, separated by commas, or
     one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
@@ -185,7 +185,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
 
 @dataclass(frozen=True)
 class EmbeddingObjective(TaskObjective):
-    """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score (contrastive_losses.py).
+    """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score.
 
     accuracy is the share of anchors whose positive alone has the highest score of all candidates of the batch. With
     several dimensions the loss is the sum of those of each, and accuracy that of the largest.

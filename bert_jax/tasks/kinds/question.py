@@ -349,7 +349,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
     def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
-        """One row for each window (question_windows). The target is the first answer that is in the context."""
+        """One row for each window (encode_questions). The target is the first answer that is in the context."""
         return encode_questions(
             split,
             tokenizer,
@@ -448,7 +448,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return SQUAD2_METRICS if self.unanswerable or _some_without(split) else SQUAD1_METRICS
 
     def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
-        """The object of question_answers.answer_object for each question."""
+        """The object of answer_object for each question."""
         threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
         return [
             answer_object(question, one, self.unanswerable, threshold)

@@ -189,7 +189,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         return 0.0
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """Reads JSON lines or Parquet (span_files.read_spans), or CoNLL columns of entity tags."""
+        """Reads JSON lines or Parquet (read_spans), or CoNLL columns of entity tags."""
         if tables.kind_of_file(path) == "table":
             return read_spans(path, columns, label_required, relations=False)
         found = tagging.with_usual_letters(labelled.read_conll(path, columns, label_required))
@@ -244,7 +244,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         )
 
     def counts(self, rows: SpanRows) -> dict[str, int]:
-        """words and spans, and the spans that rows cannot hold (span_rows.encode_spans)."""
+        """words and spans, and the spans that rows cannot hold (encode_spans)."""
         lost = {name: rows.lost[name] for name in ("spans_too_long", "spans_cut")}
         return {"words": len(rows.word_rows), "spans": len(rows.firsts), **lost}
 
@@ -381,7 +381,7 @@ class SpanPairTask(SpanTask):
         return self.relation_labels
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """Reads JSON lines or Parquet (span_files.read_spans)."""
+        """Reads JSON lines or Parquet (read_spans)."""
         if tables.kind_of_file(path) != "table":
             raise UserError(f"{path} holds tags but no relations. Give a .jsonl with tokens, spans and relations")
         return read_spans(path, columns, label_required, relations=True, spans_required=self.pairs_are_given)

@@ -201,7 +201,7 @@ def encode_spans(
     binary_types: int,
     relation_labels: tuple[str, ...],
 ) -> SpanRows:
-    """The rows of a split (word_rows.encode_words), with the spans and relations that they can hold.
+    """The rows of a split (encode_words), with the spans and relations that they can hold.
 
     labels are the types of spans; None where spans are part of the input, whose types are ignored. A span may be
     longer than max_span words, or cross two rows of a long sentence; a relation may be between spans of two rows, with

@@ -388,7 +388,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return ("accuracy",)
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """Rows of words (word_rows.encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
+        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
 
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the one before it is
         interpreted as conlleval does (tagging_schemes.entities), and counted.
@@ -405,7 +405,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def counts(self, rows: "TagRows") -> dict[str, int]:
-        """words, and irregular_tags: tags that cannot follow the one before them (tagging_schemes.irregular_tags)."""
+        """words, and irregular_tags: tags that cannot follow the one before them ."""
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
     def remarks(self, rows: "TagRows") -> list[str]:

@@ -58,7 +58,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return ("pearson", "spearman", "mse")
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> LabelledWordRows:
-        """Rows of words (word_rows.encode_words). A word's number is at its first piece; all other positions weigh 0.
+        """Rows of words (encode_words). A word's number is at its first piece; all other positions weigh 0.
 
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """

@@ -260,13 +260,17 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
         return InputRecord(number, {"tokens": content.split(), "text": content})
     if form in ("text", PYTHON) or not isinstance(content, str):
         return InputRecord(number, content, tabs=form == "text")
+    return InputRecord(number, _json_object(source, number, content))
+
+
+def _json_object(source: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(content)
+        found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} line {number} is not JSON ({error}). Write one object per line") from None
     if not isinstance(found, Mapping):
-        raise UserError(f"{source} line {number} is {content:.40}, which is not a JSON object. Write {{...}} per line")
-    return InputRecord(number, found)
+        raise UserError(f"{source} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
+    return found
 
 
 # Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table.
@@ -357,15 +361,9 @@ def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
 
 def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
     for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not JSON ({error}). Write one object per line") from None
-        if not isinstance(values, Mapping):
-            raise UserError(f"{path} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
-        yield tuple(_text(path, number, values, name) for name in names)
+        if line.strip():
+            values = _json_object(path, number, line)
+            yield tuple(_text(path, number, values, name) for name in names)
 
 
 def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:

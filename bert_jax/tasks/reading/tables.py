@@ -268,7 +268,7 @@ CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and doubl
 
 
 def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, quoted: bool) -> Table:
-    """Reads CSV if quoted, else TSV (tables.read_records).
+    """Reads CSV if quoted, else TSV.
 
     The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
     """
@@ -363,7 +363,7 @@ def _json_object(where: str, line: str) -> dict[str, Any]:
 
 
 def read_parquet(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads the rows of a Parquet file, or of all files of a data set (parquet_parts.py).
+    """Reads the rows of a Parquet file, or of all files of a data set (files_of).
 
     Rows are numbered through all files. Classes, single or in lists, have names where Hugging Face's `datasets` wrote
     them into the schema. Raises UserError for a file that is missing, damaged or not Parquet, for a missing required
