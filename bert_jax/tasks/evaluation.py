@@ -137,7 +137,6 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
 
 
 def _masked_model(loaded: LoadedModel) -> LoadedModel:
-    """The masked language model of a checkpoint. Raises UserError where it has none."""
     if loaded.heads.generator:
         loaded = part_of(loaded, "generator")
     if loaded.model.causal:
@@ -231,10 +230,7 @@ def evaluate(
         found = measurement.evaluate(
             loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
-        for line in found.remarks:
-            distributed.note(line)
-        defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
-        return {**defined, "counts": found.counts}
+        return _task_metrics(found)
     others = {"label_map": label_map, "metrics": metrics, "positive": positive}
     _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
@@ -249,7 +245,6 @@ def _refuse_for_retrieval(data: str | Path, **options: object) -> None:
 
 
 def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
-    """Raises UserError if an option is given that is for shards, but the checkpoint was fine-tuned for a task."""
     if pseudo_perplexity:
         raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
     if max_rows:
@@ -272,3 +267,11 @@ def _refuse_for_shards(
         raise UserError(f"--max_length is {max_length}, but shards have a length of their own; omit it")
     if truncate_dim:
         raise UserError(f"--truncate_dim is {truncate_dim}, but shards are not measured by vectors of texts; omit it")
+
+
+def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
+    """The metrics of a task, None where undefined, and its counts; prints the remarks."""
+    for line in found.remarks:
+        distributed.note(line)
+    defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+    return {**defined, "counts": found.counts}

@@ -48,7 +48,6 @@ class WordVectors:
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of words of each sentence."""
         return np.diff(self.sentence_offsets)
 
     def words(self, sentences: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "N"]:

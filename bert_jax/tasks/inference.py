@@ -172,7 +172,6 @@ class FineTuned:
         self._params = task_params(loaded, self.task, mesh)
 
     def encode(self, split: Split[Any]) -> TaskRows:
-        """Task.encode."""
         return self.task.encode(split, self.tokenizer)
 
     def answers(self, rows: TaskRows) -> list[Any]:
@@ -215,7 +214,6 @@ def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
 
 
 def _fill(answers: list[Any], indices: Int64[np.ndarray, "B"], found: Any) -> None:
-    """Puts the answers of a batch at the indices of its rows."""
     for place, index in enumerate(indices):
         if index >= 0:
             answers[index] = jax.tree.map(operator.itemgetter(place), found)

@@ -335,7 +335,6 @@ class EwtTask(TaggingTask):
 
 
 def _words_of(sentence: Sentence) -> Sentence:
-    """The sentence without what is tagged NO_WORD."""
     tagged = zip(sentence.words, sentence.tags or (), sentence.lines, strict=True)
     kept = [one for one in tagged if one[1] != NO_WORD]
     return sentence._replace(

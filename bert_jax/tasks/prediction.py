@@ -156,7 +156,6 @@ class InputPredictor:
         return input_lines.form_of_file(path) if self._form == "auto" else self._form
 
     def _check_options(self, source: Path, form: str) -> None:
-        """Raises UserError for an option that has no effect on inputs of this form."""
         if form == "task" and self._skip:
             raise UserError(f"--on_error skip is for lines of text and of JSON, but {source} is a task file; omit it")
         if form == "text" and self._model.names_columns:

@@ -84,7 +84,17 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     given = {split: Path(path) for split in SPLITS if (path := getattr(config, split))}
     task: Task
     if config.name:
-        task = _named_task(config)
+        if config.name not in TASKS:
+            raise UserError(
+                f"task.name is {config.name!r}; choose from: {', '.join(TASKS)}, or name files by task.train and "
+                "task.dev"
+            )
+        for key in OWN_KEYS:
+            if getattr(config, key):
+                raise UserError(
+                    f"task.{key} is for your own files, but task.name is {config.name}; leave out one of the two"
+                )
+        task = TASKS[config.name].task
         files = _find_files(TASKS[config.name], config, given) | given
     elif config.train:
         kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[tables.kind_of_file(Path(config.train))])
@@ -107,19 +117,6 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     files = {split: files[split] for split in splits_of(task.name) if split in files}
     tables.check_apart(files)
     return task, files
-
-
-def _named_task(config: TaskConfig) -> Task:
-    if config.name not in TASKS:
-        raise UserError(
-            f"task.name is {config.name!r}; choose from: {', '.join(TASKS)}, or name files by task.train and task.dev"
-        )
-    for key in OWN_KEYS:
-        if getattr(config, key):
-            raise UserError(
-                f"task.{key} is for your own files, but task.name is {config.name}; leave out one of the two"
-            )
-    return TASKS[config.name].task
 
 
 def _options(config: TaskConfig, task: Task) -> dict[str, Any]:

@@ -126,7 +126,6 @@ def _read_qrels(path: Path) -> dict[str, set[str]]:
 
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:
-    """The identifiers and the texts of a file of JSON lines."""
     for number, line in numbered_lines(path):
         if not line.strip():
             continue

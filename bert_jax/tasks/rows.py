@@ -126,7 +126,6 @@ class TokenRows:
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of tokens of each row."""
         return np.diff(self.offsets)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:

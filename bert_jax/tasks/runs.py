@@ -362,7 +362,6 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for settings that no fine-tuning can have."""
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
     check_batch_size(config.batch_size)

@@ -1,4 +1,4 @@
-"""The base class of fine-tuning tasks, with the base class of their objectives and losses.
+"""The base classes of fine-tuning tasks and of their objectives, and the losses that only tasks have.
 
 Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them.
 """

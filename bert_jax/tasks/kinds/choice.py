@@ -239,7 +239,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return Split(source, items, labelled=False)
 
     def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        """The item of one record."""
         return item_of(self.columns, choice_columns(self.choices), source, record)
 
     def complete(self, train: Split[MultipleChoice]) -> Task:
@@ -290,7 +289,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return {"choices": int((rows.choice_lengths > 0).sum()), "empty_texts": empty}
 
     def remarks(self, rows: "ChoiceRows") -> list[str]:
-        """A warning about empty contexts."""
         empty = self.counts(rows)["empty_texts"]
         return [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
 

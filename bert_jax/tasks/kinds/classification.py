@@ -135,14 +135,12 @@ class TextTask(PooledTask[Example, LabelledRows]):
         return {"empty_texts": sum(_is_empty(example) for example in rows.split.items)}
 
     def remarks(self, rows: LabelledRows) -> list[str]:
-        """Warnings about empty texts, and about labels that are all the same."""
         found = []
         if empty := self.counts(rows)["empty_texts"]:
             found.append(f"{rows.split.path}: {empty} of {rows.count} examples have an empty text")
         return found + (self.same_labels(rows) if rows.split.labelled else [])
 
     def same_labels(self, rows: LabelledRows) -> list[str]:
-        """A warning about labels that are all the same."""
         if not (rows.labels == rows.labels[0]).all():
             return []
         undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
@@ -202,7 +200,6 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
         return ("accuracy", "f1") if self.positive or self.labels == ("0", "1") else ("accuracy", "macro_f1")
 
     def training_remarks(self, rows: LabelledRows) -> list[str]:
-        """A warning about a first line that looks like a header."""
         return header_remarks(self, rows.split)
 
     def label_value(self, split: Split[Example], line: int, label: str) -> int:
@@ -238,7 +235,6 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
     label_dtype = np.float32
 
     def complete(self, train: Split[Example]) -> Task:
-        """The task with its metrics and the scale of the training file's scores."""
         scores = [self.label_value(train, example.line, example.label or "") for example in train.items]
         return self.with_scale_of(scores).with_metrics()
 
@@ -398,21 +394,18 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return ("micro_f1", "macro_f1", "auroc")
 
     def training_remarks(self, rows: LabelledRows) -> list[str]:
-        """A warning about a first line that looks like a header."""
         return header_remarks(self, rows.split)
 
     def label_value(self, split: Split[Any], line: int, label: str) -> int:
         return check_label(split, line, label, self.labels)
 
     def targets(self, split: Split[Any]) -> Int32[np.ndarray, "R C"]:
-        """1 for each label that a text has, else 0."""
         found = np.zeros((len(split.items), len(self.labels)), np.int32)
         for row, item in enumerate(split.items if split.labelled else ()):
             found[row, [self.label_value(split, item.line, label) for label in item.labels or ()]] = 1
         return found
 
     def counts(self, rows: LabelledRows) -> dict[str, int]:
-        """Also counts labels: those of all texts."""
         return super().counts(rows) | {"labels": int(rows.labels.sum())}
 
     def same_labels(self, rows: LabelledRows) -> list[str]:

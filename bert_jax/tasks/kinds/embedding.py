@@ -321,7 +321,6 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         return read_groups(path, columns, self.negatives)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[TextGroup]:
-        """Pairs without a score."""
         names = [(self.columns.text, "text"), (self.columns.text_pair, "text_pair")]
         items = tuple(TextGroup(tuple(texts_of(source, one, names, 2)), None, one.line) for one in records)
         return Split(source, items, labelled=False)

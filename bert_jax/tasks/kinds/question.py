@@ -364,7 +364,6 @@ class QuestionTask(Task[Question, QuestionRows]):
         return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
 
     def remarks(self, rows: QuestionRows) -> list[str]:
-        """Warnings about answers that are not at their answer_start, or not in their context."""
         path, found = rows.split.path, []
         if rows.moved:
             found.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used")
@@ -444,11 +443,9 @@ class QuestionTask(Task[Question, QuestionRows]):
         return self.with_null_threshold(NULL_THRESHOLD) if not self.unanswerable and _some_without(split) else self
 
     def _metrics_of(self, split: Split[Question]) -> tuple[str, ...]:
-        """The metrics that a split can have."""
         return SQUAD2_METRICS if self.unanswerable or _some_without(split) else SQUAD1_METRICS
 
     def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
-        """The object of answer_object for each question."""
         threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
         return [
             answer_object(question, one, self.unanswerable, threshold)
@@ -486,7 +483,6 @@ class QuestionObjective(TaskObjective):
         return soft_class_sum(ours, theirs, weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
-        """The n_best spans of each row."""
         return best_spans(outputs, batch.labels, self.n_best, self.max_answer_length)
 
 

@@ -249,7 +249,6 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         return {"words": len(rows.word_rows), "spans": len(rows.firsts), **lost}
 
     def remarks(self, rows: SpanRows) -> list[str]:
-        """Warnings about spans and relations that rows cannot hold."""
         why = {
             "spans_too_long": f"spans are longer than task.max_span={self.max_span} words",
             "spans_cut": f"spans cross rows, which hold task.max_length={self.max_length} tokens of a sentence",
@@ -320,7 +319,6 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
 
 def _numbered(spans: Iterable[Iterable[Span]]) -> set[tuple[int, Span]]:
-    """The spans of all sentences, each with the number of its sentence."""
     return {(number, span) for number, of_sentence in enumerate(spans) for span in of_sentence}
 
 
@@ -412,7 +410,6 @@ class SpanPairTask(SpanTask):
         return relations if self.pairs_are_given else (*relations, *super().default_metrics())
 
     def counts(self, rows: SpanRows) -> dict[str, int]:
-        """Also counts relations, and those that rows cannot hold."""
         lost = {"relations_lost": rows.lost["relations_lost"]}
         return super().counts(rows) | lost | {"relations": len(rows.heads)}
 

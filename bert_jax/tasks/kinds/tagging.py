@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.config import TaskConfig
@@ -382,7 +382,6 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return task.with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
-        """Metrics over entities where the tags mark them, else accuracy."""
         if structured.marks_entities(self.labels):
             return ("f1", "precision", "recall", "accuracy")
         return ("accuracy",)
@@ -405,11 +404,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def counts(self, rows: "TagRows") -> dict[str, int]:
-        """words, and irregular_tags: tags that cannot follow the one before them ."""
+        """words, and irregular_tags: tags that cannot follow the one before them."""
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
     def remarks(self, rows: "TagRows") -> list[str]:
-        """A warning about tags that cannot follow the one before them."""
         if not rows.irregular_tags:
             return []
         return [
@@ -467,13 +465,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         A CRF covers one row; where a sentence continues in further rows, an entity may be open on one side only. The
         tags are then written for the entities that conlleval reads in them.
         """
-        tags = self._tags(_predicted_ids(rows, answers))
+        tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
         if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for of_sentence in rows.by_sentence(tags) for tag in self._in_scheme(of_sentence)]
-
-    def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
-        return [self.labels[number] for number in ids]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -500,11 +495,6 @@ class TagRows(LabelledWordRows):
         tags, weights = super().targets(taken)
         words = np.where(taken.real, self.token_words[taken.tokens], 0).astype(np.int32)
         return TagLabels(tags, words, self.whole[taken.rows]), weights
-
-
-def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
-    """The predicted tag of each word, from the predicted tag at each position of each row."""
-    return rows.at_words([answer.tags for answer in answers])
 
 
 # A baseline for taggers: the most frequent tag of each word.

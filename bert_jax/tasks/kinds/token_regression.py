@@ -50,7 +50,6 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return REGRESSION_METRICS
 
     def complete(self, train: Split[Sentence]) -> Task:
-        """The task with its metrics and the scale of the training file's numbers."""
         numbers = _numbers(train)
         return self.with_scale_of(numbers[~np.isnan(numbers)]).with_metrics()
 
@@ -71,11 +70,9 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return LabelledWordRows(**vars(words), labels=labels, label_weights=weights)
 
     def counts(self, rows: LabelledWordRows) -> dict[str, int]:
-        """words, and words_with_number."""
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
 
     def remarks(self, rows: LabelledWordRows) -> list[str]:
-        """A warning about numbers that are all equal."""
         numbers = rows.labels[rows.label_weights > 0]
         undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
         if not rows.split.labelled or np.ptp(numbers) > 0 or not undefined:

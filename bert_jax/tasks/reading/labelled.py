@@ -125,7 +125,6 @@ def text_of(where: str, value: Any) -> str:
 
 
 def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
-    """A label as text files write it."""
     if is_missing(value):
         raise UserError(f"{path} line {line} has no label, but other lines have one. Remove the line or add its label")
     if isinstance(value, str):

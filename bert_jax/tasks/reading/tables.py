@@ -423,7 +423,6 @@ def read_prepared(address: str, columns: Sequence[Column]) -> Table:
 
 
 def _check_columns(where: str, columns: Sequence[Column], names: Collection[str]) -> None:
-    """Raises UserError for a required column that is not among the names."""
     for column in columns:
         if column.required and column.name not in names:
             raise UserError(
@@ -437,7 +436,6 @@ def _table(
     names: Collection[str],
     class_names: Mapping[str, tuple[str, ...]],
 ) -> Table:
-    """The requested columns of rows with these columns."""
     return Table(
         [TableRow(number, tuple(row.get(column.name) for column in columns)) for number, row in rows],
         tuple(column.name in names for column in columns),
