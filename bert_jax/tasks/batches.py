@@ -1,4 +1,8 @@
-"""Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy."""
+"""Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy.
+
+`TaskSource` is the source of training; the functions above it choose the padded lengths, each of which is one compiled
+program, and make the batches of evaluation and inference.
+"""
 
 import functools
 import hashlib

@@ -207,18 +207,11 @@ def evaluate(
     devices.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    others: dict[str, Any] = {"metrics": metrics, "label_map": label_map, "positive": positive}
     if retrieval.is_beir(Path(data)):
-        _refuse_for_retrieval(
-            data,
-            metrics=metrics,
-            label_map=label_map,
-            positive=positive,
-            max_rows=max_rows,
-            pseudo_perplexity=pseudo_perplexity,
-            columns=columns,
-            mesh=mesh != MeshConfig() and mesh,
-            null_threshold=null_threshold is not None,
-        )
+        others |= {"max_rows": max_rows, "pseudo_perplexity": pseudo_perplexity, "columns": columns}
+        others |= {"mesh": mesh != MeshConfig() and mesh, "null_threshold": null_threshold is not None}
+        _refuse_for_retrieval(data, others)
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
         return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
     if skip_self:
@@ -231,14 +224,13 @@ def evaluate(
             loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
         return _task_metrics(found)
-    others = {"label_map": label_map, "metrics": metrics, "positive": positive}
     _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return objective_metrics(loaded, dataset, config, max_rows) | pseudo
 
 
-def _refuse_for_retrieval(data: str | Path, **options: object) -> None:
+def _refuse_for_retrieval(data: str | Path, options: Mapping[str, object]) -> None:
     """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
     if unused := ", ".join(name for name, value in options.items() if value):
         raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")

@@ -1,4 +1,8 @@
-"""Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features."""
+"""Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features.
+
+`run_batches` is the loop. `Predictor` computes the answers of a task, `FineTuned` holds a checkpoint with its task, and
+`LayerVectors` computes vectors of layers.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""Labels: their names and ids, what the labels of a file mean, and the weights of classes in the loss."""
+"""Labels: what the labels of a file mean, their ids, and the weights of classes in the loss.
+
+First the functions that match names of labels, then the base classes of the kinds that have labels with names.
+"""
 
 import abc
 import itertools

@@ -171,7 +171,7 @@ def evaluate(
 def _with_options(task: Task, label_map: str, metrics: str, positive: str, truncate_dim: int) -> Task:
     """The task with the options that are given, each of which only some kinds have."""
 
-    def changed(kind: type[Task], flag: str, value: object, lacks: str, **changes: Any) -> Task:
+    def changed(kind: Any, flag: str, value: object, lacks: str, **changes: Any) -> Task:
         if not isinstance(task, kind):
             raise UserError(f"--{flag} is {value!r}, but a task of kind {task.kind} has no {lacks}; omit it")
         return dataclasses.replace(task, **changes)

@@ -1,4 +1,8 @@
-"""The rows of tasks: texts, pairs and sentences of words as ids, and the batch that the model sees. Pure numpy."""
+"""What a file of a task holds, the rows that it becomes, and the batch that the model sees. Pure numpy.
+
+In order: items (`Example`, `Sentence`, ...) and `Split`; `TaskBatch` and `TokenRows`, which makes it; the rows of texts
+and pairs, of several sequences side by side, and of words.
+"""
 
 import abc
 import functools

@@ -1,4 +1,8 @@
-"""The trials of a fine-tuning, one per seed and learning rate: trains and measures each, summarizes the results."""
+"""The trials of a fine-tuning, one for each seed and learning rate.
+
+In order: which trials a configuration has and the settings of each, the result over all of them and the copy of the
+best checkpoint, and `train`, which trains and measures them one after another.
+"""
 
 import dataclasses
 import json

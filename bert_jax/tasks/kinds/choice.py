@@ -1,4 +1,7 @@
-"""Multiple choice: which of several texts that may follow a context is correct."""
+"""Multiple choice: which of several texts that may follow a context is correct.
+
+First the items as files and inputs give them, and what their labels mean; then `ChoiceTask`, its objective and rows.
+"""
 
 import re
 from collections.abc import Callable, Collection, Sequence

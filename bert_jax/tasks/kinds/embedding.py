@@ -1,6 +1,6 @@
 """Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
 
-Read `Embedding` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
+Read `EmbeddingTask` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
 objective.
 """
 

@@ -1,4 +1,8 @@
-"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018)."""
+"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+
+question_data.py reads questions and encodes them as rows that slide over a long context. Here are the official metrics,
+the best answers of a row and of a question, and `QuestionTask` with its objective.
+"""
 
 import re
 import string

@@ -1,4 +1,7 @@
-"""Classifies spans of words (nested entities), and relations between spans."""
+"""Classifies spans of words (nested entities), and relations between spans.
+
+span_data.py has their files, rows and objective. Here the predicted spans and relations are decoded and measured.
+"""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set

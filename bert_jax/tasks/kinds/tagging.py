@@ -1,4 +1,8 @@
-"""Tagging: a tag for every word, such as parts of speech and named entities."""
+"""Tagging: a tag for every word, such as parts of speech and named entities.
+
+In order: what all kinds that label words share, the schemes of entity tags, the objective, `TaggingTask`, its rows, and
+a baseline.
+"""
 
 import functools
 import re

@@ -1,4 +1,8 @@
-"""Reads the inputs of predict and embed, record by record, from files and standard input."""
+"""Reads the inputs of predict and embed, from files, standard input and Python.
+
+In order: the texts and words of one record, the lines of predict, and the texts that embed streams. Errors name the
+line of the record.
+"""
 
 import contextlib
 import itertools

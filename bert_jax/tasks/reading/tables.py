@@ -1,4 +1,7 @@
-"""Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line."""
+"""Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line.
+
+`read_records`, at the end, is what the other modules call; above it is a reader for each format.
+"""
 
 import ast
 import csv
