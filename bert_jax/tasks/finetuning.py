@@ -19,7 +19,6 @@ from bert_jax.errors import Stopped, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
 from bert_jax.tasks import leaderboards, trials
-from bert_jax.tasks import runs as prepared_runs
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import Kept, prepare
@@ -263,7 +262,7 @@ def finetune(
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = settings_of(config)
-    kept = prepared_runs.Kept()
+    kept = Kept()
     check(config, settings, workdir, tokenizer, kept)  # before anything is trained
     by_folder: dict[Location, dict[str, Split]] = {}
 
@@ -294,9 +293,9 @@ def _finetune(
     workdir: Location,
     tokenizer: Tokenizer | None,
     verbose: bool,
-    kept: prepared_runs.Kept | None = None,
+    kept: Kept | None = None,
 ) -> _Tuned:
-    start, data, runs = prepared_runs.prepare(config, workdir, tokenizer, kept=kept)
+    start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)

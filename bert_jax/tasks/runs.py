@@ -7,7 +7,7 @@ for each trial. Above it are the changes to a checkpoint's parameters, and the t
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -259,29 +259,6 @@ class Data:
     counts: dict[str, dict[str, int]]
 
 
-class Latest(Generic[Value]):
-    """A value, the key that decides it, and the lines that were reported when it was made."""
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._made: tuple[Value, list[str]] | None = None
-
-    def keep_if(self, key: object) -> None:
-        """Drops the value unless it was made for this key."""
-        if key != self._key:
-            self._key, self._made = key, None
-
-    def get(self, make: Callable[[Report], Value], report: Report) -> Value:
-        """Returns the value, which is made if there is none, and reports its lines in either case."""
-        if self._made is None:
-            lines: list[str] = []
-            self._made = make(lines.append), lines
-        value, lines = self._made
-        for line in lines:
-            report(line)
-        return value
-
-
 class Kept:
     """What the settings of a sweep may share: the files of a task, an opened checkpoint, and the encoded data.
 
@@ -289,16 +266,25 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.files: Latest[tuple[Task, dict[str, Split]]] = Latest()
-        self.loaded: Latest[LoadedModel | None] = Latest()
-        self.data: Latest[Data] = Latest()
+        self._keys: dict[str, object] = {}  # what decides each value
+        self._made: dict[str, tuple[Any, list[str]]] = {}  # the values, and the lines reported when they were made
 
     def keep_for(self, config: FinetuneConfig) -> None:
         """Drops what this configuration does not share."""
         start = config.init_from, config.init_layers, config.init_average
-        self.files.keep_if(config.task)
-        self.loaded.keep_if(start)
-        self.data.keep_if((config.task, start))
+        keys = {"files": config.task, "checkpoint": start, "data": (config.task, start)}
+        self._made = {name: made for name, made in self._made.items() if self._keys[name] == keys[name]}
+        self._keys = keys
+
+    def get(self, name: str, make: Callable[[Report], Value], report: Report) -> Value:
+        """Returns a value, which is made if there is none, and reports its lines in either case."""
+        if name not in self._made:
+            lines: list[str] = []
+            self._made[name] = make(lines.append), lines
+        value, lines = self._made[name]
+        for line in lines:
+            report(line)
+        return value
 
 
 def prepare(
@@ -315,8 +301,8 @@ def prepare(
     _check(config, workdir)
     kept = kept or Kept()
     kept.keep_for(config)
-    task, splits = kept.files.get(lambda report: _read(config.task, report), report)
-    start = open_start(config, tokenizer, report, kept.loaded)
+    task, splits = kept.get("files", lambda report: _read(config.task, report), report)
+    start = open_start(config, tokenizer, report, kept)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
@@ -328,7 +314,7 @@ def prepare(
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
         report(UNTRAINED_CLS)
-    data = kept.data.get(lambda report: _encode(task, splits, start, report), report)
+    data = kept.get("data", lambda report: _encode(task, splits, start, report), report)
     return start, data, _runs(config, workdir, start, data, report)
 
 
@@ -382,11 +368,11 @@ def open_start(
     config: FinetuneConfig,
     tokenizer: Tokenizer | None,
     report: Report = distributed.note,
-    opened: Latest[LoadedModel | None] | None = None,
+    kept: Kept | None = None,
 ) -> Start:
-    """Opens config.init_from, unless `opened` has it; without init_from, the start is config.model with random
+    """Opens config.init_from, unless `kept` has it; without init_from, the start is config.model with random
     parameters and needs a tokenizer."""
-    loaded = (opened or Latest()).get(lambda _: open_initial(config), report)
+    loaded = (kept or Kept()).get("checkpoint", lambda _: open_initial(config), report)
     if loaded is not None:
         given = sizes.given_fields(config.model)
         for name, value in given.items():
