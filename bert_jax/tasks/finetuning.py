@@ -117,10 +117,11 @@ def check(
     trials.check_seeds(config, workdir)
     kept = kept or Kept()
     for setting in settings:
-        _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
+        start, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
         check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
         if len(settings) > 1:
             trials.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
+        del start, data, runs  # else they would be in memory while the next setting is prepared
 
 
 def run_sweep(
