@@ -36,7 +36,7 @@ from bert_jax.storage.files import IN_MEMORY, as_typed
 from bert_jax.storage.hub import PREFIX, model_address
 from bert_jax.storage.location import absolute, location
 from bert_jax.tasks import evaluation, fill_mask, prediction
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, settings_of
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
 from bert_jax.tasks.evaluation import EvaluateOptions
 from bert_jax.tasks.fill_mask import Filled
 from bert_jax.tasks.finetuning import finetune as run_finetuning
@@ -44,7 +44,6 @@ from bert_jax.tasks.in_memory import Table, checkpoint_path, data_file, measured
 from bert_jax.tasks.inference import tokenizer_of
 from bert_jax.tasks.prediction import Prediction, PredictOptions
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.vectors import report_truncated
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook

@@ -20,13 +20,12 @@ from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.model.outputs import LAYERS
 from bert_jax.progress import print_note
 from bert_jax.storage.files import refuse_existing, write_atomic
-from bert_jax.tasks import measurement, vectors
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, settings_of
+from bert_jax.tasks import embedder, measurement
+from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
 from bert_jax.tasks.reading.inputs import STREAM_FORMS, files_read, read_stream, read_texts
-from bert_jax.tasks.vectors import report_truncated
 from bert_jax.train.compilation import enable_compilation_cache
 
-FORMATS = ("npz", *vectors.FORMATS)
+FORMATS = ("npz", *embedder.FORMATS)
 
 DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
@@ -149,14 +148,14 @@ def embed_file(
         "average": average,
         "input": str(source),
         "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
-        f"input{vectors.HASH}": _sha256_of_files(files),
-        f"model{vectors.HASH}": _sha256_of_model(loaded),
+        f"input{embedder.HASH}": _sha256_of_files(files),
+        f"model{embedder.HASH}": _sha256_of_model(loaded),
         "form": form,
         "columns": [text, text_pair],
         "compute_dtype": compute_dtype,
         **dataclasses.asdict(found),
     }
-    manifest = vectors.write_vectors(
+    manifest = embedder.write_vectors(
         texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size
     )
     report_truncated(model, manifest["count"])
@@ -255,9 +254,9 @@ def main(arguments: Sequence[str]) -> None:
     _input_files(source, options["form"])
     texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
     dtype = options.pop("dtype")
-    if dtype not in vectors.DTYPES:
-        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(vectors.DTYPES)}")
+    if dtype not in embedder.DTYPES:
+        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(embedder.DTYPES)}")
     arrays = embed(checkpoint, texts, **options)
-    arrays["embeddings"] = vectors.converted(arrays["embeddings"], dtype, "--dtype")
+    arrays["embeddings"] = embedder.converted(arrays["embeddings"], dtype, "--dtype")
     write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))

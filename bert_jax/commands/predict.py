@@ -13,7 +13,7 @@ from bert_jax import command_line
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
 from bert_jax.storage.files import atomic_file
-from bert_jax.tasks import measurement
+from bert_jax.tasks import leaderboards
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.named import TASKS
@@ -153,15 +153,15 @@ def _submit(predictor: InputPredictor, model: FineTuned, path: Path, output: str
             model.task = task.for_questions_of(questions)
         windows = predictor.file(path, quiet=False, split=questions)
         found = [one for window in windows for one in window if "answer" in one]
-        return measurement.write_squad(found, output)
+        return leaderboards.write_squad(found, output)
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
-    if not measurement.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):
+    if not leaderboards.FILES.get((task.name, split), "").endswith(BENCHMARKS[benchmark]):
         raise UserError(
             f"the {benchmark} leaderboard does not accept predictions of {path.name} for task {task.name}. Use the "
             "unlabelled test file of one of its tasks, under the name that the benchmark gives it, or omit --format"
         )
     predictions = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
-    return [measurement.write_submission(task, split, predictions, output)]
+    return [leaderboards.write_submission(task, split, predictions, output)]
 
 
 def _line(prediction: dict[str, Any]) -> str:

@@ -1,4 +1,8 @@
-"""Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy."""
+"""Fine-tuning batches as a function of (seed, step), grouped by length and padded to few lengths. Pure numpy.
+
+`TaskSource` is the source of training; the functions above it choose the padded lengths, each of which is one compiled
+program, and make the batches of evaluation and inference.
+"""
 
 import functools
 import hashlib
@@ -115,9 +119,6 @@ def bucketed_batches(rows: TokenRows, batch_size: int, devices: int, max_length:
             size = min(per_device * devices, -(-batch_size // devices) * devices)
             indices = np.pad(part, (0, size - len(part)), constant_values=-1)
             yield indices, rows.batch(indices, int(length))
-
-
-# Fine-tuning batches as a function of (seed, step). Pure numpy.
 
 
 class TaskSource:

@@ -15,12 +15,11 @@ from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel, part_of
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.interop.sentence_transformers import COSINE, DOT, unused_document_prompt
 from bert_jax.model import layers
 from bert_jax.model.bert import abstract_params
-from bert_jax.progress import Reporter, print_note
-from bert_jax.tasks import measurement
-from bert_jax.tasks.embedder import Embedder, VectorSettings, settings_of
+from bert_jax.progress import Reporter
+from bert_jax.tasks import measurement, retrieval
+from bert_jax.tasks.embedder import settings_of
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.train import distributed, sharding
 from bert_jax.train.evaluation import Rows, make_evaluator
@@ -138,7 +137,6 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
 
 
 def _masked_model(loaded: LoadedModel) -> LoadedModel:
-    """The masked language model of a checkpoint. Raises UserError where it has none."""
     if loaded.heads.generator:
         loaded = part_of(loaded, "generator")
     if loaded.model.causal:
@@ -153,9 +151,6 @@ def _masked_model(loaded: LoadedModel) -> LoadedModel:
     if not loaded.vocabulary.has_mask:
         raise UserError(f"the vocabulary of {loaded.origin} has no mask token, which --pseudo_perplexity needs")
     return loaded
-
-
-# Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files.
 
 
 MESH_FLAG = "--mesh"
@@ -199,33 +194,26 @@ def evaluate(
 ) -> dict[str, Any]:
     """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
 
-    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion
-    come after them (shard_metrics.perplexities), and with pseudo_perplexity those of a masked language
-    model (shard_metrics.pseudo_perplexity). max_rows limits the rows of shards that are measured; 0 means all.
+    On shards, the perplexities of a model that predicts next tokens or was trained by masked diffusion come after them,
+    and with pseudo_perplexity those of a masked language model. max_rows limits the rows of shards; 0 means all.
 
-    An undefined metric, such as a correlation with a constant, is None. columns names the columns of a task file, for a
-    checkpoint that does not record them; label_map, max_length, truncate_dim, metrics, positive and null_threshold are
-    as in measurement.evaluate. max_length and truncate_dim are also those of texts in retrieval, and skip_self is that
-    of beir.measure. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
-    sharded over all devices. Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity
-    requires, if its tokenizer is not that of the data, for a max_length of shards, or if the mesh does not fit the
-    model or the devices.
+    On files of a task, the options are those of measurement.evaluate; max_length and truncate_dim are also those of
+    texts in retrieval, and skip_self is that of measure_beir. An undefined metric, such as a correlation with a
+    constant, is None. average applies to a checkpoint given by its path, as in open_checkpoint. Without mesh, rows are
+    sharded over all devices.
+
+    Raises UserError if the checkpoint lacks the head that the data or pseudo_perplexity requires, if its tokenizer is
+    not that of the data, for an option that the data does not use, and if the mesh does not fit the model or the
+    devices.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    if measurement.is_beir(Path(data)):
-        _refuse_for_retrieval(
-            data,
-            metrics=metrics,
-            label_map=label_map,
-            positive=positive,
-            max_rows=max_rows,
-            pseudo_perplexity=pseudo_perplexity,
-            columns=columns,
-            mesh=mesh != MeshConfig() and mesh,
-            null_threshold=null_threshold is not None,
-        )
+    others: dict[str, Any] = {"metrics": metrics, "label_map": label_map, "positive": positive}
+    if retrieval.is_beir(Path(data)):
+        others |= {"max_rows": max_rows, "pseudo_perplexity": pseudo_perplexity, "columns": columns}
+        others |= {"mesh": mesh != MeshConfig() and mesh, "null_threshold": null_threshold is not None}
+        _refuse_for_retrieval(data, others)
         settings = settings_of(loaded, max_length=max_length, truncate_dim=truncate_dim)
-        return _retrieval(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
+        return retrieval.evaluate(loaded, Path(data), settings, batch_size, compute_dtype, skip_self)
     if skip_self:
         raise UserError(f"--skip_self is for retrieval, but {data} is no folder in BEIR's layout; leave it out")
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
@@ -236,21 +224,19 @@ def evaluate(
             loaded, data, config, columns, label_map, max_length, metrics, positive, null_threshold, truncate_dim
         )
         return _task_metrics(found)
-    others = {"label_map": label_map, "metrics": metrics, "positive": positive}
     _refuse_for_shards(columns or Columns(), others, null_threshold, max_length, truncate_dim)
     dataset = open_dataset(data, "eval")  # of DIR/train, its own part
     pseudo = measure_pseudo_perplexity(loaded, dataset, config, max_rows) if pseudo_perplexity else {}
     return objective_metrics(loaded, dataset, config, max_rows) | pseudo
 
 
-def _refuse_for_retrieval(data: str | Path, **options: object) -> None:
+def _refuse_for_retrieval(data: str | Path, options: Mapping[str, object]) -> None:
     """Raises UserError if an option is given that the evaluation of a data set of retrieval does not use."""
     if unused := ", ".join(name for name, value in options.items() if value):
         raise UserError(f"{data} is a data set of retrieval, whose evaluation does not use {unused}; leave it out")
 
 
 def _refuse_for_task(max_rows: int, pseudo_perplexity: bool) -> None:
-    """Raises UserError if an option is given that is for shards, but the checkpoint was fine-tuned for a task."""
     if pseudo_perplexity:
         raise UserError("--pseudo_perplexity measures pretrained models on shards; leave it out for a task")
     if max_rows:
@@ -276,32 +262,8 @@ def _refuse_for_shards(
 
 
 def _task_metrics(found: measurement.Evaluation) -> dict[str, Any]:
-    """The metrics of a task and its counts; prints the remarks. Metrics that are undefined are None."""
+    """The metrics of a task, None where undefined, and its counts; prints the remarks."""
     for line in found.remarks:
         distributed.note(line)
     defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
     return {**defined, "counts": found.counts}
-
-
-def _retrieval(
-    loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
-) -> dict[str, Any]:
-    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
-    if jax.process_count() > 1:
-        raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
-    config = TrainConfig(compute_dtype=compute_dtype)
-    similarity = (loaded.task or {}).get("similarity", COSINE)
-    if similarity != DOT:
-        settings = dataclasses.replace(settings, normalize=True, cut_first=True)
-        if similarity != COSINE:
-            print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
-    if name := unused_document_prompt(loaded.task or {}):
-        print_note(
-            f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
-            "called 'document'"
-        )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
-    metrics, counts = measurement.measure_beir(
-        data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
-    )
-    return {**metrics, "counts": counts | {"truncated": model.truncated}}

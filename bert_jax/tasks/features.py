@@ -17,10 +17,10 @@ from bert_jax.errors import UserError
 from bert_jax.model.heads.basic import LayerMix
 from bert_jax.progress import Reporter
 from bert_jax.tasks.batches import sorted_batches
+from bert_jax.tasks.embedder import check_range
 from bert_jax.tasks.inference import LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.rows import spans
-from bert_jax.tasks.vectors import check_range
 from bert_jax.train import sharding
 from bert_jax.train.losses import classification_sums
 
@@ -48,7 +48,6 @@ class WordVectors:
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of words of each sentence."""
         return np.diff(self.sentence_offsets)
 
     def words(self, sentences: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "N"]:

@@ -31,7 +31,7 @@ from bert_jax.train import sharding
 
 
 SAMPLING_BATCH_SIZE = 8  # the logits of all positions exist at the same time
-SAMPLING_LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
+LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
 
 def unmask(
@@ -71,7 +71,8 @@ def unmask(
     return unmasked
 
 
-def _batch(loaded: LoadedModel, texts: Sequence[np.ndarray]) -> TaskBatch:
+def _batch(loaded: LoadedModel, texts: Sequence[np.ndarray], size: int = 0) -> TaskBatch:
+    """The rows of encoded texts, with fillers up to `size` rows."""
     rows = TokenRows(
         input_ids=np.concatenate(texts),
         offsets=np.cumsum([0, *map(len, texts)], dtype=np.int64),
@@ -79,10 +80,8 @@ def _batch(loaded: LoadedModel, texts: Sequence[np.ndarray]) -> TaskBatch:
         pad_id=loaded.vocabulary.pad_id,
         truncated=0,
     )
-    length = min(
-        -(-int(rows.lengths.max()) // SAMPLING_LENGTH_MULTIPLE) * SAMPLING_LENGTH_MULTIPLE, loaded.model.max_positions
-    )
-    return rows.batch(np.arange(len(texts)), length)
+    length = min(-(-int(rows.lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, loaded.model.max_positions)
+    return rows.batch(np.pad(np.arange(len(texts)), (0, max(size - len(texts), 0)), constant_values=-1), length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -118,14 +117,10 @@ def _run(
     return jax.lax.fori_loop(0, steps, advance, jnp.asarray(batch.input_ids))
 
 
-# Predicts the masked words of sentences, or generates text by filling masks.
-
-
 MASK = "[MASK]"
 BATCH_SIZE = 32
 # The generators of models that hold one, so that their parameters are copied to the devices once.
 _GENERATORS: "weakref.WeakKeyDictionary[LoadedModel, LoadedModel]" = weakref.WeakKeyDictionary()
-LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
 
 class Prediction(NamedTuple):
@@ -203,19 +198,10 @@ def _encode(sentence: str, words: Tokenizer, max_positions: int) -> np.ndarray:
 
 def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
     words = loaded.vocabulary
-    rows = TokenRows(
-        input_ids=np.concatenate(encoded),
-        offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
-        first_lengths=np.array([len(ids) for ids in encoded], np.int32),
-        pad_id=words.pad_id,
-        truncated=0,
-    )
-    length = min(-(-int(rows.lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, loaded.model.max_positions)
-    indices = np.full(_power_of_two(len(encoded)), -1)  # -1: a filler
-    indices[: len(encoded)] = np.arange(len(encoded))
-    batch = rows.batch(indices, length)
+    size = _power_of_two(len(encoded))
+    batch = _batch(loaded, encoded, size)
     where = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
-    positions = np.zeros((len(indices), _power_of_two(max(map(len, where)))), np.int32)
+    positions = np.zeros((size, _power_of_two(max(map(len, where)))), np.int32)
     for row, masked in enumerate(where):
         positions[row, : len(masked)] = masked
     params = device_params(loaded, sharding.make_mesh(MeshConfig()), loaded.params)
@@ -224,7 +210,13 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
     filled = []
     for row, (sentence, masked) in enumerate(zip(sentences, where, strict=True)):
         masks = range(len(masked))
-        predictions = [_predictions(words.tokens(tokens[row, mask]), probabilities[row, mask]) for mask in masks]
+        predictions = [
+            [
+                Prediction(token, float(value))
+                for token, value in zip(words.tokens(tokens[row, mask]), probabilities[row, mask], strict=True)
+            ]
+            for mask in masks
+        ]
         filled.append(Filled(sentence, predictions))
     return filled
 
@@ -232,10 +224,6 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
 def _power_of_two(count: int) -> int:
     """The least power of two that is not below a count: few sizes need few programs."""
     return 1 << (count - 1).bit_length()
-
-
-def _predictions(tokens: Sequence[str], probabilities: np.ndarray) -> list[Prediction]:
-    return [Prediction(token, float(value)) for token, value in zip(tokens, probabilities, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -5,7 +5,6 @@
 
 import dataclasses
 import itertools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -19,8 +18,7 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.errors import Stopped, UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.location import Location, location, write_json
-from bert_jax.tasks import measurement, trials
-from bert_jax.tasks import runs as prepared_runs
+from bert_jax.tasks import leaderboards, trials
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.runs import Kept, prepare
@@ -28,7 +26,6 @@ from bert_jax.tasks.trials import Trial
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import distributed
 from bert_jax.train.checkpoint import held_workdir
-from bert_jax.train.evaluation import lower_is_better
 from bert_jax.train.prepare import check as check_run
 from bert_jax.train.run import RESULT_FILE
 
@@ -120,16 +117,11 @@ def check(
     trials.check_seeds(config, workdir)
     kept = kept or Kept()
     for setting in settings:
-        measured = _check(setting, workdir, tokenizer, kept)
+        start, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
+        check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
         if len(settings) > 1:
-            trials.check_measured("sweep", repr(config.sweep), measured)
-
-
-def _check(setting: Setting, workdir: Location, tokenizer: Tokenizer | None, kept: Kept) -> bool:
-    """Prepares and checks one setting, and returns whether it has a dev file."""
-    _, data, runs = prepare(setting.config, workdir / setting.folder, tokenizer, lambda line: None, kept)
-    check_run(next(iter(runs.values())))  # the trials of a setting differ only in seed, rate and workdir
-    return "dev" in data.rows
+            trials.check_measured("sweep", repr(config.sweep), "dev" in data.rows)
+        del start, data, runs  # else they would be in memory while the next setting is prepared
 
 
 def run_sweep(
@@ -150,11 +142,11 @@ def run_sweep(
         by_setting.append(found)
         if stop and setting is not settings[-1]:
             raise Stopped(f"SIGTERM: {setting.folder} is complete, later ones are not; run the same command to resume")
-    scores = [_score(found, chosen_by) for found in by_setting]
+    scores = [trials.score(_mean(found, chosen_by), chosen_by) for found in by_setting]
     place = max(range(len(scores)), key=scores.__getitem__)
     best, found = settings[place], by_setting[place]
     trials.keep_best(workdir, Trial(0, 0.0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
-    mean = found["metrics"].get(chosen_by, {}).get("mean")
+    mean = _mean(found, chosen_by)
     result = found | {
         "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": mean},
         "sweep": [
@@ -170,23 +162,13 @@ def run_sweep(
 
 def table(result: Mapping[str, Any]) -> Table:
     """The selecting metric of every setting of a sweep."""
-    name, seeds = result["best"]["metric"], result["seeds"]
-    keys = list(result["best"]["values"])
-    shown = Table(title=f"{result['task']}: {name} by setting", title_justify="left")
-    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
-        shown.add_column(column, justify="right")
-    for each in result["sweep"]:
-        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
-        cells = map(trials.cell, (metric["mean"], metric["std"], *metric["values"]))
-        shown.add_row(*each["values"].values(), *cells)
-    return shown
+    title = f"{result['task']}: {result['best']['metric']} by setting"
+    rows = [(list(each["values"].values()), each["metrics"]) for each in result["sweep"]]
+    return trials.comparison(title, list(result["best"]["values"]), rows, result)
 
 
-def _score(found: Mapping[str, Any], chosen_by: str) -> float:
-    mean = found["metrics"].get(chosen_by, {}).get("mean")
-    if mean is None:
-        return -math.inf
-    return -mean if lower_is_better(chosen_by) else mean
+def _mean(found: Mapping[str, Any], chosen_by: str) -> float | None:
+    return found["metrics"].get(chosen_by, {}).get("mean")
 
 
 def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
@@ -243,9 +225,6 @@ def _read(written: str, before: Any) -> Any:
     return written
 
 
-# Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results.
-
-
 def finetune(
     config: FinetuneConfig | ml_collections.ConfigDict,
     workdir: str | PurePath,
@@ -268,14 +247,13 @@ def finetune(
         best: the best run, if there are several.
         learning_rates: the same figures for each rate, if there are several.
 
-    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
-    learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
-    by the dev metric that sweep.chosen_by names (the first run without a dev file). With config.sweep,
-    each setting has such a workdir in WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result
-    has the figures of all under `sweep` (key_sweep.run). All settings are checked before the first one
-    trains. A `verbose` run prints its parameters. An empty init_from trains config.model from scratch
-    and requires a tokenizer. Raises UserError for a mistake in the configuration, the files or the
-    checkpoint, and Stopped after SIGTERM.
+    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with learning_rates, even a
+    single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run by the dev metric that trials.chosen_by
+    names (the first run without a dev file). With config.sweep, each setting has such a workdir in
+    WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`. All settings
+    are checked before the first one trains. A `verbose` run prints its parameters. An empty init_from trains
+    config.model from scratch and requires a tokenizer. Raises UserError for a mistake in the configuration, the files
+    or the checkpoint, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
@@ -285,7 +263,7 @@ def finetune(
         _submit(config, workdir, tuned.splits)
         return tuned.result
     settings = settings_of(config)
-    kept = prepared_runs.Kept()
+    kept = Kept()
     check(config, settings, workdir, tokenizer, kept)  # before anything is trained
     by_folder: dict[Location, dict[str, Split]] = {}
 
@@ -316,9 +294,9 @@ def _finetune(
     workdir: Location,
     tokenizer: Tokenizer | None,
     verbose: bool,
-    kept: prepared_runs.Kept | None = None,
+    kept: Kept | None = None,
 ) -> _Tuned:
-    start, data, runs = prepared_runs.prepare(config, workdir, tokenizer, kept=kept)
+    start, data, runs = prepare(config, workdir, tokenizer, kept=kept)
     runs = {trial: dataclasses.replace(run, verbose=verbose) for trial, run in runs.items()}
     with held_workdir(workdir) as check_held:
         by_trial, steps, stop = trials.train(data.task, data.rows, runs)
@@ -340,5 +318,5 @@ def _submit(config: FinetuneConfig, workdir: Location, splits: Mapping[str, Spli
     """Writes the files of task.submission, if it is set, from the best run."""
     if config.task.submission:
         model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
-        for path in measurement.submit(model, splits, config.task.submission):
+        for path in leaderboards.submit(model, splits, config.task.submission):
             distributed.note(f"wrote the leaderboard submission {path}")

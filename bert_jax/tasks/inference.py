@@ -1,4 +1,8 @@
-"""Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features."""
+"""Runs a model over encoded rows: the one loop behind evaluation, predict, report, embed and features.
+
+`run_batches` is the loop. `Predictor` computes the answers of a task, `FineTuned` holds a checkpoint with its task, and
+`LayerVectors` computes vectors of layers.
+"""
 
 import dataclasses
 import functools
@@ -33,9 +37,6 @@ from bert_jax.train import sharding
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
 
-# The parameters of opened checkpoints on the devices, where they stay as long as the checkpoint is in use.
-
-
 # By checkpoint, and by mesh and path: a caller that predicts several times with one LoadedModel uploads it once.
 _UPLOADED: "weakref.WeakKeyDictionary[LoadedModel, dict[tuple[Mesh, str], Any]]" = weakref.WeakKeyDictionary()
 
@@ -51,9 +52,6 @@ def device_params(loaded: LoadedModel, mesh: Mesh, wanted: Iterable[str]) -> dic
         placed = layers.flatten(sharding.put(layers.unflatten(missing), mesh))
         held.update({(mesh, path): leaf for path, leaf in placed.items()})
     return layers.unflatten({path: held[mesh, path] for path in wanted})
-
-
-# The tokenizers of opened checkpoints, which are built once and kept as long as the checkpoint is in use.
 
 
 class _Kept(threading.local):
@@ -76,7 +74,7 @@ def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
 
 # Runs a model over encoded rows: the one loop of evaluation, predict, report, embed and features.
 #
-# Rows of similar length share a batch (length_batches.py), each padded length is compiled once, every process places
+# Rows of similar length share a batch , each padded length is compiled once, every process places
 # the rows that its devices own, and results are returned in the order of the rows.
 
 
@@ -178,7 +176,6 @@ class FineTuned:
         self._params = task_params(loaded, self.task, mesh)
 
     def encode(self, split: Split[Any]) -> TaskRows:
-        """Task.encode."""
         return self.task.encode(split, self.tokenizer)
 
     def answers(self, rows: TaskRows) -> list[Any]:
@@ -221,7 +218,6 @@ def task_params(loaded: LoadedModel, task: Task, mesh: Mesh) -> dict[str, Any]:
 
 
 def _fill(answers: list[Any], indices: Int64[np.ndarray, "B"], found: Any) -> None:
-    """Puts the answers of a batch at the indices of its rows."""
     for place, index in enumerate(indices):
         if index >= 0:
             answers[index] = jax.tree.map(operator.itemgetter(place), found)
@@ -257,9 +253,6 @@ def _row_losses(
         return objective.terms_of(bound, alone, one)["task"].loss, objective.counts(one)["task"]
 
     return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)
-
-
-# The vectors of a model's layers for encoded rows: what embed and features compute.
 
 
 class LayerVectors:

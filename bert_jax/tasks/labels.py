@@ -1,4 +1,7 @@
-"""Labels: their names and ids, what the labels of a file mean, and the weights of classes in the loss."""
+"""Labels: what the labels of a file mean, their ids, and the weights of classes in the loss.
+
+First the functions that match names of labels, then the base classes of the kinds that have labels with names.
+"""
 
 import abc
 import itertools
@@ -86,7 +89,7 @@ def _form(label: str) -> str:
 class NamedLabelsTask(Task[Item, Rows]):
     """A task whose items have labels with names.
 
-    label_map: what labels of files mean, FILE_LABEL:LABEL,... (label_names.py); empty: what they say.
+    label_map: what labels of files mean, FILE_LABEL:LABEL,... (same_names); empty: what they say.
     """
 
     label_map: str = TaskConfig.label_map
@@ -115,7 +118,7 @@ class NamedLabelsTask(Task[Item, Rows]):
         """The split with other labels in place of those in names."""
 
     def with_names(self, split: Split[Item]) -> Split[Item]:
-        """The split with labels replaced by label_map, and by the task's label that means the same (label_names.py)."""
+        """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
         found = self.labels_in(split)
         names = parse_label_map(self.label_map)
         names |= same_names(found - set(names), self.labels)

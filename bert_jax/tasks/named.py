@@ -8,16 +8,12 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.kinds.choice import ChoiceTask, MultipleChoice
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.question import SQUAD1_METRICS, SQUAD2_METRICS, QuestionTask
-from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.kinds.tagging import SentenceReader, TaggingTask
 from bert_jax.tasks.reading.inputs import InputRecord
+from bert_jax.tasks.reading.labelled import read_conllu, read_table, read_word_lists
 from bert_jax.tasks.reading.tables import Columns, is_stored, plain_name
-from bert_jax.tasks.reading.texts import read_table
-from bert_jax.tasks.reading.words import SentenceReader, read_conllu, read_word_lists
 from bert_jax.tasks.rows import Example, Sentence, Split
 from bert_jax.tasks.task import Task
-
-# The description of a named task: its options and the layout of its published files.
-
 
 SPLITS = ("train", "dev", "test")
 # The splits of most data sets in TensorFlow Datasets and on the Hugging Face hub.
@@ -339,7 +335,6 @@ class EwtTask(TaggingTask):
 
 
 def _words_of(sentence: Sentence) -> Sentence:
-    """The sentence without what is tagged NO_WORD."""
     tagged = zip(sentence.words, sentence.tags or (), sentence.lines, strict=True)
     kept = [one for one in tagged if one[1] != NO_WORD]
     return sentence._replace(
@@ -371,16 +366,6 @@ TAGGING = (
         stored_columns=Columns("tokens", "", "ner_tags"),
     ),
 )
-
-
-# The tasks known by name: their options, and the layout of their published files.
-#
-# layout     the description of a named task
-# glue       the nine tasks of GLUE, and its diagnostic set
-# choice     SWAG, and COPA of SuperGLUE
-# superglue  BoolQ, CB, RTE and WiC of SuperGLUE
-# squad      SQuAD 1.1 and 2.0
-# tagging    parts of speech (ewt) and entities (conll2003)
 
 
 TASKS: dict[str, NamedTask] = {named.task.name: named for named in (*GLUE, *SUPERGLUE, SWAG, COPA, *SQUAD, *TAGGING)}

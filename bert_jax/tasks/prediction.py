@@ -20,9 +20,6 @@ from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split
 
-# Predicts inputs from files, from standard input and from Python, in windows of several batches.
-
-
 ON_ERROR = ("fail", "skip")
 WINDOW = 32  # batches that are read, and sorted by length, at a time
 
@@ -159,7 +156,6 @@ class InputPredictor:
         return input_lines.form_of_file(path) if self._form == "auto" else self._form
 
     def _check_options(self, source: Path, form: str) -> None:
-        """Raises UserError for an option that has no effect on inputs of this form."""
         if form == "task" and self._skip:
             raise UserError(f"--on_error skip is for lines of text and of JSON, but {source} is a task file; omit it")
         if form == "text" and self._model.names_columns:
@@ -224,9 +220,6 @@ def _with_id(record: InputRecord, prediction: dict[str, Any]) -> dict[str, Any]:
         # Questions have an id of their own, which is a text.
         return {"id": record.content["id"]} | {name: value for name, value in prediction.items() if name != "id"}
     return prediction
-
-
-# Predicts labels, scores, tags, entities or answers for texts with a fine-tuned checkpoint.
 
 
 Prediction = dict[str, Any]  # by field, which the kind of task decides

@@ -1,4 +1,8 @@
-"""The registry of task kinds and named tasks. It resolves a configuration to a task and its files."""
+"""The kinds of tasks and the named tasks; resolves a configuration to a task and its files.
+
+Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[name] = NamedTask(...)`
+(docs/extending.md). Read `resolve` first, then `read`, then `to_json` and `from_json`.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,25 +17,18 @@ from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.storage.files import SUFFIXES
 from bert_jax.tasks.kinds.choice import ChoiceTask
-from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.classification import ClassificationTask, MultiLabelTask, RegressionTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
-from bert_jax.tasks.kinds.multilabel import MultiLabelTask
 from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.labels import parse_label_map, parse_names
+from bert_jax.tasks.labels import NamedLabelsTask, parse_label_map, parse_names
 from bert_jax.tasks.named import SPLITS, TASKS, NamedTask
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import TFDS, Columns, is_stored, plain_name
 from bert_jax.tasks.rows import Split
 from bert_jax.tasks.task import Task
-
-# The registry of task kinds and named tasks. It resolves a configuration to a task and its files.
-#
-# Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[name] = NamedTask(...)`
-# (docs/extending.md).
-
 
 BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     ClassificationTask,
@@ -87,7 +84,17 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     given = {split: Path(path) for split in SPLITS if (path := getattr(config, split))}
     task: Task
     if config.name:
-        task = _named_task(config)
+        if config.name not in TASKS:
+            raise UserError(
+                f"task.name is {config.name!r}; choose from: {', '.join(TASKS)}, or name files by task.train and "
+                "task.dev"
+            )
+        for key in OWN_KEYS:
+            if getattr(config, key):
+                raise UserError(
+                    f"task.{key} is for your own files, but task.name is {config.name}; leave out one of the two"
+                )
+        task = TASKS[config.name].task
         files = _find_files(TASKS[config.name], config, given) | given
     elif config.train:
         kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[tables.kind_of_file(Path(config.train))])
@@ -110,19 +117,6 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     files = {split: files[split] for split in splits_of(task.name) if split in files}
     tables.check_apart(files)
     return task, files
-
-
-def _named_task(config: TaskConfig) -> Task:
-    if config.name not in TASKS:
-        raise UserError(
-            f"task.name is {config.name!r}; choose from: {', '.join(TASKS)}, or name files by task.train and task.dev"
-        )
-    for key in OWN_KEYS:
-        if getattr(config, key):
-            raise UserError(
-                f"task.{key} is for your own files, but task.name is {config.name}; leave out one of the two"
-            )
-    return TASKS[config.name].task
 
 
 def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
@@ -179,7 +173,8 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     if named and columns == named.task.columns:  # the user has not named others
         stored = named.stored_columns if is_stored(path) else None
         columns = stored or named.columns.get(plain_name(path), columns)
-    return task.with_names(task.read(path, columns, label_required))
+    split = task.read(path, columns, label_required)
+    return task.with_names(split) if isinstance(task, NamedLabelsTask) else split
 
 
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:
@@ -290,9 +285,6 @@ def task_of(loaded: LoadedModel) -> Task:
     task = replace(task, max_length=min(task.max_length, loaded.model.max_positions)).with_metrics()
     # A folder in Hugging Face format does not record the options of a task; the pooling is that of its heads.
     return task.with_pooling(loaded.heads.pooling)
-
-
-# Published results of other models, for comparison.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""The rows of tasks: texts, pairs and sentences of words as ids, and the batch that the model sees. Pure numpy."""
+"""What a file of a task holds, the rows that it becomes, and the batch that the model sees. Pure numpy.
+
+In order: items (`Example`, `Sentence`, ...) and `Split`; `TaskBatch` and `TokenRows`, which makes it; the rows of texts
+and pairs, of several sequences side by side, and of words.
+"""
 
 import abc
 import functools
@@ -13,8 +17,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32, Int64, Integer, Shaped, UInt
 
 from bert_jax.tokenization.tokenizer import Tokenizer
-
-# What a task's file holds, the rows it becomes, and the batch the model sees. Pure numpy.
 
 
 class Example(NamedTuple):
@@ -128,7 +130,6 @@ class TokenRows:
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of tokens of each row."""
         return np.diff(self.offsets)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:

@@ -1,9 +1,13 @@
-"""Prepares the runs of a fine-tuning: what they start from, their encoded data, and the `Run` of each seed."""
+"""Prepares the runs of a fine-tuning: what they start from, their encoded data, and the `Run` of each trial.
+
+Read `prepare` first: it reads the files, opens the checkpoint (`Start`), encodes the splits (`Data`) and builds a `Run`
+for each trial. Above it are the changes to a checkpoint's parameters, and the teacher of a distillation.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +22,7 @@ from bert_jax.interop.loaded_model import LoadedModel, with_target_scale
 from bert_jax.model import bert, layers, sizes
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.location import Location
-from bert_jax.tasks import batches, measurement, registry, trials
+from bert_jax.tasks import batches, leaderboards, measurement, registry, trials
 from bert_jax.tasks.batches import TaskSource, fingerprint
 from bert_jax.tasks.labels import permutation
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
@@ -39,7 +43,7 @@ STACK = "encoder/layers/"
 POOLER = "pooler/"
 
 
-def check(config: FinetuneConfig, model: ModelConfig) -> None:
+def _check_reinitialized(config: FinetuneConfig, model: ModelConfig) -> None:
     """Raises UserError where config.reinit_layers does not fit the model or the other keys."""
     layers = config.reinit_layers
     if not layers:
@@ -93,7 +97,7 @@ HEADS = {"classification": ("classifier",), "multilabel": ("classifier",), "tagg
 def with_labels_of(loaded: LoadedModel, task: Task) -> LoadedModel:
     """The checkpoint with the task's labels and the outputs of its head in their order, where the labels are the same.
 
-    They are the same if the kinds are and label_names.permutation pairs them. A regression gets the task's scale of
+    They are the same if the kinds are and labels.permutation pairs them. A regression gets the task's scale of
     targets. Other checkpoints are returned as they are.
     """
     if isinstance(task, ScaledTask):
@@ -203,9 +207,6 @@ def _of_the_task(loaded: LoadedModel, task: Task, base: TaskObjective, path: str
     return loaded
 
 
-# What a fine-tuning starts from, its encoded data, and the run of each seed and learning rate.
-
-
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
 
@@ -258,29 +259,6 @@ class Data:
     counts: dict[str, dict[str, int]]
 
 
-class Latest(Generic[Value]):
-    """A value, the key that decides it, and the lines that were reported when it was made."""
-
-    def __init__(self) -> None:
-        self._key: object = None
-        self._made: tuple[Value, list[str]] | None = None
-
-    def keep_if(self, key: object) -> None:
-        """Drops the value unless it was made for this key."""
-        if key != self._key:
-            self._key, self._made = key, None
-
-    def get(self, make: Callable[[Report], Value], report: Report) -> Value:
-        """Returns the value, which is made if there is none, and reports its lines in either case."""
-        if self._made is None:
-            lines: list[str] = []
-            self._made = make(lines.append), lines
-        value, lines = self._made
-        for line in lines:
-            report(line)
-        return value
-
-
 class Kept:
     """What the settings of a sweep may share: the files of a task, an opened checkpoint, and the encoded data.
 
@@ -288,16 +266,25 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.files: Latest[tuple[Task, dict[str, Split]]] = Latest()
-        self.loaded: Latest[LoadedModel | None] = Latest()
-        self.data: Latest[Data] = Latest()
+        self._keys: dict[str, object] = {}  # what decides each value
+        self._made: dict[str, tuple[Any, list[str]]] = {}  # the values, and the lines reported when they were made
 
     def keep_for(self, config: FinetuneConfig) -> None:
         """Drops what this configuration does not share."""
         start = config.init_from, config.init_layers, config.init_average
-        self.files.keep_if(config.task)
-        self.loaded.keep_if(start)
-        self.data.keep_if((config.task, start))
+        keys = {"files": config.task, "checkpoint": start, "data": (config.task, start)}
+        self._made = {name: made for name, made in self._made.items() if self._keys[name] == keys[name]}
+        self._keys = keys
+
+    def get(self, name: str, make: Callable[[Report], Value], report: Report) -> Value:
+        """Returns a value, which is made if there is none, and reports its lines in either case."""
+        if name not in self._made:
+            lines: list[str] = []
+            self._made[name] = make(lines.append), lines
+        value, lines = self._made[name]
+        for line in lines:
+            report(line)
+        return value
 
 
 def prepare(
@@ -314,8 +301,8 @@ def prepare(
     _check(config, workdir)
     kept = kept or Kept()
     kept.keep_for(config)
-    task, splits = kept.files.get(lambda report: _read(config.task, report), report)
-    start = open_start(config, tokenizer, report, kept.loaded)
+    task, splits = kept.get("files", lambda report: _read(config.task, report), report)
+    start = open_start(config, tokenizer, report, kept)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
@@ -327,7 +314,7 @@ def prepare(
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
         report(UNTRAINED_CLS)
-    data = kept.data.get(lambda report: _encode(task, splits, start, report), report)
+    data = kept.get("data", lambda report: _encode(task, splits, start, report), report)
     return start, data, _runs(config, workdir, start, data, report)
 
 
@@ -350,7 +337,7 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
         for line in measurement.file_remarks(path):
             report(line)
     if config.submission:
-        measurement.check(task.name, files)
+        leaderboards.check(task.name, files)
     train = registry.read(task, files["train"])
     task = task.complete(train)  # with the labels of train, by which those of the other files are matched
     others = {name: path for name, path in files.items() if name != "train"}
@@ -361,7 +348,6 @@ def _read(config: TaskConfig, report: Report) -> tuple[Task, dict[str, Split]]:
 
 
 def _check(config: FinetuneConfig, workdir: Location) -> None:
-    """Raises UserError for settings that no fine-tuning can have."""
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
     check_batch_size(config.batch_size)
@@ -382,11 +368,11 @@ def open_start(
     config: FinetuneConfig,
     tokenizer: Tokenizer | None,
     report: Report = distributed.note,
-    opened: Latest[LoadedModel | None] | None = None,
+    kept: Kept | None = None,
 ) -> Start:
-    """Opens config.init_from, unless `opened` has it; without init_from, the start is config.model with random
+    """Opens config.init_from, unless `kept` has it; without init_from, the start is config.model with random
     parameters and needs a tokenizer."""
-    loaded = (opened or Latest()).get(lambda _: open_initial(config), report)
+    loaded = (kept or Kept()).get("checkpoint", lambda _: open_initial(config), report)
     if loaded is not None:
         given = sizes.given_fields(config.model)
         for name, value in given.items():
@@ -429,7 +415,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
     rows = data.rows["train"]
     distilled = distilled_task(config, start.model, data.task, start.tokenizer)
     objective = data.task.objective() if distilled is None else distilled.objective
-    check(config, start.model)
+    _check_reinitialized(config, start.model)
     initial = start.initial_params(objective.heads, data.task, report)
     evaluators = []
     measured: tuple[str, ...] = ()
@@ -442,26 +428,21 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         trial: trials.settings(config, trial, data.task, rows.count, measured=bool(evaluators))
         for trial in trials.trials_of(config)
     }
-    seeds = trials.seeds_of(config)
     steps = next(iter(every.values())).steps
     if rules.gradual_epochs(config.train_layers) is not None:
         layers = max(rules.stacks(bert.abstract_params(start.model, objective.heads)).values(), default=0)
         if line := trials.never_unfrozen(config, rows.count, steps, layers):
             report(line)
     lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
-    # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
-    sources = {
-        seed: TaskSource(
-            rows,
-            batch_size=config.batch_size,
-            seed=seed,
-            lengths=lengths,
-            pool=config.length_pool,
-            steps=steps,
-        )
-        for seed in seeds
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "lengths": lengths,
+        "pool": config.length_pool,
+        "steps": steps,
     }
-    params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in seeds}
+    # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
+    sources = {seed: TaskSource(rows, seed=seed, **options) for seed in trials.seeds_of(config)}
+    params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in sources}
     return {
         trial: Run(
             config=settings,

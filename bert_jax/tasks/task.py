@@ -1,4 +1,4 @@
-"""The base class of fine-tuning tasks, with the base class of their objectives and losses.
+"""The base classes of fine-tuning tasks and of their objectives, and the losses that only tasks have.
 
 Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them.
 """
@@ -28,8 +28,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Objective, Terms
 
-# The base class of fine-tuning objectives: one loss term, `task`, and the arrays that predictions are decoded from.
-
 
 class TaskObjective(Objective):
     """The objective of a kind of task.
@@ -56,8 +54,8 @@ class TaskObjective(Objective):
 
     @property
     def has_soft_targets(self) -> bool:
-        """Whether a student can learn from the outputs of a teacher (soft_sum)."""
-        return False
+        """Whether a student can learn from the outputs of a teacher: whether the kind defines soft_sum."""
+        return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
         """The difference of both models' outputs, summed with the label weights, at a temperature where they are
@@ -77,9 +75,6 @@ def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> 
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
 
 
-# The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements.
-
-
 Item = TypeVar("Item")
 Rows = TypeVar("Rows", bound=TaskRows)
 
@@ -94,7 +89,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     | option | |
     |---|---|
-    | name | a named task (bert_jax/tasks/named), or `own` for files of the user |
+    | name | a named task (tasks/named.py), or `own` for files of the user |
     | labels | the labels by id; empty where the kind has none, and until the training file is read |
     | max_length | tokens of a row at most |
     | metrics | names of metrics; the first one selects the best seed and rate, and with early_stop the checkpoint |
@@ -141,7 +136,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         choices                     text or context, and choices: a list of texts
 
         An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
-        UserError, with source and line, for a missing or empty text (input_records.py has what the kinds share).
+        UserError, with source and line, for a missing or empty text (reading/inputs.py has what the kinds share).
         """
 
     @abc.abstractmethod
@@ -167,10 +162,6 @@ class Task(abc.ABC, Generic[Item, Rows]):
         the best answers to a question, which the command prints only on request; `words`, `tags`, `entities`, `spans`,
         `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
         """
-
-    def with_names(self, split: Split[Item]) -> Split[Item]:
-        """A split that was read, with its labels as the task names them."""
-        return split
 
     def default_metrics(self) -> tuple[str, ...]:
         """The metrics of a task that names none; the first one selects as Task.metrics do."""

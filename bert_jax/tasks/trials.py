@@ -1,4 +1,8 @@
-"""The trials of a fine-tuning, one per seed and learning rate: trains and measures each, summarizes the results."""
+"""The trials of a fine-tuning, one for each seed and learning rate.
+
+In order: which trials a configuration has and the settings of each, the result over all of them and the copy of the
+best checkpoint, and `train`, which trains and measures them one after another.
+"""
 
 import dataclasses
 import json
@@ -34,9 +38,6 @@ from bert_jax.train.workdir import (
     write_config,
     write_params,
 )
-
-# The trials of one fine-tuning, one for each seed and learning rate, and their configurations.
-
 
 # Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
 WARMUP_SHARE = 0.1
@@ -248,16 +249,16 @@ def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
     """The best trial of the learning rate with the best mean over its seeds; the first one if nothing was measured."""
     by_rate: dict[float, dict[Trial, float]] = {}
     for trial, metrics in by_trial.items():
-        by_rate.setdefault(trial.learning_rate, {})[trial] = _score(metrics, chosen_by)
+        by_rate.setdefault(trial.learning_rate, {})[trial] = score(metrics.get(chosen_by), chosen_by)
     scores = max(by_rate.values(), key=lambda scores: sum(scores.values()) / len(scores))
     return max(scores, key=scores.__getitem__)
 
 
-def _score(metrics: Metrics, name: str) -> float:
-    value = metrics.get(name, math.nan)
-    if math.isnan(value):
+def score(value: float | None, metric: str) -> float:
+    """The value of a metric as a number of which the highest is the best; an undefined one is the worst."""
+    if value is None or math.isnan(value):
         return -math.inf
-    return -value if lower_is_better(name) else value
+    return -value if lower_is_better(metric) else value
 
 
 def keep_best(workdir: Location, trial: Trial, averaged: bool) -> None:
@@ -313,25 +314,33 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
     for name, metric in found["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
-        shown.add_row(name, *map(cell, cells))
+        shown.add_row(name, *map(_cell, cells))
     if "learning_rates" not in found:
         return [shown]
-    name = found["best"]["metric"]
-    sweep = Table(title=f"{found['task']}: {name} by learning rate", title_justify="left")
-    for column in ("learning rate", "mean", "deviation", *(f"seed {seed}" for seed in seeds)):
-        sweep.add_column(column, justify="right")
-    for each in found["learning_rates"]:
-        metric = each["metrics"].get(name, {"mean": None, "std": None, "values": [None] * len(seeds)})
-        sweep.add_row(f"{each['learning_rate']:g}", *map(cell, (metric["mean"], metric["std"], *metric["values"])))
-    return [sweep, shown]
+    title = f"{found['task']}: {found['best']['metric']} by learning rate"
+    rows = [([f"{each['learning_rate']:g}"], each["metrics"]) for each in found["learning_rates"]]
+    return [comparison(title, ["learning rate"], rows, found), shown]
 
 
-def cell(value: float | None) -> str:
-    """A figure in a table; - for none."""
+def comparison(
+    title: str, keys: Sequence[str], rows: Sequence[tuple[Sequence[str], Any]], found: Mapping[str, Any]
+) -> Table:
+    """A table of the metric that selects, one row for each learning rate or setting.
+
+    keys are the first columns, and rows have their values and the metrics of each; found is the whole result.
+    """
+    shown = Table(title=title, title_justify="left")
+    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in found["seeds"])):
+        shown.add_column(column, justify="right")
+    missing = {"mean": None, "std": None, "values": [None] * len(found["seeds"])}
+    for values, metrics in rows:
+        metric = metrics.get(found["best"]["metric"], missing)
+        shown.add_row(*values, *map(_cell, (metric["mean"], metric["std"], *metric["values"])))
+    return shown
+
+
+def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-# Trains the runs of a fine-tuning, one after another, and measures each.
 
 
 def train(

@@ -29,7 +29,7 @@ from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.tasks import embedder, measurement, registry
 from bert_jax.tasks import prediction as predict_lib
 from bert_jax.tasks.kinds.question import compared_words
-from bert_jax.tasks.measurement import write_squad
+from bert_jax.tasks.leaderboards import write_squad
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading import inputs
 from bert_jax.tasks.reading.tables import Columns

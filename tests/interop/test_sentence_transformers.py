@@ -31,9 +31,9 @@ from bert_jax.tasks.kinds.embedding import (
     cosent_sum,
     truncations,
 )
-from bert_jax.tasks.metrics import Nearest, rank_metrics
 from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import Split
 
 FOLDERS = ("cls", "mean", "max", "last")

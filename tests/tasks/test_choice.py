@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import letter_pieces
 import numpy as np
 import pytest
 from golden import assert_close, open_golden, task_batch
@@ -24,10 +25,11 @@ from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask, Mu
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.rows import Split, TaskBatch
 from bert_jax.tasks.task import Task
-from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 from bert_jax.train.objectives import total_loss
+
+letters = letter_pieces.letters  # a fixture
 
 TASK = ChoiceTask("own", max_length=12, metrics=("accuracy",))
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
@@ -36,16 +38,6 @@ ITEMS = [
     ("h i j k", "l", ("m n", "o"), "A"),
     ("p", "q", ("r", "", "s t"), "s t"),
 ]
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(items: list) -> Split[MultipleChoice]:

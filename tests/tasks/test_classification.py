@@ -1,36 +1,49 @@
-"""Encoding of texts and pairs, and labels."""
+"""Classes, scores and sets of labels of texts: labels, rows, metrics, predictions."""
 
+import dataclasses
+import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import letter_pieces
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tiny_finetuning
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from random_checkpoints import odd_config, random_checkpoint
+from tiny_finetuning import config_of
 from tokenizer_kinds import byte_pairs
 
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.model.heads.config import Heads
+from bert_jax.reporting.finetuning import error_sections
 from bert_jax.storage.location import location
-from bert_jax.tasks import embedder, measurement, rows
-from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
-from bert_jax.tasks.rows import Example, Split
+from bert_jax.tasks import embedder, measurement, registry, rows
+from bert_jax.tasks.finetuning import finetune
+from bert_jax.tasks.inference import FineTuned
+from bert_jax.tasks.kinds.classification import ClassificationTask, MultiLabelTask, RegressionTask
+from bert_jax.tasks.metrics import best_threshold, multilabel_metrics
+from bert_jax.tasks.prediction import predict
+from bert_jax.tasks.reading.labelled import read_label_sets
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Example, LabelSet, Split
 from bert_jax.tasks.runs import prepare
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
+from bert_jax.train.workdir import read_config
+
+letters = letter_pieces.letters  # a fixture
 
 TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*items: tuple[str, str | None, str | None]) -> Split[Example]:
@@ -211,3 +224,249 @@ def test_a_header_under_numbered_columns_is_reported(
     prepare(config, location(tmp_path / "run"), letters, reported.append)
     said = f"{path}: only line 1 has the label 'label'; if it is a header, name columns by it"
     assert [line for line in reported if "header" in line] == [said] * looks
+
+
+start = tiny_finetuning.start  # a fixture
+
+TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat", "the river", "a cat on a mat ."]
+LABELS = ("joy", "anger", "fear")
+AREAS_AND_LOSS = ("auroc", "micro_auroc", "task_loss")
+SETS = [("joy",), (), ("joy", "fear"), ("anger",), ("anger", "fear"), ("fear",)]
+
+
+def sets_of(path: Path, label: str = "labels", names: tuple[str, ...] = ()) -> list[tuple[str, ...] | None]:
+    return [item.labels for item in read_label_sets(path, Columns("text", label=label), True, names).items]
+
+
+def model_of(tmp_path: Path, **task: object) -> LoadedModel:
+    values = {"name": "own", "kind": "multilabel", "labels": list(LABELS), "max_length": 16, "columns": {}} | task
+    return random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3), task=values)
+
+
+def json_lines(path: Path) -> Path:
+    rows = zip(TEXTS, SETS, strict=True)
+    path.write_text("".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in rows))
+    return path
+
+
+def test_label_sets_are_lists_or_separated_by_commas_or_columns(tmp_path: Path) -> None:
+    assert sets_of(json_lines(tmp_path / "a.jsonl")) == SETS
+    tsv = ["text\tlabels", *(f"{text}\t{','.join(labels)}" for text, labels in zip(TEXTS, SETS, strict=True))]
+    (tmp_path / "a.tsv").write_text("\n".join(tsv) + "\n")
+    assert sets_of(tmp_path / "a.tsv") == SETS
+    rows = [[text, *(str(int(name in labels)) for name in LABELS)] for text, labels in zip(TEXTS, SETS, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(",".join(row) for row in [["text", *LABELS], *rows]) + "\n")
+    assert [set(found or ()) for found in sets_of(tmp_path / "a.csv", "joy, anger,fear")] == [set(one) for one in SETS]
+    numbers = [[LABELS.index(label) for label in labels] for labels in SETS]
+    table = pa.table({"text": TEXTS, "labels": pa.array(numbers, pa.list_(pa.int64()))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert sets_of(tmp_path / "a.parquet", names=LABELS) == SETS
+    assert sets_of(tmp_path / "a.parquet")[2] == ("0", "2")
+
+
+def test_lists_may_be_written_in_brackets_as_pandas_does(tmp_path: Path) -> None:
+    for name, write in (("python", str), ("json", json.dumps)):
+        lines = ["text\tlabels", *(f"{text}\t{write(list(one))}" for text, one in zip(TEXTS, SETS, strict=True))]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+        assert sets_of(tmp_path / f"{name}.tsv") == SETS
+    (tmp_path / "sets.tsv").write_text("text\tlabels\na\t{'joy', 'fear'}\nb\tset()\n")
+    assert sets_of(tmp_path / "sets.tsv") == [("fear", "joy"), ()]
+    (tmp_path / "numbers.tsv").write_text("text\tlabels\na\t[0, 2]\n")
+    assert sets_of(tmp_path / "numbers.tsv", names=LABELS) == [("joy", "fear")]
+
+
+def test_labels_that_are_themselves_in_brackets_are_separated_by_commas(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tlabels\na\t[other]\nb\t[a], [b]\nc\t[1], [2]\nd\tjoy\ne\t{}\n")
+    assert sets_of(path) == [("[other]",), ("[a]", "[b]"), ("[1]", "[2]"), ("joy",), ("{}",)]
+
+
+@pytest.mark.parametrize("withheld", ["", "-1"])
+def test_several_columns_without_a_value_are_unlabelled(tmp_path: Path, withheld: str) -> None:
+    path, columns = tmp_path / "test.csv", Columns("text", label="joy,anger")
+    path.write_text(f"text,joy,anger\na,{withheld},{withheld}\nb,{withheld},{withheld}\n")
+    split = read_label_sets(path, columns, False)
+    assert not split.labelled and [item.labels for item in split.items] == [None, None]
+    with pytest.raises(UserError, match="column 'joy,anger' is empty, null or -1 throughout"):
+        read_label_sets(path, columns, True)
+    path.write_text("text,joy,anger\na,,1\nb,,\n")
+    assert sets_of(path, "joy,anger") == [("anger",), ()]
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "said"),
+    [
+        ("text\tlabels\na\t\n", "labels", "has no labels: column 'labels' is empty, null or -1 throughout"),
+        ("text\tlabels\na\t['joy' 'fear']\n", "labels", r"line 2: column 'labels' holds .* such as \['a', 'b'\]"),
+        ("text\tlabels\na\t[joy, fear]\n", "labels", r"line 2: column 'labels' holds '\[joy, fear\]'"),
+        ("text\tlabels\na\t[1, 0]\nb\t[0, 1]\n", "labels", "one value for each class"),
+        ("text\tx\ty\na\t-1\t-1\nb\t1\t0\n", "x,y", "line 2: column 'x' holds '-1'; expected 1 or 0"),
+        ("text\tx\ty\na\t1\t2\n", "x,y", "line 2: column 'y' holds '2'; expected 1 or 0"),
+        ("text\tx\na\t1\n", "x,y", "has no column 'y'"),
+        ("text\tx\na\t1\n", "", "task.label is not set"),
+    ],
+)
+def test_malformed_label_sets_are_refused(tmp_path: Path, content: str, label: str, said: str) -> None:
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(UserError, match=said):
+        sets_of(tmp_path / "a.tsv", label)
+
+
+def test_the_metrics_follow_their_definitions() -> None:
+    draw = np.random.default_rng(0)
+    truth, shares = draw.random((40, 4)) < 0.4, np.round(draw.random((40, 4)), 1)  # with ties
+    truth[:, 3] = False
+    predicted = shares >= [0.3, 0.5, 0.7, 0.2]
+
+    def f1(true: np.ndarray, guess: np.ndarray) -> float:
+        hits, total = (true & guess).sum(), true.sum() + guess.sum()
+        return float(2 * hits / total) if total else 0.0
+
+    def area(true: np.ndarray, scores: np.ndarray) -> float:
+        """The share of pairs of a true and a false one that are in the right order; ties count half."""
+        pairs = list(itertools.product(scores[true], scores[~true]))
+        return sum((one > other) + 0.5 * (one == other) for one, other in pairs) / len(pairs)
+
+    names = ("micro_f1", "macro_f1", "exact_match", "auroc", "micro_auroc")
+    found = multilabel_metrics(names, truth, shares, predicted)
+    assert list(found) == list(names)
+    assert found["micro_f1"] == pytest.approx(f1(truth.ravel(), predicted.ravel()))
+    assert found["macro_f1"] == pytest.approx(np.mean([f1(truth[:, k], predicted[:, k]) for k in range(4)]))
+    assert found["exact_match"] == np.mean([(one == two).all() for one, two in zip(truth, predicted, strict=True)])
+    assert found["auroc"] == pytest.approx(np.mean([area(truth[:, k], shares[:, k]) for k in range(3)]))
+    assert found["micro_auroc"] == pytest.approx(area(truth.ravel(), shares.ravel()))
+    assert np.isnan(multilabel_metrics(("auroc",), truth[:, 3:], shares[:, 3:], predicted[:, 3:])["auroc"])
+
+
+def test_each_label_has_the_threshold_with_its_best_f1() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(50):
+        shares, truth = np.round(draw.random(12), 1), draw.random(12) < 0.4
+        if not truth.any():
+            continue
+
+        def f1(cut: float, shares: np.ndarray = shares, truth: np.ndarray = truth) -> float:
+            guess = shares >= cut
+            return 2 * (truth & guess).sum() / (truth.sum() + guess.sum()) if guess.any() else 0.0
+
+        found = best_threshold(shares, truth, int(truth.sum()))
+        assert f1(found) == pytest.approx(max(map(f1, np.linspace(0, 1, 41))))
+
+
+def test_thresholds_are_calibrated_on_dev_and_used_afterwards(tmp_path: Path) -> None:
+    data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
+    model = model_of(tmp_path, metrics=["macro_f1", "micro_f1"])
+    in_training = FineTuned(model, columns=columns)
+    rows = in_training.encode(registry.read(in_training.task, data))
+    before = in_training.task.measure(rows, in_training.answers(rows))
+    assert list(before) == ["macro_f1", "micro_f1", *(f"threshold/{label}" for label in LABELS)]
+    task = registry.task_of(model).calibrated(before)
+    assert task.thresholds == tuple(before[f"threshold/{label}"] for label in LABELS)
+    assert task.calibrated({}) == task and MultiLabelTask("own", LABELS).calibrated({}).thresholds == (0.5,) * 3
+    kept = dataclasses.replace(model, task=json.loads(json.dumps(registry.to_json(task))))
+    after = measurement.evaluate(kept, data, columns=columns).metrics
+    assert after.pop("task_loss") and after == {name: before[name] for name in ("macro_f1", "micro_f1")}
+    for one in predict(kept, TEXTS, all_scores=True):
+        chosen = [label for label, cut in zip(LABELS, task.thresholds, strict=True) if one["scores"][label] >= cut]
+        assert one["labels"] == chosen and one["label_scores"] == [one["scores"][label] for label in chosen]
+
+
+def test_without_thresholds_a_file_is_measured_by_what_is_predicted(tmp_path: Path) -> None:
+    data, columns = json_lines(tmp_path / "dev.jsonl"), Columns("text", label="labels")
+    model = model_of(tmp_path, metrics=["micro_f1"])
+    found = measurement.evaluate(model, data, columns=columns).metrics
+    assert list(found) == ["micro_f1", "task_loss"]
+    predictions = predict(model, TEXTS, all_scores=True)
+    predicted = [set(one["labels"]) for one in predictions]
+    hits = sum(len(one & set(labels)) for one, labels in zip(predicted, SETS, strict=True))
+    assert found["micro_f1"] == pytest.approx(2 * hits / (sum(map(len, predicted)) + sum(map(len, SETS))))
+    rows = [[one["scores"][label] for label in LABELS] for one in predictions]
+    losses = [
+        -np.log(share if label in labels else 1 - share)
+        for shares, labels in zip(rows, SETS, strict=True)
+        for share, label in zip(shares, LABELS, strict=True)
+    ]
+    assert found["task_loss"] == pytest.approx(np.mean(losses), rel=1e-5)  # torch's BCEWithLogitsLoss
+
+
+def test_a_model_that_has_diverged_is_measured_and_reported(tmp_path: Path) -> None:
+    data, model = json_lines(tmp_path / "dev.jsonl"), model_of(tmp_path, metrics=["micro_f1", "auroc", "micro_auroc"])
+    nowhere = {path: np.full_like(value, np.nan) for path, value in model.params.items()}
+    columns = Columns("text", label="labels")
+    found = measurement.evaluate(dataclasses.replace(model, params=nowhere), data, columns=columns)
+    assert found.metrics == pytest.approx({"micro_f1": 0} | dict.fromkeys(AREAS_AND_LOSS, np.nan), nan_ok=True)
+    assert any("metrics mean nothing, as parameters are NaN" in line for line in found.remarks)
+    assert not any("NaN" in line for line in measurement.evaluate(model, data, columns=columns).remarks)
+
+
+def test_the_hugging_face_layout_says_that_labels_are_independent(tmp_path: Path) -> None:
+    model = model_of(tmp_path, thresholds=[0.2, 0.4, 0.6])
+    huggingface_export.write(model, tmp_path / "hf")
+    config = tmp_path / "hf" / "config.json"
+    values = json.loads(config.read_text())
+    assert values["problem_type"] == "multi_label_classification"
+    assert predict(tmp_path / "hf", TEXTS) == predict(model, TEXTS)
+    config.write_text(json.dumps({name: value for name, value in values.items() if name != huggingface.TASK_FIELD}))
+    published = huggingface.read(tmp_path / "hf")
+    assert published.task["kind"] == "multilabel" and published.task["labels"] == list(LABELS)
+    assert registry.task_of(published).threshold == 0.5  # never calibrated on the file that is measured
+
+
+def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_path: Path) -> None:
+    split = Split(Path("a.tsv"), tuple(LabelSet("a", None, labels, 1) for labels in SETS), labelled=True)
+    assert MultiLabelTask("own").complete(split).labels == ("anger", "fear", "joy")
+    assert MultiLabelTask("own", columns=Columns("text", label="joy,anger,fear,none")).complete(split).labels == (
+        *LABELS,
+        "none",
+    )
+    config = TaskConfig(
+        train=str(json_lines(tmp_path / "a.jsonl")), text="text", label="labels", kind="multilabel", label_map="joy:JOY"
+    )
+    task, files = registry.resolve(config)
+    assert task.complete(registry.read(task, files["train"])).labels == ("JOY", "anger", "fear")
+    one = dataclasses.replace(split, items=(LabelSet("a", None, ("x",), 1),))
+    with pytest.raises(UserError, match="a multilabel task needs two or more"):
+        MultiLabelTask("own").complete(one)
+    with pytest.raises(UserError, match=r"task\.threshold is 1\.5; use a probability below 1"):
+        MultiLabelTask("own", threshold=1.5)
+    with pytest.raises(UserError, match=r"task\.class_weights is for classification"):
+        registry.resolve(dataclasses.replace(config, class_weights="balanced"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_learns_labels_and_keeps_the_thresholds_of_dev(start: Path, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    words = {"good": "joy", "dark": "fear", "sea": "water"}
+    for name, count in (("train", 96), ("dev", 32), ("test", 32)):
+        rows = ["text\tlabels"]
+        for _ in range(count):
+            chosen = [word for word in words if draw.random() < 0.5]
+            rows.append(" ".join(["the house was", *chosen]) + "\t" + ",".join(words[word] for word in chosen))
+        (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    files = {name: str(tmp_path / f"{name}.tsv") for name in ("train", "dev", "test")}
+    task = TaskConfig(kind="multilabel", text="text", label="labels", **files)
+    result = finetune(config_of(start, task, epochs=20.0), tmp_path / "run")
+    found = {name: metric["mean"] for name, metric in result["metrics"].items()}
+    assert found["auroc"] > 0.9 and found["micro_f1"] > 0.8 and found["test_micro_f1"] > 0.7
+    loaded = open_checkpoint(tmp_path / "run")
+    assert loaded.task["labels"] == ["fear", "joy", "water"]
+    assert loaded.task["thresholds"] == [found[f"threshold/{label}"] for label in loaded.task["labels"]]
+    assert measurement.evaluate(loaded, files["test"]).metrics["micro_f1"] == pytest.approx(found["test_micro_f1"])
+    assert error_sections(tmp_path / "run", read_config(tmp_path / "run"), most=10) == []  # the report has none
+
+
+@pytest.mark.parametrize("value", [[0, 1, 0, 1], [0, 0, 0], [True, False]])
+def test_a_value_for_each_class_is_not_taken_for_the_numbers_of_classes(tmp_path: Path, value: list[int]) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "the cat", "labels": value}) + "\n")
+    with pytest.raises(UserError, match=r"line 1: column 'labels' holds .*, one value for each class"):
+        sets_of(tmp_path / "a.jsonl")
+
+
+def test_a_value_for_each_of_two_classes_is_not_taken_for_both(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1, 0])))
+    with pytest.raises(UserError, match=r"a\.jsonl: column 'labels' holds \[0, 1\], one value for each class"):
+        sets_of(path)
+    path.write_text("".join(json.dumps({"text": "the cat", "labels": pair}) + "\n" for pair in ([0, 1], [1])))
+    assert sets_of(path) == [("0", "1"), ("1",)]

@@ -392,15 +392,6 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     assert [one.query_prompt for one in found] == ["", "a:", "", "a:"]
 
 
-def test_a_configuration_that_states_the_default_of_normalize_fits_every_kind(tmp_path: Path) -> None:
-    """Version 0.1.0 wrote it to the config.json of tasks of all kinds."""
-    path = written(tmp_path, "t.tsv", ("a", "b"), [("the cat", "x"), ("a dog", "y")])
-    options = TaskConfig(train=str(path), text="a", label="b", normalize=True)
-    assert registry.resolve(options)[0].kind == "classification"
-    with pytest.raises(UserError, match=r"task\.normalize is for embedding, not for classification"):
-        registry.resolve(dataclasses.replace(options, normalize=False))
-
-
 def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:
     task = {"name": "own", "kind": "embedding", "labels": [], "max_length": 8, "pooling": "mean + max"}
     bert_jax_export.write(dataclasses.replace(open_checkpoint(start), task=task), tmp_path / "folder")

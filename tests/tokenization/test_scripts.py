@@ -17,9 +17,9 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.tokenization import tokenizer
 from bert_jax.tokenization.specification import MARKS, UNSPACED, begins_unspaced, continues_character, is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep.readers import corpus as readers
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
+from data_prep.readers import corpus as readers
 
 
 def is_mark(character: str) -> bool:

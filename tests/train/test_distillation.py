@@ -19,7 +19,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceObjective
-from bert_jax.tasks.kinds.multilabel import MultiLabelObjective
+from bert_jax.tasks.kinds.classification import MultiLabelObjective
 from bert_jax.tasks.kinds.question import QuestionObjective
 from bert_jax.tasks.runs import DistilledTask
 from bert_jax.train import optim, sharding

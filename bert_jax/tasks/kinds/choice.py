@@ -1,4 +1,7 @@
-"""Multiple choice: which of several texts that may follow a context is correct."""
+"""Multiple choice: which of several texts that may follow a context is correct.
+
+First the items as files and inputs give them, and what their labels mean; then `ChoiceTask`, its objective and rows.
+"""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -20,16 +23,13 @@ from bert_jax.model.outputs import choice_logits
 from bert_jax.tasks.labels import check_smoothing
 from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, check_metric_names, compute_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, checked_text, value_of
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.reading.texts import is_missing, read_labelled, text_of
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
 from bert_jax.tasks.task import PooledTask, Task, TaskObjective, choice_sums, pooled_vectors
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
-
-# Reads the items of multiple choice from tables and from the inputs of predictions.
-
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
 TEXTS, PLACES = "texts", "places"  # what labels are, of a file that does not give them as numbers
@@ -47,7 +47,7 @@ class MultipleChoice(NamedTuple):
 
 
 def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
-    """Reads items of a table (reading.read_records): context, start and label from the columns text, text_pair, label.
+    """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
     choices names the columns of the choices, separated by commas, or one column that holds a list of texts (JSON
     lines and Parquet; `choices` by default). An empty value in one of several columns is an absent choice. A file
@@ -194,9 +194,6 @@ def _label(path: Path, line: int, value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()
 
 
-# Multiple choice: which of several texts that may follow a context is correct.
-
-
 # Other metrics of classes would be of the indices of choices, which mean nothing; earlier runs may record some.
 METRICS = ("accuracy",)
 
@@ -213,7 +210,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     |---|---|
     | choices | the columns of the choices, separated by commas, or one column that holds a list |
     | label_smoothing | the share of the uniform distribution in the target |
-    | choice_labels | what labels are that the training file does not give as numbers (choice_items.labels_are) |
+    | choice_labels | what labels are that the training file does not give as numbers (labels_are) |
     """
 
     kind = "choice"
@@ -245,7 +242,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return Split(source, items, labelled=False)
 
     def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        """The item of one record."""
         return item_of(self.columns, choice_columns(self.choices), source, record)
 
     def complete(self, train: Split[MultipleChoice]) -> Task:
@@ -257,7 +253,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return METRICS
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
-        """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
+        """One row for each item. Over max_length, the longer of context and choice is cut (truncated_lengths).
 
         Each choice is cut separately; `truncated` counts items. Raises UserError, with file and line, for a label
         that is not one of the item's choices.
@@ -296,7 +292,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return {"choices": int((rows.choice_lengths > 0).sum()), "empty_texts": empty}
 
     def remarks(self, rows: "ChoiceRows") -> list[str]:
-        """A warning about empty contexts."""
         empty = self.counts(rows)["empty_texts"]
         return [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
 
@@ -347,10 +342,6 @@ class ChoiceObjective(TaskObjective):
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B S"], teacher: Float[Array, "B S"], batch: TaskBatch, temperature: float

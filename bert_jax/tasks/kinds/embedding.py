@@ -1,6 +1,6 @@
 """Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
 
-Read `Embedding` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
+Read `EmbeddingTask` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
 objective.
 """
 
@@ -26,15 +26,13 @@ from bert_jax.model.runtime import Placement
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, ranks_of, select_metrics
 from bert_jax.tasks.reading.inputs import InputRecord, texts_of
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.reading.texts import is_missing, read_labelled, text_of
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
 from bert_jax.tasks.task import PooledTask, Task, TaskObjective, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
-
-# Reads the pairs and groups of texts that vectors are trained and measured on.
 
 
 class TextGroup(NamedTuple):
@@ -46,7 +44,7 @@ class TextGroup(NamedTuple):
 
 
 def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup]:
-    """Reads pairs of a table (reading.read_records) from the columns text and text_pair, with their scores.
+    """Reads pairs of a table (read_records) from the columns text and text_pair, with their scores.
 
     A file without the label column has no scores. negatives names columns of hard negatives, separated by commas, or
     one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
@@ -159,9 +157,6 @@ def _scores(
     return jnp.where(possible, scale * products, IMPOSSIBLE)
 
 
-# The rows and the objective of training vectors of texts.
-
-
 class GroupLabels(NamedTuple):
     """The value of TaskBatch.labels."""
 
@@ -190,7 +185,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
 
 @dataclass(frozen=True)
 class EmbeddingObjective(TaskObjective):
-    """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score (contrastive_losses.py).
+    """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score.
 
     accuracy is the share of anchors whose positive alone has the highest score of all candidates of the batch. With
     several dimensions the loss is the sum of those of each, and accuracy that of the largest.
@@ -233,9 +228,6 @@ class EmbeddingObjective(TaskObjective):
     def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
         """Vectors of length 1, of the first truncate_dim dimensions."""
         return unit_vectors(outputs[..., : self.truncate_dim or None])
-
-
-# Vectors of texts: how a text becomes one, and training that puts texts of like meaning close together.
 
 
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
@@ -329,7 +321,6 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         return read_groups(path, columns, self.negatives)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[TextGroup]:
-        """Pairs without a score."""
         names = [(self.columns.text, "text"), (self.columns.text_pair, "text_pair")]
         items = tuple(TextGroup(tuple(texts_of(source, one, names, 2)), None, one.line) for one in records)
         return Split(source, items, labelled=False)

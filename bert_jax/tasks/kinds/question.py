@@ -1,4 +1,8 @@
-"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018)."""
+"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+
+question_data.py reads questions and encodes them as rows that slide over a long context. Here are the official metrics,
+the best answers of a row and of a question, and `QuestionTask` with its objective.
+"""
 
 import re
 import string
@@ -273,14 +277,6 @@ def answer_object(question: Question, decoded: Decoded, may_be_none: bool, thres
     return one | {"scores": spans}
 
 
-# Question answering: an answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
-#
-# question_files    reads SQuAD's JSON, and records of question, context and answers
-# question_windows  encodes a question and its context as rows that slide over a long context
-# question_answers  finds the best answers of a row, and of all rows of a question
-# question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
-
-
 # Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
 
@@ -357,7 +353,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
     def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
-        """One row for each window (question_windows). The target is the first answer that is in the context."""
+        """One row for each window (encode_questions). The target is the first answer that is in the context."""
         return encode_questions(
             split,
             tokenizer,
@@ -372,7 +368,6 @@ class QuestionTask(Task[Question, QuestionRows]):
         return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
 
     def remarks(self, rows: QuestionRows) -> list[str]:
-        """Warnings about answers that are not at their answer_start, or not in their context."""
         path, found = rows.split.path, []
         if rows.moved:
             found.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used")
@@ -452,11 +447,9 @@ class QuestionTask(Task[Question, QuestionRows]):
         return self.with_null_threshold(NULL_THRESHOLD) if not self.unanswerable and _some_without(split) else self
 
     def _metrics_of(self, split: Split[Question]) -> tuple[str, ...]:
-        """The metrics that a split can have."""
         return SQUAD2_METRICS if self.unanswerable or _some_without(split) else SQUAD1_METRICS
 
     def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
-        """The object of question_answers.answer_object for each question."""
         threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
         return [
             answer_object(question, one, self.unanswerable, threshold)
@@ -484,10 +477,6 @@ class QuestionObjective(TaskObjective):
         loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
         return {"task": Term(loss, {"accuracy": correct})}
 
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
-
     def soft_sum(
         self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float
     ) -> Scalar:
@@ -498,7 +487,6 @@ class QuestionObjective(TaskObjective):
         return soft_class_sum(ours, theirs, weights, temperature)
 
     def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
-        """The n_best spans of each row."""
         return best_spans(outputs, batch.labels, self.n_best, self.max_answer_length)
 
 

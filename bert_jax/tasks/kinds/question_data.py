@@ -14,6 +14,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.inputs import InputRecord, checked_text, texts_of
+from bert_jax.tasks.reading.labelled import yes_or_no
 from bert_jax.tasks.reading.tables import (
     Column,
     Columns,
@@ -24,7 +25,6 @@ from bert_jax.tasks.reading.tables import (
     opened,
     read_records,
 )
-from bert_jax.tasks.reading.texts import yes_or_no
 from bert_jax.tasks.rows import Split, Taken, TaskRows, Texts, join_pairs
 from bert_jax.tokenization.specification import is_unspaced
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
 
 
 def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-    """Reads a table (tasks.reading.tables) with one question in each row.
+    """Reads a table  with one question in each row.
 
     The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
     context, task.label for the answers.
@@ -80,7 +80,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     A true is_impossible (or 1) means that there is no answer, whatever the answers.
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
     "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
-    CSV and TSV each is written as a text (reading.opened).
+    CSV and TSV each is written as a text (opened).
     Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
     questions have answers.
     """

@@ -1,4 +1,7 @@
-"""Classifies spans of words (nested entities), and relations between spans."""
+"""Classifies spans of words (nested entities), and relations between spans.
+
+span_data.py has their files, rows and objective. Here the predicted spans and relations are decoded and measured.
+"""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -24,11 +27,11 @@ from bert_jax.tasks.kinds.span_data import (
     encode_spans,
     read_spans,
 )
+from bert_jax.tasks.kinds.tagging import span_object
 from bert_jax.tasks.metrics import best_threshold, retrieval_metrics
-from bert_jax.tasks.reading import tables, words
+from bert_jax.tasks.reading import labelled, tables
 from bert_jax.tasks.reading.inputs import InputRecord, value_of, words_of
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import span_object
 from bert_jax.tasks.rows import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.task import Task, TaskObjective, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -129,15 +132,6 @@ def predicted_relations(
     return found
 
 
-# Classifies spans of words: nested entities.
-#
-# span_pairs      adds relations between spans
-# span_files      reads words, spans and relations
-# span_rows       encodes them as rows
-# span_objective  computes the loss and the arrays from which predictions are decoded
-# span_decoding   decodes the predicted spans and relations of a file
-
-
 # Longer spans require task.max_span, because each additional length costs as much as the first one.
 LONGEST_BY_DEFAULT = 12
 UNCALIBRATED = 0.5
@@ -198,10 +192,10 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         return 0.0
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """Reads JSON lines or Parquet (span_files.read_spans), or CoNLL columns of entity tags."""
+        """Reads JSON lines or Parquet (read_spans), or CoNLL columns of entity tags."""
         if tables.kind_of_file(path) == "table":
             return read_spans(path, columns, label_required, relations=False)
-        found = tagging.with_usual_letters(words.read_conll(path, columns, label_required))
+        found = tagging.with_usual_letters(labelled.read_conll(path, columns, label_required))
         line = tagging.first_line(found, lambda tag: not structured.ENTITY_TAG.fullmatch(tag))
         if line is not None:
             raise UserError(
@@ -253,12 +247,11 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         )
 
     def counts(self, rows: SpanRows) -> dict[str, int]:
-        """words and spans, and the spans that rows cannot hold (span_rows.encode_spans)."""
+        """words and spans, and the spans that rows cannot hold (encode_spans)."""
         lost = {name: rows.lost[name] for name in ("spans_too_long", "spans_cut")}
         return {"words": len(rows.word_rows), "spans": len(rows.firsts), **lost}
 
     def remarks(self, rows: SpanRows) -> list[str]:
-        """Warnings about spans and relations that rows cannot hold."""
         why = {
             "spans_too_long": f"spans are longer than task.max_span={self.max_span} words",
             "spans_cut": f"spans cross rows, which hold task.max_length={self.max_length} tokens of a sentence",
@@ -329,7 +322,6 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
 
 def _numbered(spans: Iterable[Iterable[Span]]) -> set[tuple[int, Span]]:
-    """The spans of all sentences, each with the number of its sentence."""
     return {(number, span) for number, of_sentence in enumerate(spans) for span in of_sentence}
 
 
@@ -345,9 +337,6 @@ def missing(train: Split, what: str) -> UserError:
 def _spans_of_tags(sentence: Sentence) -> SpannedSentence:
     spans = tuple(tagging.entities(sentence.tags or ()))
     return SpannedSentence(sentence.words, spans, (), sentence.lines[0])
-
-
-# Relations between spans of words.
 
 
 OF_PREDICTED_SPANS = ("labels", "span_scores", "span_overlap", "threshold")
@@ -393,7 +382,7 @@ class SpanPairTask(SpanTask):
         return self.relation_labels
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """Reads JSON lines or Parquet (span_files.read_spans)."""
+        """Reads JSON lines or Parquet (read_spans)."""
         if tables.kind_of_file(path) != "table":
             raise UserError(f"{path} holds tags but no relations. Give a .jsonl with tokens, spans and relations")
         return read_spans(path, columns, label_required, relations=True, spans_required=self.pairs_are_given)
@@ -424,7 +413,6 @@ class SpanPairTask(SpanTask):
         return relations if self.pairs_are_given else (*relations, *super().default_metrics())
 
     def counts(self, rows: SpanRows) -> dict[str, int]:
-        """Also counts relations, and those that rows cannot hold."""
         lost = {"relations_lost": rows.lost["relations_lost"]}
         return super().counts(rows) | lost | {"relations": len(rows.heads)}
 

@@ -24,9 +24,6 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
-# Reads words, spans and relations between spans from JSON lines or Parquet.
-
-
 SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
 RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
 
@@ -106,9 +103,6 @@ def _listed(
         if type(first) is not int or type(second) is not int or not has_label:
             raise UserError(f"{place} is {value!r:.80}; expected {expected}")
         yield place, first, second, label or ""
-
-
-# Encodes sentences with spans and relations as rows, and makes batches of them.
 
 
 # The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
@@ -207,7 +201,7 @@ def encode_spans(
     binary_types: int,
     relation_labels: tuple[str, ...],
 ) -> SpanRows:
-    """The rows of a split (word_rows.encode_words), with the spans and relations that they can hold.
+    """The rows of a split (encode_words), with the spans and relations that they can hold.
 
     labels are the types of spans; None where spans are part of the input, whose types are ignored. A span may be
     longer than max_span words, or cross two rows of a long sentence; a relation may be between spans of two rows, with
@@ -275,9 +269,6 @@ def _held(
 def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
     flat = [values for row in by_row for values in row]
     return tuple(np.array(flat, np.int32).reshape(-1, 3).T.copy())
-
-
-# The objective of span tasks: the types of each span, and the relations between two spans.
 
 
 # The boundaries and the content (SpanHeads) of the vectors of spans, by the name of task.span_vectors.

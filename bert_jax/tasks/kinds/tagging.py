@@ -1,4 +1,8 @@
-"""Tagging: a tag for every word, such as parts of speech and named entities."""
+"""Tagging: a tag for every word, such as parts of speech and named entities.
+
+In order: what all kinds that label words share, the schemes of entity tags, the objective, `TaggingTask`, its rows, and
+a baseline.
+"""
 
 import functools
 import re
@@ -12,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Integer
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.config import TaskConfig
@@ -33,13 +37,81 @@ from bert_jax.model.heads.structured import (
 from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks.labels import LabelTask, check_label
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
-from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import WordTask, sentence_objects, span_object
-from bert_jax.tasks.rows import LabelledWordRows, Sentence, Span, Split, Taken, TaskBatch, encode_words, spans
-from bert_jax.tasks.task import Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tasks.reading.inputs import InputRecord, words_of
+from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
+from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
+from bert_jax.tasks.rows import (
+    LabelledWordRows,
+    Sentence,
+    Span,
+    SpannedSentence,
+    Split,
+    Taken,
+    TaskBatch,
+    encode_words,
+    spans,
+)
+from bert_jax.tasks.task import Rows, Task, TaskObjective, chain_sums, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum
 from bert_jax.train.objectives import Counts, Term, Terms
+
+# What all kinds that label words share: reading and parsing sentences, and the objects of their predictions.
+
+
+SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
+
+
+@dataclass(frozen=True)
+class WordTask(Task[Sentence, Rows]):
+    """A task with a label for every word."""
+
+    unread_columns = ("text_pair", "marks")
+
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
+        return ()
+
+    def reader_of(self, path: Path) -> SentenceReader:
+        """The reader for a file, by its name: CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared
+        data."""
+        if is_stored(path):
+            return functools.partial(read_word_lists, labels=self.numbered_labels)
+        return read_conllu if kind_of_file(path) == "conllu" else read_conll
+
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
+        """Sentences without labels, of the given words or of the words of raw texts (words_of)."""
+        items = []
+        for record in records:
+            words, text, offsets = words_of(source, record, self.columns.text)
+            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
+        return Split(source, tuple(items), labelled=False)
+
+
+def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
+    """The prediction for each sentence: `words`, the values of its words, and their `offsets` in a raw text.
+
+    values has one value for each word of the file.
+    """
+    found = []
+    for item, *parts in zip(rows.split.items, *map(rows.by_sentence, values.values()), strict=True):
+        one = {"words": list(item.words)} | {name: list(part) for name, part in zip(values, parts, strict=True)}
+        if item.offsets is not None:
+            one["offsets"] = [list(place) for place in item.offsets]
+        found.append(one)
+    return found
+
+
+def span_object(sentence: Sentence | SpannedSentence, span: Span, score: float) -> dict[str, Any]:
+    """A predicted span of a sentence: `type`, `text`, `score`, `words` [first, end), and `start` and `end`, characters
+    of the raw text, where there is one."""
+    one = {"type": span.label, "text": " ".join(sentence.words[span.first : span.end]), "score": score}
+    if sentence.text is not None and sentence.offsets is not None:
+        start, end = sentence.offsets[span.first][0], sentence.offsets[span.end - 1][1]
+        one |= {"text": sentence.text[start:end], "start": start, "end": end}
+    return one | {"words": [span.first, span.end]}
+
 
 # Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
 #
@@ -115,9 +187,6 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
 
 def _tag(mark: str, label: str) -> str:
     return mark if label == UNTYPED else f"{mark}-{label}"
-
-
-# The objective of tagging: the loss of the tags of a row's words, and the tags that are predicted.
 
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -208,9 +277,6 @@ def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Floa
     """At each position, the mean over all positions of the same word."""
     same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
     return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
-
-
-# Tagging: a tag for every word, such as parts of speech and named entities.
 
 
 @dataclass(frozen=True)
@@ -320,13 +386,12 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return task.with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
-        """Metrics over entities where the tags mark them, else accuracy."""
         if structured.marks_entities(self.labels):
             return ("f1", "precision", "recall", "accuracy")
         return ("accuracy",)
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """Rows of words (word_rows.encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
+        """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
 
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the one before it is
         interpreted as conlleval does (tagging_schemes.entities), and counted.
@@ -343,11 +408,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def counts(self, rows: "TagRows") -> dict[str, int]:
-        """words, and irregular_tags: tags that cannot follow the one before them (tagging_schemes.irregular_tags)."""
+        """words, and irregular_tags: tags that cannot follow the one before them."""
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
     def remarks(self, rows: "TagRows") -> list[str]:
-        """A warning about tags that cannot follow the one before them."""
         if not rows.irregular_tags:
             return []
         return [
@@ -405,13 +469,10 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         A CRF covers one row; where a sentence continues in further rows, an entity may be open on one side only. The
         tags are then written for the entities that conlleval reads in them.
         """
-        tags = self._tags(_predicted_ids(rows, answers))
+        tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
         if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for of_sentence in rows.by_sentence(tags) for tag in self._in_scheme(of_sentence)]
-
-    def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
-        return [self.labels[number] for number in ids]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -438,11 +499,6 @@ class TagRows(LabelledWordRows):
         tags, weights = super().targets(taken)
         words = np.where(taken.real, self.token_words[taken.tokens], 0).astype(np.int32)
         return TagLabels(tags, words, self.whole[taken.rows]), weights
-
-
-def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
-    """The predicted tag of each word, from the predicted tag at each position of each row."""
-    return rows.at_words([answer.tags for answer in answers])
 
 
 # A baseline for taggers: the most frequent tag of each word.

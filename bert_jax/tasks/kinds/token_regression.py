@@ -13,11 +13,11 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import tag_logits
+from bert_jax.tasks.kinds.tagging import WordTask, sentence_objects
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
-from bert_jax.tasks.reading.words import WordTask, sentence_objects
 from bert_jax.tasks.rows import LabelledWordRows, Sentence, Split, TaskBatch, encode_words
 from bert_jax.tasks.task import ScaledTask, Task, TaskObjective, squared_error_sum
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -50,7 +50,6 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return REGRESSION_METRICS
 
     def complete(self, train: Split[Sentence]) -> Task:
-        """The task with its metrics and the scale of the training file's numbers."""
         numbers = _numbers(train)
         return self.with_scale_of(numbers[~np.isnan(numbers)]).with_metrics()
 
@@ -58,7 +57,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return ("pearson", "spearman", "mse")
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> LabelledWordRows:
-        """Rows of words (word_rows.encode_words). A word's number is at its first piece; all other positions weigh 0.
+        """Rows of words (encode_words). A word's number is at its first piece; all other positions weigh 0.
 
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
@@ -71,11 +70,9 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return LabelledWordRows(**vars(words), labels=labels, label_weights=weights)
 
     def counts(self, rows: LabelledWordRows) -> dict[str, int]:
-        """words, and words_with_number."""
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
 
     def remarks(self, rows: LabelledWordRows) -> list[str]:
-        """A warning about numbers that are all equal."""
         numbers = rows.labels[rows.label_weights > 0]
         undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
         if not rows.split.labelled or np.ptp(numbers) > 0 or not undefined:
@@ -121,10 +118,6 @@ class NumberObjective(TaskObjective):
         mean, deviation = self.scale
         targets = (batch.labels - mean) / deviation
         return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
-
-    @property
-    def has_soft_targets(self) -> bool:
-        return True
 
     def soft_sum(
         self, outputs: Float[Array, "B T"], teacher: Float[Array, "B T"], batch: TaskBatch, temperature: float

@@ -1,4 +1,8 @@
-"""Reads the inputs of predict and embed, record by record, from files and standard input."""
+"""Reads the inputs of predict and embed, from files, standard input and Python.
+
+In order: the texts and words of one record, the lines of predict, and the texts that embed streams. Errors name the
+line of the record.
+"""
 
 import contextlib
 import itertools
@@ -27,7 +31,6 @@ from bert_jax.tasks.reading.tables import (
     plain_name,
     ragged,
 )
-from bert_jax.tasks.rows import Sentence, Split
 
 # The inputs of predict, record by record: their texts and words. Errors name the line of the record.
 
@@ -138,15 +141,6 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     if text is None or text is tokens:
         return Words(words, None, None)
     return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
-
-
-def sentences_of(source: Path, records: Sequence[InputRecord], column: str) -> Split[Sentence]:
-    """Sentences without labels, of given words or of the words of texts (words_of)."""
-    items = []
-    for record in records:
-        words, text, offsets = words_of(source, record, column)
-        items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
-    return Split(source, tuple(items), labelled=False)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
@@ -270,13 +264,17 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
         return InputRecord(number, {"tokens": content.split(), "text": content})
     if form in ("text", PYTHON) or not isinstance(content, str):
         return InputRecord(number, content, tabs=form == "text")
+    return InputRecord(number, _json_object(source, number, content))
+
+
+def _json_object(source: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(content)
+        found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} line {number} is not JSON ({error}). Write one object per line") from None
     if not isinstance(found, Mapping):
-        raise UserError(f"{source} line {number} is {content:.40}, which is not a JSON object. Write {{...}} per line")
-    return InputRecord(number, found)
+        raise UserError(f"{source} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
+    return found
 
 
 # Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table.
@@ -367,15 +365,9 @@ def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
 
 def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
     for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not JSON ({error}). Write one object per line") from None
-        if not isinstance(values, Mapping):
-            raise UserError(f"{path} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
-        yield tuple(_text(path, number, values, name) for name in names)
+        if line.strip():
+            values = _json_object(path, number, line)
+            yield tuple(_text(path, number, values, name) for name in names)
 
 
 def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:

@@ -1,4 +1,7 @@
-"""Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line."""
+"""Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line.
+
+`read_records`, at the end, is what the other modules call; above it is a reader for each format.
+"""
 
 import ast
 import csv
@@ -23,14 +26,12 @@ from bert_jax.storage.files import SUFFIXES as COMPRESSED
 from bert_jax.storage.files import DamagedFile, decompressed
 from bert_jax.storage.remote import first_line
 
-# The columns of a table that hold the texts and the labels, and the values that are read from them.
-
 
 @dataclass(frozen=True)
 class Columns:
     """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (labelled_texts.mark_words): the column of the word's first
+    marks is for a task that asks about a word of each text (mark_words of labelled.py): the column of the word's first
     character and the column of its exclusive end, first for text and then for text_pair.
     """
 
@@ -264,16 +265,13 @@ class _AsLiterals(ast.NodeTransformer):
         return node.args[0] if is_numpy else node
 
 
-# Reads TSV, whose fields are never quoted, and CSV, whose fields may be quoted (RFC 4180).
-
-
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
 TSV_ADVICE = "Fields are separated by one tab and are never quoted"
 CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
 
 
 def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, quoted: bool) -> Table:
-    """Reads CSV if quoted, else TSV (tables.read_records).
+    """Reads CSV if quoted, else TSV.
 
     The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
     """
@@ -368,7 +366,7 @@ def _json_object(where: str, line: str) -> dict[str, Any]:
 
 
 def read_parquet(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads the rows of a Parquet file, or of all files of a data set (parquet_parts.py).
+    """Reads the rows of a Parquet file, or of all files of a data set (files_of).
 
     Rows are numbered through all files. Classes, single or in lists, have names where Hugging Face's `datasets` wrote
     them into the schema. Raises UserError for a file that is missing, damaged or not Parquet, for a missing required
@@ -428,7 +426,6 @@ def read_prepared(address: str, columns: Sequence[Column]) -> Table:
 
 
 def _check_columns(where: str, columns: Sequence[Column], names: Collection[str]) -> None:
-    """Raises UserError for a required column that is not among the names."""
     for column in columns:
         if column.required and column.name not in names:
             raise UserError(
@@ -442,7 +439,6 @@ def _table(
     names: Collection[str],
     class_names: Mapping[str, tuple[str, ...]],
 ) -> Table:
-    """The requested columns of rows with these columns."""
     return Table(
         [TableRow(number, tuple(row.get(column.name) for column in columns)) for number, row in rows],
         tuple(column.name in names for column in columns),
@@ -477,17 +473,6 @@ def plain_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# Reads selected columns of a table. The ending of the file's name determines its format.
-#
-# .jsonl, .ndjson  one object on each line
-# .parquet         the columns of the file, or of several (parquet_parts.py)
-# .csv             quoted as in RFC 4180
-# tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
-# any other        TSV, never quoted
-#
-# Text files may be compressed (.gz, .xz, .zst).
-
-
 JSON_LINES = (".jsonl", ".ndjson")
 
 
@@ -497,7 +482,15 @@ def is_stored(path: Path) -> bool:
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
-    """Reads these columns of every example, in order.
+    """Reads these columns of every example, in order. The ending of the file's name determines its format.
+
+    .jsonl, .ndjson  one object on each line
+    .parquet         the columns of the file, or of several (files_of)
+    .csv             quoted as in RFC 4180
+    tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
+    any other        TSV, never quoted
+
+    Text files may be compressed (.gz, .xz, .zst).
 
     TSV and CSV have a header unless every column is given by a number. With ragged_lines, a line of TSV or CSV whose
     number of fields differs from that of the first line is skipped and counted. Raises UserError, with file and line,

@@ -1,4 +1,8 @@
-"""Reads texts and pairs of texts with their labels from the columns of a table."""
+"""Reads labelled texts, pairs of texts and words from tables of any format, from CoNLL columns and from CoNLL-U.
+
+`read_table` reads a label for each text, `read_label_sets` any number, `read_word_lists`, `read_conll` and
+`read_conllu` one for each word. tables.py reads the values of the columns.
+"""
 
 import math
 import re
@@ -8,11 +12,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.labels import same_names
-from bert_jax.tasks.reading.tables import Column, Columns, Table, opened, read_records
-from bert_jax.tasks.rows import Example, LabelSet, Split
-
-# Reads labelled texts and pairs of texts from any kind of table.
-
+from bert_jax.tasks.reading.tables import Column, Columns, Table, numbered_lines, opened, place_of, read_records
+from bert_jax.tasks.rows import Example, LabelSet, Sentence, Split
 
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
 # between spaces.
@@ -124,7 +125,6 @@ def text_of(where: str, value: Any) -> str:
 
 
 def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
-    """A label as text files write it."""
     if is_missing(value):
         raise UserError(f"{path} line {line} has no label, but other lines have one. Remove the line or add its label")
     if isinstance(value, str):
@@ -146,9 +146,6 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         return str(number)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
     return labels[number] if not numbered and 0 <= number < len(labels) else written
-
-
-# Reads texts and pairs of texts that have any number of labels.
 
 
 # What only a list has: quotes, or several parts in one pair of brackets. A label may itself be in brackets.
@@ -246,3 +243,127 @@ def _is_set(where: str, value: Any) -> bool:
     if found is None:
         raise UserError(f"{where} holds {value!r:.40}; expected 1 or 0, because task.label names several columns")
     return found
+
+
+# The columns of CoNLL-U: https://universaldependencies.org/format.html
+CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+# Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
+DOCUMENT_MARK = "-DOCSTART-"
+
+Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a sentence
+
+
+def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+    """Reads CoNLL-U: words from FORM and tags from UPOS, unless columns names others.
+
+    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped. Raises UserError for a line
+    without the ten columns, an unknown column name, and a file without words.
+    """
+    groups: list[Group] = [[]]
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            groups.append([])
+        elif not line.startswith("#"):
+            fields = line.split("\t")
+            if len(fields) != len(CONLLU_COLUMNS):
+                raise UserError(
+                    f"{path} line {number} has {len(fields)} tab-separated fields; a word of CoNLL-U has "
+                    f"{len(CONLLU_COLUMNS)} (https://universaldependencies.org/format.html)"
+                )
+            if fields[0].isdigit():
+                groups[-1].append((number, fields))
+    _check_words(path, groups)
+    names, width = list(CONLLU_COLUMNS), len(CONLLU_COLUMNS)
+    word_column = place_of(path, names, width, columns.text or "FORM", "text")
+    tag_column = place_of(path, names, width, columns.label or "UPOS", "label")
+    return _sentences(path, groups, word_column, tag_column)
+
+
+def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+    """Reads CoNLL columns: one word on each line, columns separated by tabs or spaces, blank lines between sentences.
+
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines
+    are skipped. Without label_required, a file of one column is read as unlabelled. Raises UserError for a
+    line whose number of columns differs from that of the first line, a missing column, and a file without words.
+    """
+    groups: list[Group] = [[]]
+    width = 0
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            groups.append([])
+            continue
+        fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+        width = width or len(fields)
+        if len(fields) != width:
+            raise UserError(
+                f"{path} line {number} has {len(fields)} columns, but the first line has {width}. Correct the line"
+            )
+        if fields[0] != DOCUMENT_MARK:
+            groups[-1].append((number, fields))
+    _check_words(path, groups)
+    word_column = place_of(path, [], width, columns.text or "0", "text")
+    if width == 1 and not label_required:
+        return _sentences(path, groups, word_column, None)
+    tag_column = place_of(path, [], width, columns.label or "-1", "label")
+    if width == 1:
+        raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
+    return _sentences(path, groups, word_column, tag_column)
+
+
+def _check_words(path: Path, groups: list[Group]) -> None:
+    if not any(groups):
+        raise UserError(f"{path} contains no words; expected one word on each line and a blank line between sentences")
+
+
+def _sentences(path: Path, groups: list[Group], word_column: int, tag_column: int | None) -> Split[Sentence]:
+    items = tuple(
+        Sentence(
+            words=tuple(fields[word_column] for _, fields in group),
+            tags=None if tag_column is None else tuple(fields[tag_column] for _, fields in group),
+            lines=tuple(number for number, _ in group),
+        )
+        for group in groups
+        if group
+    )
+    return Split(path, items, tag_column is not None)
+
+
+def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[Sentence]:
+    """Reads sentences from JSON lines, Parquet or prepared data.
+
+    The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
+    texts: null an empty one, and the number of a class its name where the file gives it, or the label with this index
+    in `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column, or
+    whose values there are all null or empty lists, is read as unlabelled. Raises UserError, with file and line, for a
+    value that is not a list of words, and for a list of labels of another length than the list of words.
+    """
+    requested = [
+        Column(columns.text or "tokens", "text"),
+        Column(columns.label or "labels", "label", required=label_required),
+    ]
+    found = read_records(path, requested)
+    labelled = label_required or any(record.values[1] not in (None, []) for record in found.records)
+    items = []
+    numbered = any(label.removeprefix("-").isdecimal() for label in labels)
+    names = found.class_names[1] or (() if numbered else labels)
+    for line, (words, of_words) in found.records:
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            raise UserError(f"{path} line {line}: {requested[0].name} is {words!r:.60}; expected a list of words")
+        tags = None
+        if labelled:
+            if not isinstance(of_words, list) or len(of_words) != len(words):
+                got = f"has {len(of_words)} labels" if isinstance(of_words, list) else f"is {of_words!r:.40}"
+                raise UserError(
+                    f"{path} line {line}: {requested[1].name} {got}; expected a list of {len(words)}, one for each word"
+                )
+            tags = tuple(_written(label, names) for label in of_words)
+        items.append(Sentence(tuple(words), tags, (line,) * len(words)))
+    return Split(path, tuple(items), labelled, class_names=found.class_names[1] if labelled else ())
+
+
+def _written(label: Any, names: Sequence[str]) -> str:
+    if isinstance(label, int) and 0 <= label < len(names):
+        return names[label]
+    if label is None or (names and label == -1):
+        return ""
+    return label.strip() if isinstance(label, str) else repr(label)

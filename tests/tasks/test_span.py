@@ -1,4 +1,4 @@
-"""Spans and pairs of them: targets, scores and thresholds against loops, and what must not change the loss."""
+"""Spans and relations: their files, rows, predictions and metrics."""
 
 import copy
 import dataclasses
@@ -7,23 +7,28 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import letter_pieces
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import EvalConfig, FinetuneConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement
+from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask, spans_above, without_overlaps
-from bert_jax.tasks.kinds.span_data import SpanAnswer, SpanRows
+from bert_jax.tasks.kinds.span_data import SpanAnswer, SpanRows, read_spans
 from bert_jax.tasks.metrics import best_threshold
+from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.registry import to_json
@@ -32,6 +37,95 @@ from bert_jax.tasks.task import Task
 from bert_jax.tokenization import tokenizer as tokenizer_lib
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
+
+letters = letter_pieces.letters  # a fixture
+
+GOOD = {
+    "tokens": ["Bank", "of", "China", "hired", "Ann"],
+    "spans": [{"start": 0, "end": 3, "label": "ORG"}, {"start": 2, "end": 3, "label": "LOC"}, {"start": 4, "end": 5}],
+    "relations": [{"head": 2, "tail": 0, "label": "works_for"}],
+}
+
+
+def written(folder: Path, *objects: Any) -> Path:
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    return path
+
+
+def test_spans_nest_and_relations_are_between_them(tmp_path: Path) -> None:
+    split = read_spans(written(tmp_path, GOOD, {"tokens": ["No"], "spans": []}), Columns(), True, relations=False)
+    first, second = split.items
+    assert first.spans == (Span("ORG", 0, 3), Span("LOC", 2, 3), Span("", 4, 5))
+    assert first.relations == (Relation("works_for", 2, 0),)
+    assert second.spans == () and second.line == 2 and split.labelled
+
+
+def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> None:
+    path = written(tmp_path, {"tokens": ["a"], "spans": [{"start": 0, "end": 1, "label": "X"}]})
+    assert read_spans(path, Columns(), False, relations=False).labelled
+    assert not read_spans(path, Columns(), False, relations=True).labelled
+    with pytest.raises(UserError, match="has no column 'relations'"):
+        read_spans(path, Columns(), True, relations=True)
+    renamed = written(tmp_path, {"words": ["a"], "entities": []})
+    assert read_spans(renamed, Columns("words", "", "entities"), True, relations=False).items[0].words == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": []}, r"tokens is \[\]; expected a list of words"),
+        ({"tokens": ["a", ""]}, "expected a list of words, each a text that is not empty"),
+        ({"spans": "x"}, "spans is 'x'; expected a list of spans"),
+        ({"spans": [3]}, r"spans\[0\] is 3; expected an object like"),
+        (
+            {"spans": [{"start": 0, "end": True, "label": "X"}]},
+            r"spans\[0\] is .*word indices from 0, the end exclusive",
+        ),
+        (
+            {"spans": [{"start": 2, "end": 2, "label": "X"}]},
+            "is from word 2 to 2, but the sentence has",
+        ),
+        ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"is from word 2 to 6"),
+        (
+            {"relations": [{"head": 0, "tail": 3, "label": "r"}]},
+            r"relations\[0\] is from span 0 to 3; expected the indices",
+        ),
+        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, r"two different spans \(the line has 3\)"),
+        ({"relations": [{"head": 0, "tail": 1}]}, "expected an object like"),
+        ({"relations": 4}, "relations is 4; expected a list of relations"),
+    ],
+)
+def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(UserError, match=rf"train.jsonl line 2: .*{said}"):
+        read_spans(written(tmp_path, GOOD, GOOD | change), Columns(), True, relations=True)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.tsv: spans are read from .jsonl or .parquet"):
+        read_spans(tmp_path / "train.tsv", Columns(), True, relations=False)
+
+
+def test_relations_between_given_spans_are_predicted_for_a_file_without_any(tmp_path: Path) -> None:
+    task = SpanPairTask("own", relations_between="given")
+    bare = {name: GOOD[name] for name in ("tokens", "spans")}
+    split = task.read(written(tmp_path, bare), Columns(), False)
+    assert not split.labelled and len(split.items[0].spans) == 3
+    with pytest.raises(UserError, match="has no column 'spans'"):
+        task.read(written(tmp_path, {"tokens": ["a"]}), Columns(), False)
+    with pytest.raises(UserError, match="has no column 'relations'"):
+        task.read(written(tmp_path, bare), Columns(), True)
+
+
+def test_a_file_whose_labels_are_all_null_is_not_labelled(tmp_path: Path) -> None:
+    withheld = GOOD | {"spans": None, "relations": None}
+    for relations, name in ((False, "spans"), (True, "relations")):
+        path = written(tmp_path, withheld, withheld)
+        assert not read_spans(path, Columns(), False, relations=relations).labelled
+        with pytest.raises(UserError, match=f"train.jsonl has no labels: column '{name}' is null throughout"):
+            read_spans(path, Columns(), True, relations=relations)
+        assert read_spans(written(tmp_path, withheld, withheld | {name: []}), Columns(), False, relations).labelled
+
 
 TASK = SpanTask("own", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)
 PAIRS = SpanPairTask(
@@ -45,16 +139,6 @@ PAIRS = SpanPairTask(
 )
 WORDS_OF_LINES = ["the cat sat on a mat", "a dog .", "river the the cat"]
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=16, max_positions=32)
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def split_of(*items: tuple[str, list[Span], list[Relation]], labelled: bool = True) -> Split[SpannedSentence]:
@@ -411,3 +495,56 @@ def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer,
         shares = jax.nn.log_softmax(outputs.logits, axis=-1)
         picked = np.take_along_axis(np.asarray(shares), truth.labels.types[..., None], axis=-1)[..., 0]
         assert terms["task"].loss == pytest.approx(-(picked * truth.label_weights).sum(), rel=1e-4)
+
+
+@pytest.fixture
+def learning_letters(tmp_path: Path) -> Tokenizer:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh()[]"]) + "\n")
+    return tokenizer_lib.load(path, lowercase=True)
+
+
+def bracketed(draw: np.random.Generator) -> dict:
+    """A sentence in which ( ... ) is a GROUP and [ x ] in it an ITEM, which belongs to every group of the sentence."""
+    words, spans = [], []
+    for _ in range(draw.integers(1, 3)):
+        words += draw.choice(list("abcd"), draw.integers(0, 2)).tolist()
+        start = len(words)
+        words += ["(", *draw.choice(list("abcd"), 1), "[", str(draw.choice(list("efgh"))), "]", ")"]
+        spans += [
+            {"start": start, "end": start + 6, "label": "GROUP"},
+            {"start": start + 2, "end": start + 5, "label": "ITEM"},
+        ]
+    relations = [
+        {"head": head, "tail": tail, "label": "part"}
+        for head, tail in itertools.product(range(1, len(spans), 2), range(0, len(spans), 2))
+    ]
+    return {"tokens": words, "spans": spans, "relations": relations}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_model_learns_nested_spans_and_their_relations(tmp_path: Path, learning_letters: Tokenizer) -> None:
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 400), ("dev", 60), ("test", 60)):
+        lines = (json.dumps(bracketed(draw)) + "\n" for _ in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "dev", "test")}
+    config = FinetuneConfig(
+        model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=32),
+        task=TaskConfig(kind="span_pairs", max_length=32, **files),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
+        batch_size=32,
+        epochs=8.0,
+        eval=EvalConfig(every_steps=1000),  # at the end only
+    )
+    result = finetune(config, tmp_path / "run", learning_letters)
+    found = {name: metric["mean"] for name, metric in result["metrics"].items()}
+    assert found["test_f1"] > 0.95 and found["test_relation_f1"] > 0.9, found
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["task"]
+    assert stored["threshold"] == pytest.approx(found["threshold"]) and stored["max_span"] == 6
+    again = evaluate(tmp_path / "run", tmp_path / "test.jsonl")
+    assert again["f1"] == pytest.approx(found["test_f1"]) and "threshold" not in again
+    (told,) = predict(tmp_path / "run", [{"tokens": ["b", "(", "a", "[", "e", "]", ")"]}])
+    assert [(span["type"], span["words"]) for span in told["spans"]] == [("GROUP", [1, 7]), ("ITEM", [3, 6])]
+    assert [relation["type"] for relation in told["relations"]] == ["part"]

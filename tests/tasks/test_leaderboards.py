@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import measurement
+from bert_jax.tasks import leaderboards
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.registry import resolve
 
@@ -21,42 +21,42 @@ def answers(*labels: str) -> list[dict]:
 
 
 def test_every_file_of_the_leaderboard_has_a_task_that_makes_it() -> None:
-    tables = {name for name in measurement.FILES.values() if name.endswith(".tsv")}
+    tables = {name for name in leaderboards.FILES.values() if name.endswith(".tsv")}
     assert tables == {f"{name}.tsv" for name in LEADERBOARD}
-    for task_name, split in measurement.FILES:
+    for task_name, split in leaderboards.FILES:
         assert split in TASKS[task_name].files
 
 
 def test_labels_are_written_as_the_published_files_write_them(tmp_path: Path) -> None:
-    path = measurement.write_submission(TASKS["mnli"].task, "ax", answers("neutral", "entailment"), tmp_path / "new")
+    path = leaderboards.write_submission(TASKS["mnli"].task, "ax", answers("neutral", "entailment"), tmp_path / "new")
     assert path == tmp_path / "new" / "AX.tsv"
     assert path.read_text() == "index\tprediction\n0\tneutral\n1\tentailment\n"
-    path = measurement.write_submission(TASKS["cola"].task, "test", answers("1", "0"), tmp_path)
+    path = leaderboards.write_submission(TASKS["cola"].task, "test", answers("1", "0"), tmp_path)
     assert path.read_text() == "index\tprediction\n0\t1\n1\t0\n"
 
 
 def test_labels_with_other_names_are_refused(tmp_path: Path) -> None:
     task = dataclasses.replace(TASKS["cola"].task, labels=("bad", "good"), label_map="0:bad,1:good")
     with pytest.raises(UserError, match=r"task\.label_map=0:bad,1:good, but the leaderboard expects those of its own"):
-        measurement.write_submission(task, "test", answers("good"), tmp_path)
+        leaderboards.write_submission(task, "test", answers("good"), tmp_path)
     with pytest.raises(UserError, match=r"the leaderboard of task\.submission expects the labels of its own files"):
         resolve(TaskConfig(name="cola", label_map="0:bad,1:good", submission=str(tmp_path)))
 
 
 def test_scores_of_similarity_stay_within_their_range(tmp_path: Path) -> None:
     told = [{"score": score} for score in (-0.3, 2.41739, 5.2)]
-    path = measurement.write_submission(TASKS["stsb"].task, "test", told, tmp_path)
+    path = leaderboards.write_submission(TASKS["stsb"].task, "test", told, tmp_path)
     assert path.read_text() == "index\tprediction\n0\t0.000\n1\t2.417\n2\t5.000\n"
 
 
 def test_superglue_takes_an_object_a_line(tmp_path: Path) -> None:
-    path = measurement.write_submission(TASKS["boolq"].task, "test", answers("true", "false"), tmp_path)
+    path = leaderboards.write_submission(TASKS["boolq"].task, "test", answers("true", "false"), tmp_path)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"idx": 0, "label": "true"},
         {"idx": 1, "label": "false"},
     ]
     choices = [{"label": 1, "choice": "It rained."}, {"label": 0, "choice": "It shone."}]
-    path = measurement.write_submission(TASKS["copa"].task, "test", choices, tmp_path)
+    path = leaderboards.write_submission(TASKS["copa"].task, "test", choices, tmp_path)
     assert path.read_text() == '{"idx": 0, "label": 1}\n{"idx": 1, "label": 0}\n'
 
 
@@ -77,5 +77,5 @@ def test_tasks_and_splits_without_a_leaderboard_are_refused(
     tmp_path: Path, name: str, split: str, told: list[dict], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        measurement.write_submission(TASKS[name].task, split, told, tmp_path)
+        leaderboards.write_submission(TASKS[name].task, split, told, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -17,10 +17,9 @@ from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import incomplete_path
-from bert_jax.tasks import vectors as command
-from bert_jax.tasks.embedder import Embedder
+from bert_jax.tasks import embedder as command
+from bert_jax.tasks.embedder import Embedder, write_vectors
 from bert_jax.tasks.reading.inputs import read_stream
-from bert_jax.tasks.vectors import write_vectors
 
 TEXTS = [f"the cat sat{' on' * (number % 7)} a mat" for number in range(23)]
 ODD = ["the\ncat", "a\tdog", "the\u2028river", "", "a dog\r\nsat"]

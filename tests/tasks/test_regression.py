@@ -1,37 +1,39 @@
-"""A number for every word: files with gaps, where numbers stand, and metrics over the words that have one."""
+"""Regression of words and texts: numbers of any size, and words without one."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import letter_pieces
 import numpy as np
 import pytest
+from random_checkpoints import odd_config, random_checkpoint
 from scipy import stats
 
+from bert_jax.commands.export import export
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.interop import export as bert_jax_export
+from bert_jax.interop.loaded_model import with_target_scale
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import measurement, registry
+from bert_jax.tasks import measurement, registry, runs
+from bert_jax.tasks.kinds.classification import RegressionTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
+from bert_jax.tasks.prediction import predict
 from bert_jax.tasks.reading.inputs import InputRecord
-from bert_jax.tasks.rows import LabelledWordRows
-from bert_jax.tokenization import tokenizer as tokenizer_lib
+from bert_jax.tasks.reading.tables import Columns
+from bert_jax.tasks.rows import Example, LabelledWordRows, Sentence, Split
 from bert_jax.tokenization.tokenizer import Tokenizer
+
+letters = letter_pieces.letters  # a fixture
 
 TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
 CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A vocabulary in which every letter is a piece."""
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
-    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
-    return tokenizer_lib.load(path, lowercase=True)
 
 
 def rows_of(path: Path, tokenizer: Tokenizer) -> LabelledWordRows:
@@ -142,3 +144,67 @@ def test_a_file_without_any_number_is_labelled_only_where_numbers_are_required(t
     assert not TASK.read(path, TASK.columns, False).labelled and TASK.read(path, TASK.columns, True).labelled
     path.write_text("cat\t_\nis\t1\n")
     assert TASK.read(path, TASK.columns, False).labelled
+
+
+TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat"]
+PRICES = [250_000.0, 310_000.0, 1_200_000.0, 90_000.0]
+KINDS = {"regression": Heads(pooler=True, classes=1), "token_regression": Heads(tags=1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scaled_head_predicts_in_the_units_of_the_files_and_so_does_its_export(kind: str, tmp_path: Path) -> None:
+    task = {"name": "own", "kind": kind, "labels": [], "max_length": 16, "target_mean": 4e5, "target_std": 2e5}
+    model = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), KINDS[kind], task=task)
+    plain = dataclasses.replace(model, task={**task, "target_mean": 0.0, "target_std": 1.0})
+
+    def numbers(of: object) -> np.ndarray:
+        found = predict(of, TEXTS)
+        return np.concatenate([np.atleast_1d(one["score"] if "score" in one else one["numbers"]) for one in found])
+
+    wanted = 4e5 + 2e5 * numbers(plain)
+    np.testing.assert_allclose(numbers(model), wanted, rtol=1e-5)
+    np.testing.assert_allclose(numbers(with_target_scale(model)), wanted, rtol=1e-5)
+    np.testing.assert_allclose(numbers(with_target_scale(model, -3e4, 7e5)), wanted, rtol=1e-5)
+    bert_jax_export.write(model, tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "hf")
+    exported = open_checkpoint(tmp_path / "hf")
+    assert exported.task["target_std"] == 1.0
+    np.testing.assert_allclose(numbers(exported), wanted, rtol=1e-5)
+    run = runs.with_labels_of(exported, registry.KINDS[kind]("own", target_mean=1e5, target_std=3e5))
+    assert run.task["target_mean"] == 1e5
+    np.testing.assert_allclose(numbers(run), wanted, rtol=1e-5)
+
+
+def test_the_loss_is_that_of_standardized_targets_and_the_metrics_are_in_units(tmp_path: Path) -> None:
+    task = {"name": "own", "kind": "regression", "labels": [], "max_length": 16, "metrics": ["mse"]}
+    mean, deviation = np.mean(PRICES), np.std(PRICES)
+    task |= {"target_mean": float(mean), "target_std": float(deviation)}
+    model = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), KINDS["regression"], task=task)
+    data = tmp_path / "dev.tsv"
+    data.write_text("text\tprice\n" + "".join(f"{text}\t{price}\n" for text, price in zip(TEXTS, PRICES, strict=True)))
+    found = measurement.evaluate(model, data, columns=Columns("text", label="price")).metrics
+    errors = np.array([one["score"] for one in predict(model, TEXTS)]) - PRICES
+    assert found["mse"] == pytest.approx((errors**2).mean(), rel=1e-5)
+    assert found["task_loss"] == pytest.approx(((errors / deviation) ** 2).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "scores", "scale"),
+    [
+        ("auto", (0, 5, 2.5), (0, 1)),
+        ("auto", (200, 300), (250, 50)),
+        ("yes", (1, 3), (2, 1)),
+        ("no", (200, 300), (0, 1)),
+        ("yes", (7, 7), (7, 1)),
+    ],
+)
+def test_the_scale_is_that_of_the_training_file_where_it_is_wanted(
+    given: str, scores: tuple[float, ...], scale: tuple[float, float]
+) -> None:
+    items = tuple(Example("a", None, str(score), line) for line, score in enumerate(scores, 2))
+    task = RegressionTask("own", scale_targets=given).complete(Split(Path("a.tsv"), items, True))
+    assert (task.target_mean, task.target_std) == scale and task.metrics == ("pearson", "spearman")
+    words = tuple(map(str, scores)) + ("-",)
+    sentence = Sentence(words, words, tuple(range(len(words))))
+    task = TokenRegressionTask("own", scale_targets=given).complete(Split(Path("a.conll"), (sentence,), True))
+    assert (task.target_mean, task.target_std) == scale

@@ -1,7 +1,9 @@
-"""Perplexities by token and by word, and pseudo-perplexity, against loops over single sequences and transformers."""
+"""Metrics of tasks, of retrieval, and of pretrained models on shards."""
 
 import dataclasses
+import gzip
 import itertools
+import json
 import math
 
 import jax
@@ -25,11 +27,83 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.tokens import generator_config
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import evaluation
+from bert_jax.tasks import evaluation, metrics, retrieval
+from bert_jax.tasks.metrics import (
+    CLASSIFICATION_METRICS,
+    REGRESSION_METRICS,
+    TAGGING_METRICS,
+    compute_metrics,
+    ranks_of,
+)
+from bert_jax.tasks.retrieval import Nearest, rank_metrics
 from bert_jax.tasks.rows import TokenRows
 from bert_jax.train.objectives import Likelihood
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
+
+TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 1])
+GUESS = np.array([1, 1, 0, 1, 0, 1, 0, 0])
+
+
+def test_classification_metrics_follow_their_definitions() -> None:
+    right, wrong, missed, rejected = 3, 1, 2, 2  # true and false positives, false and true negatives
+    found = compute_metrics(CLASSIFICATION_METRICS, ("matthews_correlation", "accuracy", "f1"), TRUTH, GUESS)
+    assert list(found) == ["matthews_correlation", "accuracy", "f1"]
+    assert found["accuracy"] == pytest.approx(5 / 8)
+    assert found["f1"] == pytest.approx(2 * right / (2 * right + wrong + missed))
+    denominator = math.sqrt((right + wrong) * (right + missed) * (rejected + wrong) * (rejected + missed))
+    assert found["matthews_correlation"] == pytest.approx((right * rejected - wrong * missed) / denominator)
+
+
+def test_macro_f1_is_the_mean_of_each_class() -> None:
+    truth, guess = np.array([0, 1, 2, 2]), np.array([0, 2, 2, 2])
+    assert compute_metrics(CLASSIFICATION_METRICS, ("macro_f1",), truth, guess)["macro_f1"] == pytest.approx(
+        (1 + 0 + 0.8) / 3
+    )
+
+
+def test_regression_metrics_follow_their_definitions() -> None:
+    truth, guess = np.array([0.0, 1.0, 2.5, 5.0], np.float32), np.array([0.1, 3.0, 2.0, 9.0], np.float32)
+    found = compute_metrics(REGRESSION_METRICS, ("pearson", "spearman"), truth, guess)
+    assert found["pearson"] == pytest.approx(np.corrcoef(truth, guess)[0, 1], abs=1e-6)
+    assert found["spearman"] == pytest.approx(1 - 6 * (1 + 1) / (4 * 15))  # by differences of ranks
+
+
+def test_metrics_of_predictions_that_are_no_numbers_are_nan() -> None:
+    guess = np.array([0.5, math.nan, 1.0], np.float32)
+    found = compute_metrics(REGRESSION_METRICS, tuple(REGRESSION_METRICS), np.arange(3, dtype=np.float32), guess)
+    assert len(found) == 3 and all(map(math.isnan, found.values()))
+
+
+def test_entities_count_when_type_and_borders_are_right() -> None:
+    truth = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG", "B-ORG", "O"]]
+    guess = [["B-PER", "I-PER", "O", "B-ORG"], ["B-ORG", "I-ORG", "O"]]
+    found = compute_metrics(TAGGING_METRICS, ("precision", "recall", "f1", "accuracy"), truth, guess)
+    assert found == pytest.approx({"precision": 1 / 3, "recall": 1 / 4, "f1": 2 / 7, "accuracy": 5 / 7})
+
+
+def test_without_a_predicted_entity_the_entity_metrics_are_zero() -> None:
+    found = compute_metrics(TAGGING_METRICS, ("precision", "recall", "f1"), [["B-PER", "O"]], [["O", "O"]])
+    assert set(found.values()) == {0.0}
+
+
+def test_what_is_undefined_is_nan() -> None:
+    ones, mixed = np.ones(4, np.int32), np.array([0, 1, 0, 1])
+    assert math.isnan(
+        compute_metrics(CLASSIFICATION_METRICS, ("matthews_correlation",), ones, mixed)["matthews_correlation"]
+    )
+    assert compute_metrics(CLASSIFICATION_METRICS, ("matthews_correlation",), mixed, ones)["matthews_correlation"] == 0
+    assert math.isnan(compute_metrics(CLASSIFICATION_METRICS, ("f1",), ones * 0, ones * 0)["f1"])
+    flat = compute_metrics(
+        REGRESSION_METRICS, ("pearson", "spearman"), mixed.astype(np.float32), ones.astype(np.float32)
+    )
+    assert all(math.isnan(value) for value in flat.values())
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unknown metric 'bleu' for this kind of task; choose from: accuracy"):
+        compute_metrics(CLASSIFICATION_METRICS, ("bleu",), TRUTH, GUESS)
+
 
 CONFIG = TrainConfig(batch_size=16)
 ROWS = 3
@@ -282,3 +356,126 @@ def test_the_command_prints_pseudo_perplexity_with_the_other_metrics(pairs, tmp_
     assert '"mlm_loss"' in printed and '"nsp_accuracy"' in printed
     found = evaluation.measure_pseudo_perplexity(loaded, pairs, CONFIG, ROWS)
     assert f'"pseudo_perplexity": {found["pseudo_perplexity"]}' in printed
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40])
+@pytest.mark.parametrize("k", [1, 5, 60])
+def test_the_nearest_do_not_depend_on_chunks_and_equal_scores_are_in_order(monkeypatch, chunk, k):
+    monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 4)
+    draw = np.random.default_rng(0)
+    queries = draw.integers(-2, 3, (9, 3)).astype(np.float32)  # few values, so many equal scores
+    documents = draw.integers(-2, 3, (40, 3)).astype(np.float32)
+    numbers = draw.permutation(40)
+    nearest = Nearest(queries, k)
+    for start in range(0, 40, chunk):
+        nearest.add(documents[start : start + chunk], numbers[start : start + chunk])
+    for row, query in enumerate(queries):
+        wanted = sorted(range(40), key=lambda place: (-float(query @ documents[place]), numbers[place]))[:k]
+        assert nearest.documents[row].tolist() == numbers[wanted].tolist()
+        assert nearest.scores[row].tolist() == [float(query @ documents[place]) for place in wanted]
+
+
+def test_ranks_count_the_candidates_with_a_higher_score_and_half_of_those_with_the_same(monkeypatch):
+    monkeypatch.setattr(metrics, "QUERIES_AT_ONCE", 2)
+    queries = np.eye(3, dtype=np.float32)
+    candidates = np.array([[1, 0, 3], [2, 0, 2], [2, 5, 1]], np.float32)
+    assert ranks_of(queries, candidates, np.array([1, 2, 2])).tolist() == [1.5, 1, 3]
+    collapsed = ranks_of(np.ones((3, 2), np.float32), np.ones((9, 2), np.float32), np.arange(3))
+    assert collapsed.tolist() == [5, 5, 5]
+
+
+def test_a_score_that_is_not_a_number_counts_against_its_query():
+    queries, candidates = np.ones((2, 1), np.float32), np.array([[1], [np.nan], [0]], np.float32)
+    assert ranks_of(queries, candidates, np.array([0, 0])).tolist() == [2, 2]
+    assert min(ranks_of(queries, candidates, np.array([1, 1]))) >= 3
+
+
+def test_metrics_of_a_known_ranking():
+    hits = {"q1": ["a", "b", "c"], "q2": ["c", "a"], "q3": ["a"], "q4": ["a"]}
+    found = rank_metrics(hits, {"q1": {"b", "c", "x"}, "q2": {"c"}, "q3": {"x"}}, cutoffs=(1, 2))
+    gain, ideal = 1 / np.log2(3) + 1 / np.log2(4), 1 + 1 / np.log2(3) + 1 / np.log2(4)
+    assert found["ndcg@10"] == pytest.approx((gain / ideal + 1 + 0) / 3)
+    assert found["mrr@10"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert found["recall@1"] == pytest.approx((0 + 1 + 0) / 3)
+    assert found["recall@2"] == pytest.approx((1 / 3 + 1 + 0) / 3)
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "qrels").mkdir()
+    corpus = [{"_id": "d2", "title": "T", "text": "two"}, {"_id": "d10", "text": "ten"}, {"_id": "d1", "text": "one"}]
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines(corpus).encode()))
+    (tmp_path / "queries.jsonl").write_text(lines([{"_id": "q1", "text": "first"}, {"_id": "q9", "text": "unjudged"}]))
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td10\t1\nq1\td1\t0\n")
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td2\t2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_a_beir_folder_is_measured(folder, monkeypatch, chunk):
+    monkeypatch.setattr(retrieval, "DOCUMENTS_AT_ONCE", chunk)
+    seen = []
+
+    def embed(texts, role):
+        seen.extend((text, role) for text in texts)
+        return np.ones((len(texts), 2), np.float32)  # equal scores: by the identifiers d1, d10, d2
+
+    assert (
+        retrieval.is_beir(folder)
+        and retrieval.is_beir(folder / "qrels" / "dev.tsv")
+        and not retrieval.is_beir(folder / "qrels")
+    )
+    metrics, counts = retrieval.measure_beir(folder, embed)
+    assert seen == [("first", "query"), ("T two", "document"), ("ten", "document"), ("one", "document")]
+    assert (metrics["mrr@10"], metrics["recall@1"], metrics["recall@5"]) == (1 / 2, 0, 1)
+    assert counts == {"queries": 1, "documents": 3}
+    assert retrieval.measure_beir(folder / "qrels" / "dev.tsv", embed)[0]["mrr@10"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("queries.jsonl", '{"_id": "q7", "text": "x"}\n', "no query of its qrels file is in queries.jsonl"),
+        ("queries.jsonl", '{"id": "q1"}\n', "queries.jsonl line 1: expected an object"),
+        ("queries.jsonl", '{"_id": 1, "text": "x"}\n', "queries.jsonl line 1: _id, title and text are strings"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1 d1 1\n", "test.tsv line 2 is 'q1 d1 1'; expected query-id"),
+        ("qrels/test.tsv", "q1\t0\td1\t1\n", r"test.tsv line 1 is 'q1.*'; expected query-id, corpus-id and score"),
+        ("qrels/test.tsv", "q1 0 d1 1\n", "test.tsv line 1 is 'q1 0 d1 1'; expected query-id"),
+        ("qrels/test.tsv", "q1\td1\tyes\nq1\td1\tno\n", "test.tsv line 2 is"),
+    ],
+)
+def test_files_of_another_form_are_refused(folder, name, content, message):
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+
+
+def test_a_qrels_file_without_a_header_keeps_its_first_judgment(folder):
+    (folder / "qrels" / "test.tsv").write_text("q1\td1\t1.0\nq1\td10\t0\n")
+    found, _ = retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))
+    assert found["recall@1"] == 1
+
+
+def test_queries_that_are_documents_find_themselves_unless_they_are_left_out(folder, capsys):
+    """d1 is the first of equal scores; it is a query, too, whose answer is d10."""
+    (folder / "queries.jsonl").write_text(lines([{"_id": "d1", "text": "one"}, {"_id": "q1", "text": "x"}]))
+    (folder / "qrels" / "test.tsv").write_text("d1\td10\t1\nq1\td1\t1\n")
+
+    def embed(texts, role):
+        return np.ones((len(texts), 2), np.float32)
+
+    assert retrieval.measure_beir(folder, embed)[0]["mrr@10"] == (1 / 2 + 1) / 2
+    assert "1 of 2 queries have the _id of a document" in capsys.readouterr().err
+    assert retrieval.measure_beir(folder, embed, skip_self=True)[0]["mrr@10"] == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_several_splits_without_a_usual_name_are_refused(folder):
+    for name in ("test", "dev"):
+        (folder / "qrels" / f"{name}.tsv").rename(folder / "qrels" / f"{name}2.tsv")
+    with pytest.raises(UserError, match="has the splits dev2, test2; name one"):
+        retrieval.measure_beir(folder, lambda texts, role: np.ones((len(texts), 2), np.float32))

@@ -1,0 +1,125 @@
+"""Writes the files that the leaderboards of GLUE, SuperGLUE and SQuAD accept, made from the predictions of a split.
+
+GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
+(one JSON object per line). The index is the position of an example in the benchmark's own file, from 0. SQuAD: an
+object of answers by question id, and one of the odds of no answer, as run_squad.py of google-research/bert names and
+writes them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.storage.files import write_atomic
+from bert_jax.tasks.inference import (
+    FineTuned,
+)
+from bert_jax.tasks.rows import Split
+from bert_jax.tasks.task import Task
+from bert_jax.train import distributed
+
+STSB_RANGE = (0.0, 5.0)
+
+# The name of the file by task and split.
+FILES: dict[tuple[str, str], str] = {
+    ("cola", "test"): "CoLA.tsv",
+    ("sst2", "test"): "SST-2.tsv",
+    ("mrpc", "test"): "MRPC.tsv",
+    ("stsb", "test"): "STS-B.tsv",
+    ("qqp", "test"): "QQP.tsv",
+    ("mnli", "test"): "MNLI-m.tsv",
+    ("mnli", "test_mismatched"): "MNLI-mm.tsv",
+    ("mnli", "ax"): "AX.tsv",
+    ("qnli", "test"): "QNLI.tsv",
+    ("rte", "test"): "RTE.tsv",
+    ("wnli", "test"): "WNLI.tsv",
+    ("boolq", "test"): "BoolQ.jsonl",
+    ("cb", "test"): "CB.jsonl",
+    ("copa", "test"): "COPA.jsonl",
+    ("superglue_rte", "test"): "RTE.jsonl",
+    ("wic", "test"): "WiC.jsonl",
+}
+
+
+def check(task_name: str, splits: Iterable[str]) -> None:
+    """Raises UserError if no leaderboard accepts predictions of any of these splits of a task."""
+    if not any((task_name, split) in FILES for split in splits):
+        accepted = ", ".join(f"{name} ({split})" for name, split in FILES)
+        raise UserError(
+            f"no leaderboard accepts predictions of {' or '.join(splits)} of task {task_name}; "
+            f"omit task.submission, or use one of: {accepted}"
+        )
+
+
+def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> Path:
+    """Writes the leaderboard's file of a split into a folder, which is created if necessary, and returns its path.
+
+    predictions are Task.predictions of all examples of the split, in the order of its file. Scores of STS-B are clipped
+    to 0 ... 5. Raises UserError for a task or split that no leaderboard accepts, and for no predictions.
+    """
+    check(task.name, [split])
+    if label_map := getattr(task, "label_map", ""):
+        raise UserError(
+            f"the checkpoint answers with the labels of task.label_map={label_map}, but the leaderboard expects those "
+            "of its own files. Fine-tune without a map"
+        )
+    path = Path(directory) / FILES[task.name, split]
+    if not predictions:
+        raise UserError(f"there are no predictions for {path.name}; use the unlabelled file of the benchmark")
+    labels = [_label(task, prediction) for prediction in predictions]
+    if path.suffix == ".jsonl":
+        lines = [
+            json.dumps({"idx": index, "label": int(label) if label.isdecimal() else label})
+            for index, label in enumerate(labels)
+        ]
+    else:
+        lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, ("\n".join(lines) + "\n").encode())
+    return path
+
+
+def write_squad(predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> list[Path]:
+    """Writes predictions.json and, for questions that may have no answer, null_odds.json, and returns their paths.
+
+    predictions.json has the answer to each question by id, which is empty where the probability of no answer is above
+    the task's threshold. null_odds.json has the score for no answer minus that of the best answer; evaluate-v2.0.py
+    reads it as --na-prob-file. Raises UserError for an id that two questions have.
+    """
+    answers = {str(one["id"]): one["answer"] for one in predictions}
+    if len(answers) < len(predictions):
+        raise UserError(
+            f"{len(predictions)} questions have only {len(answers)} different ids, by which SQuAD's files name "
+            "answers. Give each question an id of its own"
+        )
+    files: dict[str, dict[str, Any]] = {"predictions.json": answers}
+    if predictions and "null_odds" in predictions[0]:
+        files["null_odds.json"] = {str(one["id"]): one["null_odds"] for one in predictions}
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomic(Path(directory) / name, (json.dumps(content, ensure_ascii=False, indent=4) + "\n").encode())
+    return [Path(directory) / name for name in files]
+
+
+def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | Path) -> list[Path]:
+    """Predicts the splits that a leaderboard accepts, writes their files and returns the paths.
+
+    All processes of a run predict; the first one writes.
+    """
+    written = []
+    for split, content in splits.items():
+        if (model.task.name, split) in FILES:
+            predictions = model.predictions(model.encode(dataclasses.replace(content, labelled=False)))
+            if distributed.is_primary():
+                written.append(write_submission(model.task, split, predictions, directory))
+    return written
+
+
+def _label(task: Task, prediction: Mapping[str, Any]) -> str:
+    if task.kind == "regression":
+        low, high = STSB_RANGE
+        return f"{min(max(prediction['score'], low), high):.3f}"
+    return str(prediction["label"])

@@ -1,0 +1,241 @@
+"""Measures retrieval on a folder in the layout of BEIR (Thakur et al. 2021).
+
+corpus.jsonl   {"_id": ..., "title": ..., "text": ...} on each line; the text of a document is its title and its text
+queries.jsonl  {"_id": ..., "text": ...}
+qrels/*.tsv    query-id, corpus-id, score, with or without a header; a score above 0 marks a relevant document
+
+Text files may be compressed. The corpus is read in chunks, twice: for its identifiers, and for its texts.
+
+Equal scores are ordered by the identifier of the document, so that results depend on nothing else.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from bert_jax.config import TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.sentence_transformers import COSINE, DOT, unused_document_prompt
+from bert_jax.progress import print_note
+from bert_jax.storage.files import SUFFIXES
+from bert_jax.tasks.embedder import Embedder, VectorSettings
+from bert_jax.tasks.labels import parse_number
+from bert_jax.tasks.metrics import QUERIES_AT_ONCE
+from bert_jax.tasks.reading.tables import numbered_lines, plain_name
+from bert_jax.train.run import runtime_of
+
+CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+PREFERRED = ("test", "dev")  # the split that is measured where several are there and none is named
+DOCUMENTS_AT_ONCE = 16384
+HITS = 100
+
+Embed = Callable[[Sequence[str], str], Float32[np.ndarray, "N D"]]  # (texts, "query" or "document") -> vectors
+
+
+def is_beir(data: Path) -> bool:
+    """Whether a path is a folder in BEIR's layout, or one of its qrels files."""
+    return _find(_folder(data), CORPUS) is not None
+
+
+def measure_beir(data: Path, embed: Embed, skip_self: bool = False) -> tuple[dict[str, float], dict[str, int]]:
+    """The metrics of retrieval_metrics, and the numbers of queries and documents.
+
+    data is the folder, of which qrels/test.tsv or qrels/dev.tsv is measured, or the qrels file. Scores are dot
+    products. Queries without a relevant document do not count. With skip_self, the document with the identifier of a
+    query is none of its hits, as in BEIR; without, a note says how many queries have one. Raises UserError, with file
+    and line, for malformed files.
+    """
+    folder = _folder(data)
+    relevant = _read_qrels(data if data != folder else _default_qrels(folder))
+    texts = {name: text for name, text in _read(_needed(folder, QUERIES)) if name in relevant}
+    if not texts:
+        raise UserError(f"{folder}: no query of its qrels file is in {QUERIES}. Use the files of one data set")
+    corpus = _needed(folder, CORPUS)
+    names = [name for name, _ in _read(corpus)]
+    order = np.argsort(np.array(names, dtype=object), kind="stable")
+    numbers = np.empty(len(names), np.int64)
+    numbers[order] = np.arange(len(names))
+    if not skip_self and (count := len(texts.keys() & set(names))):
+        print_note(
+            f"{count:,} of {len(texts):,} queries have the _id of a document, which may be among their hits, as in "
+            "sentence-transformers; --skip_self leaves it out, as BEIR does"
+        )
+    nearest = Nearest(embed(list(texts.values()), "query"), HITS + skip_self)
+    start = 0
+    for chunk in _chunks(_read(corpus)):
+        nearest.add(embed([text for _, text in chunk], "document"), numbers[start : start + len(chunk)])
+        start += len(chunk)
+    hits = {}
+    for query, found in zip(texts, nearest.documents, strict=True):
+        documents = [names[order[number]] for number in found]
+        hits[query] = [name for name in documents if not skip_self or name != query][:HITS]
+    return rank_metrics(hits, relevant), {"queries": len(texts), "documents": len(names)}
+
+
+def _folder(data: Path) -> Path:
+    return data.parent.parent if data.parent.name == QRELS and data.is_file() else data
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for ending in ("", *SUFFIXES) if (path := folder / (name + ending)).is_file()), None)
+
+
+def _needed(folder: Path, name: str) -> Path:
+    found = _find(folder, name)
+    if found is None:
+        raise UserError(f"{folder} has no {name}; expected BEIR's layout: {CORPUS}, {QUERIES} and {QRELS}/SPLIT.tsv")
+    return found
+
+
+def _default_qrels(folder: Path) -> Path:
+    there = {plain_name(path).removesuffix(".tsv"): path for path in sorted((folder / QRELS).glob("*.tsv*"))}
+    for split in PREFERRED:
+        if split in there:
+            return there[split]
+    if len(there) != 1:
+        found = ", ".join(there) or "none"
+        raise UserError(f"{folder / QRELS} has the splits {found}; name one: --data {folder / QRELS}/SPLIT.tsv")
+    return next(iter(there.values()))
+
+
+def _read_qrels(path: Path) -> dict[str, set[str]]:
+    relevant: dict[str, set[str]] = {}
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        fields = line.split("\t")
+        score = parse_number(fields[-1])  # infinite where it is none
+        if number == 1 and len(fields) == 3 and math.isinf(score):
+            continue  # the header
+        if len(fields) != 3 or not math.isfinite(score):
+            raise UserError(
+                f"{path} line {number} is {line[:60]!r}; expected query-id, corpus-id and score, separated by tabs"
+            )
+        if score > 0:
+            relevant.setdefault(fields[0], set()).add(fields[1])
+    return relevant
+
+
+def _read(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            values: Any = json.loads(line)
+            name, text, title = values["_id"], values["text"], values.get("title") or ""
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise UserError(f'{path} line {number}: expected an object {{"_id": ..., "text": ...}}') from None
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
+            raise UserError(f"{path} line {number}: _id, title and text are strings. Write them in quotes")
+        yield name, f"{title} {text}".strip()
+
+
+def _chunks(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    chunk: list[tuple[str, str]] = []
+    for document in documents:
+        chunk.append(document)
+        if len(chunk) == DOCUMENTS_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@dataclass
+class Nearest:
+    """The k documents with the highest scores for each of Q queries, over documents that come in chunks.
+
+    Memory is that of one chunk and of Q * k scores. Documents have numbers that say their order where scores are equal.
+    """
+
+    queries: Float32[np.ndarray, "Q D"]
+    k: int
+
+    def __post_init__(self) -> None:
+        count = len(self.queries)
+        self.scores = np.full((count, 0), -np.inf, np.float32)
+        self.documents = np.zeros((count, 0), np.int64)
+
+    def add(self, vectors: Float32[np.ndarray, "C D"], numbers: Int64[np.ndarray, "C"]) -> None:
+        """Takes a chunk of documents; scores are dot products, which are cosines of unit vectors."""
+        order = np.argsort(numbers)
+        vectors, numbers = vectors[order], numbers[order]
+        scores, documents = [], []
+        for start in range(0, len(self.queries), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            found = self.queries[part] @ vectors.T
+            best = _best(found, self.k)
+            scores.append(np.concatenate([self.scores[part], np.take_along_axis(found, best, axis=1)], axis=1))
+            documents.append(np.concatenate([self.documents[part], numbers[best]], axis=1))
+        both, known = np.concatenate(scores), np.concatenate(documents)
+        kept = np.lexsort((known, -both), axis=1)[:, : self.k]
+        self.scores = np.take_along_axis(both, kept, axis=1)
+        self.documents = np.take_along_axis(known, kept, axis=1)
+
+
+def rank_metrics(
+    hits: Mapping[str, Sequence[str]], relevant: Mapping[str, Set[str]], cutoffs: Sequence[int] = (1, 5, 10, 100)
+) -> dict[str, float]:
+    """ndcg@10, mrr@10, and recall@k of each cutoff, as means over the queries that have a relevant document.
+
+    hits are the documents found for each query, best first; at least as many as the highest cutoff where there are as
+    many. Relevance is binary. ndcg is that of Järvelin and Kekäläinen 2002 with the discount 1 / log2(rank + 1); recall
+    divides by the number of relevant documents. These are the figures of sentence-transformers'
+    InformationRetrievalEvaluator.
+    """
+    judged = [query for query in hits if relevant.get(query)]
+    totals = dict.fromkeys(("ndcg@10", "mrr@10", *(f"recall@{k}" for k in cutoffs)), 0.0)
+    for query in judged:
+        right = relevant[query]
+        ranks = [rank for rank, document in enumerate(hits[query], start=1) if document in right]
+        gain = sum(1 / math.log2(rank + 1) for rank in ranks if rank <= 10)
+        ideal = sum(1 / math.log2(rank + 1) for rank in range(1, min(len(right), 10) + 1))
+        totals["ndcg@10"] += gain / ideal
+        totals["mrr@10"] += 1 / ranks[0] if ranks and ranks[0] <= 10 else 0.0
+        for k in cutoffs:
+            totals[f"recall@{k}"] += sum(rank <= k for rank in ranks) / len(right)
+    return {name: total / len(judged) if judged else math.nan for name, total in totals.items()}
+
+
+def _best(scores: Float32[np.ndarray, "Q C"], k: int) -> Int64[np.ndarray, "Q K"]:
+    """The columns of the k highest scores of each row; of equal ones the first."""
+    if scores.shape[1] <= k:
+        return np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+    best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    lowest = np.take_along_axis(scores, best, axis=1).min(axis=1)
+    for row in np.flatnonzero((scores >= lowest[:, None]).sum(axis=1) > k):  # some equal the lowest and were left out
+        best[row] = np.argsort(-scores[row], kind="stable")[:k]
+    return best
+
+
+def evaluate(
+    loaded: LoadedModel, data: Path, settings: VectorSettings, batch_size: int, compute_dtype: str, skip_self: bool
+) -> dict[str, Any]:
+    """The metrics of retrieval by cosines, or by dot products if these are the checkpoint's similarity."""
+    if jax.process_count() > 1:
+        raise UserError("retrieval is measured by one process, on all of its devices. Start only one")
+    config = TrainConfig(compute_dtype=compute_dtype)
+    similarity = (loaded.task or {}).get("similarity", COSINE)
+    if similarity != DOT:
+        settings = dataclasses.replace(settings, normalize=True, cut_first=True)
+        if similarity != COSINE:
+            print_note(f"retrieval is measured by cosines, but the checkpoint's similarity is {similarity!r}")
+    if name := unused_document_prompt(loaded.task or {}):
+        print_note(
+            f"documents have no prompt, as in sentence-transformers: the checkpoint's prompt {name!r} would have to be "
+            "called 'document'"
+        )
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=runtime_of(config).compute_dtype)
+    metrics, counts = measure_beir(
+        data, lambda texts, role: model.vectors([(t,) for t in texts], model.prompts[role]), skip_self
+    )
+    return {**metrics, "counts": counts | {"truncated": model.truncated}}
