@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.array_types import Int64
 from bert_jax.errors import UserError
-from bert_jax.storage.files import INCOMPLETE, incomplete_path, parse_json, read_json
+from bert_jax.storage.files import INCOMPLETE, incomplete_path, parse_json
 from bert_jax.storage.remote import address_of, is_remote
 
 SCHEMA_VERSION = 1
@@ -131,16 +131,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     if not path.exists():
         raise UserError(f"no {MANIFEST} in {directory}. Give the output folder of bert-jax build-examples")
-    return check_manifest(read_json(path), str(path))
+    return parse_manifest(path.read_bytes(), str(path))
 
 
-def parse_manifest(content: bytes, address: str) -> dict[str, Any]:
-    """Parses the content of a remote manifest. Raises UserError, which names its address, for an invalid one."""
-    return check_manifest(parse_json(content, address), address)
-
-
-def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:
-    """Returns a valid manifest. Raises UserError for another schema version or an invalid manifest."""
+def parse_manifest(content: bytes, path: str) -> dict[str, Any]:
+    """Parses a manifest. Raises UserError, which names its path or address, for an invalid one or another version."""
+    manifest = parse_json(content, path)
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(

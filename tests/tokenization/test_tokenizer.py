@@ -259,24 +259,26 @@ def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
     assert plain.content_hash == marked.content_hash and plain.id_of("\ufeff") == 6
 
 
-def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[PAD]\n[UNK]\nthe\n[CLS]\n", r"the vocabulary lacks \[SEP\], \[MASK\]\. Add a line for each"),
+        ("\n".join([*SPECIAL, "the", "of", "the"]).encode(), "'the' occurs twice, as id 5 and 7"),
+        ("\n".join([*SPECIAL, "the", "", "of", ""]).encode(), "line 7 is empty"),
+        (b"[PAD]\n\xff\xfe\n", "not UTF-8 at byte 6"),
+    ],
+)
+def test_broken_vocabularies_are_refused_with_the_file(tmp_path, content, message):
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(UserError, match=rf"vocab\.txt: .*{message}"):
+        tokenizer.load(tmp_path / "vocab.txt")
+
+
+def test_a_path_without_a_whole_tokenizer_is_refused(tmp_path, vocab_dir):
     with pytest.raises(UserError, match=r"no tokenizer at .*absent"):
         tokenizer.load(tmp_path / "absent")
     with pytest.raises(UserError, match=r"contains no tokenizer: no tokenizer\.json, vocab\.txt"):
         tokenizer.load(tmp_path)
-    path = tmp_path / "vocab.txt"
-    path.write_text("[PAD]\n[UNK]\nthe\n[CLS]\n")
-    with pytest.raises(UserError, match=r"vocab\.txt: the vocabulary lacks \[SEP\], \[MASK\]\. Add a line for each"):
-        tokenizer.load(path)
-    path.write_text("\n".join([*SPECIAL, "the", "of", "the"]))
-    with pytest.raises(UserError, match="'the' occurs twice, as id 5 and 7"):
-        tokenizer.load(path)
-    path.write_text("\n".join([*SPECIAL, "the", "", "of"]) + "\n")
-    with pytest.raises(UserError, match="line 7 is empty"):
-        tokenizer.load(path)
-    path.write_bytes(b"[PAD]\n\xff\xfe\n")
-    with pytest.raises(UserError, match="not UTF-8 at byte 6"):
-        tokenizer.load(path)
     (tmp_path / "tokenizer.json").write_text((vocab_dir / "tokenizer.json").read_text(encoding="utf-8")[:1000])
     with pytest.raises(UserError, match=r"tokenizer\.json is not valid JSON"):
         tokenizer.load(tmp_path)
