@@ -95,14 +95,6 @@ def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str
     return {name: found[name] for name in names}
 
 
-def _accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return float(metrics.accuracy_score(labels, predicted))
-
-
-def _macro_f1(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return float(metrics.f1_score(labels, predicted, average="macro", zero_division=0))
-
-
 def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
     """Undefined if all labels are equal; 0 if only the predictions are, as in scikit-learn."""
     return math.nan if _constant(labels) else float(metrics.matthews_corrcoef(labels, predicted))
@@ -144,9 +136,9 @@ def classification_metrics(positive: int) -> Mapping[str, Metric]:
         )
 
     return {
-        "accuracy": _accuracy,
+        "accuracy": metrics.accuracy_score,
         "f1": of_class(metrics.f1_score),
-        "macro_f1": _macro_f1,
+        "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
         "matthews_correlation": _matthews_correlation,
         "precision": of_class(metrics.precision_score),
         "recall": of_class(metrics.recall_score),
