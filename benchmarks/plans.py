@@ -65,7 +65,7 @@ def computed(arguments: Sequence[str]) -> dict[str, Any]:
     """Runs the command and returns the figures that the tables need."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        line = [sys.executable, "-m", "bert_jax.commands.plan", *arguments, "--json", str(file)]
+        line = [sys.executable, "-m", "bert_jax", "plan", *arguments, "--json", str(file)]
         subprocess.run(line, cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
         values = json.loads(file.read_text(encoding="utf-8"))
     return {key: values[key] for key in KEPT}
