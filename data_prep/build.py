@@ -130,14 +130,8 @@ def _run_part(
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options = job.arguments, job.arguments.options
     share = arguments.share
-    splitter = UnitSplitter(
-        arguments.unit_bytes,
-        options.eval_fraction,
-        fewest_documents(options.objective),
-        options.dedup,
-        share.first_unit,
-        share.is_divided,
-    )
+    fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
+    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[UnitRecord] = []
     tokens = done = before = 0
 
@@ -168,11 +162,7 @@ def _run_part(
                     done += record.counts["documents"]
                     before += record.counts["documents"]
         except UnusableCorpus as error:
-            reason = str(error)
-            if share.is_divided:
-                reason = f"the files of --part {options.part} have too few documents. Use fewer parts"
-            skipped = summary.listed(corpus.refused + splitter.skipped)
-            raise UnusableCorpus(f"{reason}; skipped: {skipped}" if skipped else reason) from None
+            raise _with_skipped(error, arguments, summary.listed(corpus.refused + splitter.skipped)) from None
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
@@ -197,6 +187,14 @@ def _run_part(
         if cache is not None:
             summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
     return manifest
+
+
+def _with_skipped(error: UnusableCorpus, arguments: Arguments, skipped: str) -> UnusableCorpus:
+    """The error in the words of a part of a job, and with what was skipped."""
+    reason = str(error)
+    if arguments.share.is_divided:
+        reason = f"the files of --part {arguments.options.part} have too few documents. Use fewer parts"
+    return UnusableCorpus(f"{reason}; skipped: {skipped}" if skipped else reason)
 
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
