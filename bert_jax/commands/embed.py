@@ -128,7 +128,7 @@ def embed_file(
     average: str = "",
     **settings: Any,
 ) -> dict[str, Any]:
-    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (tasks/vectors.py).
+    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (tasks/embedder.py).
 
     settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
     the same call. Raises UserError as embed, read_stream and write_vectors do.
