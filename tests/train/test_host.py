@@ -57,7 +57,9 @@ def test_a_freed_block_is_not_faulted_in_again():
 
 
 @only_glibc
-@pytest.mark.parametrize(("name", "kept"), [("pretrain", True), ("finetune", True), ("recipes", False)])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("pretrain", True), pytest.param("finetune", True, marks=pytest.mark.slow), ("recipes", False)]
+)
 def test_a_training_command_keeps_memory_before_its_module_is_imported(name, kept):
     program = (
         "import sys; from bert_jax.commands import main as commands\n"
