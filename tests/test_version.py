@@ -1,10 +1,12 @@
 """The version has one source, which a checkout that is not installed can read too; what is imported is required."""
 
+import ast
 import configparser
 import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,15 @@ def test_the_distribution_the_citation_and_a_checkpoint_have_the_version_of_the_
     assert f"version: {bert_jax.__version__}" in citation
 
 
+def imported_by(path: Path) -> Iterator[str]:
+    """The top-level packages that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+
+
 def test_every_package_that_is_imported_is_required_with_its_purpose() -> None:
     """By requirements.txt or an extra; a package that only another one requires may disappear."""
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
@@ -59,8 +70,7 @@ def test_every_package_that_is_imported_is_required_with_its_purpose() -> None:
     names = {re.split(r"[<>=\[]", one)[0] for one in [*(line for line in lines if line and line[0] != "#"), *extras]}
     other = {"google": "protobuf", "sklearn": "scikit-learn", "absl": "absl-py", "orbax": "orbax-checkpoint"}
     sources = [path for package in ("bert_jax", "data_prep", "configs") for path in (ROOT / package).rglob("*.py")]
-    statement = re.compile(r"^ *(?:from|import) (\w+)(?:[.\w]* import |[.\w]*(?: as \w+)?$)", re.MULTILINE)
-    imported = {name for path in sources for name in statement.findall(path.read_text(encoding="utf-8"))}
+    imported = {name for path in sources for name in imported_by(path)}
     for name in imported - set(sys.stdlib_module_names) - {"bert_jax", "data_prep"}:
         assert {name, name.replace("_", "-"), other.get(name)} & names, f"{name} is imported, but not required"
     for line, below in itertools.pairwise(lines):

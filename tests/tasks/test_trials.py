@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 import tiny_finetuning
-from bert_jax.train.early_stop import EarlyStop, selected_step
 from tiny_finetuning import config_of, write_nli
 from tiny_runs import ROOT
 
@@ -39,9 +38,9 @@ from bert_jax.tasks.task import Task
 from bert_jax.tasks.trials import Trial
 from bert_jax.train import loop, metrics
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.evaluation import Best
+from bert_jax.train.evaluation import Best, EarlyStop
 from bert_jax.train.run import Result, Run
-from bert_jax.train.workdir import read_params, saved_steps
+from bert_jax.train.workdir import read_params, saved_steps, selected_step
 
 start, reviews = tiny_finetuning.start, tiny_finetuning.reviews  # fixtures
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
