@@ -367,7 +367,7 @@ class Arguments(NamedTuple):
 
 # The options of jobs as keyword arguments, for the types of `bert_jax.build_examples` and `bert_jax.train_tokenizer`.
 #
-# Names and types are those of the dataclasses, which have the descriptions (tests/config/test_keywords.py compares
+# Names and types are those of the dataclasses, which have the descriptions (tests/data_prep/test_keywords.py compares
 # them). In addition, `input` may list files, and an option has its further names.
 
 

@@ -148,7 +148,7 @@ class RowTable(Protocol):
 
 @runtime_checkable
 class RowReader(Protocol):
-    """Reads rows by their numbers in the concatenated epochs, in an order of its own (window_cache.WindowCache)."""
+    """Reads rows by their numbers in the concatenated epochs, in an order of its own (data/streaming.py, WindowCache)."""
 
     def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows: ...
 
