@@ -120,6 +120,7 @@ class StepBatches(abc.ABC):
         lane, place = np.divmod(picked, segment.rows // self._lanes)
         within = place * self._lanes + lane  # `picked` itself with one lane
         numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
+        # A run calls MixtureLoader.rows (data/mixture.py), also with one source; evaluation calls PretrainingLoader.rows.
         made = self.rows(numbers.reshape(-1), np.repeat(steps, picked.size))
         for field in made:
             if field is not None:
@@ -148,7 +149,7 @@ class RowTable(Protocol):
 
 @runtime_checkable
 class RowReader(Protocol):
-    """Reads rows by their numbers in the concatenated epochs, in an order of its own (data/streaming.py, WindowCache)."""
+    """Reads rows by their numbers in the concatenated epochs, in its own order (WindowCache in data/streaming.py)."""
 
     def read(self, numbers: Int64[np.ndarray, "R"], ahead: bool = True) -> Rows: ...
 
