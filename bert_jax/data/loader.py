@@ -120,7 +120,7 @@ class StepBatches(abc.ABC):
         lane, place = np.divmod(picked, segment.rows // self._lanes)
         within = place * self._lanes + lane  # `picked` itself with one lane
         numbers = segment.before + (steps[:, None] - segment.first) * segment.rows + within
-        # A run calls MixtureLoader.rows (data/mixture.py), also with one source; evaluation calls PretrainingLoader.rows.
+        # In a run this is MixtureLoader.rows (data/mixture.py), also for one source.
         made = self.rows(numbers.reshape(-1), np.repeat(steps, picked.size))
         for field in made:
             if field is not None:
