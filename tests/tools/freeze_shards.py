@@ -84,7 +84,7 @@ def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield (
         "inspected",
         lambda: [
-            sandbox.attempt("inspect-shards", f"shards/{name}", "--verify", "--source").returncode
+            sandbox.attempt("inspect-shards", f"shards/{name}", "--verify").returncode
             for name in ("nsp", "ngram", "sentences", "mixed")
         ],
     )
