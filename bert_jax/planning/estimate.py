@@ -400,28 +400,28 @@ def _collectives(plan: Estimate) -> list[Section]:
     return [Section("Collectives of a step", [table])] if rows else []
 
 
-def _bars(values: dict[str, tuple[float, str]]) -> Panels:
+def _bars(values: dict[str, tuple[int | float, str]]) -> Panels:
     """A bar for each value, with its text; the largest one fills the width."""
     longest = max(value for value, _ in values.values())
     return Panels([Panel("", "", [Bar(name, value / longest, text) for name, (value, text) in values.items()])])
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:,.2f} GiB"
 
 
-def _count(positions: float, filled: float | None) -> str:
+def _count(positions: int | float, filled: float | None) -> str:
     """A number of positions, and how many hold a token if the shards say so."""
     return f"{positions:,.0f}" + ("" if filled is None else f", {positions * filled:,.0f} without padding")
 
 
-def _times(value: float | None, factor: float | None) -> float | None:
+def _times(value: int | float | None, factor: int | float | None) -> int | float | None:
     return None if value is None or factor is None else value * factor
 
 
-def _hours(hours: float) -> str:
+def _hours(hours: int | float) -> str:
     return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2g}"
 
 
-def _milliseconds(seconds: float) -> str:
+def _milliseconds(seconds: int | float) -> str:
     return f"{seconds * 1e3:,.2f} ms"

@@ -300,7 +300,7 @@ def collectives(
 
 def exposed_seconds(found: Iterable[Collective], seconds: Callable[[Collective], float]) -> float:
     """Returns the time in which a device waits for communication that no work overlaps."""
-    return sum(seconds(dataclasses.replace(one, bytes=one.bytes - one.overlapped_bytes)) for one in found)
+    return sum((seconds(dataclasses.replace(one, bytes=one.bytes - one.overlapped_bytes)) for one in found), 0.0)
 
 
 def is_collective(program: Program, instruction: Instruction) -> bool:

@@ -95,8 +95,8 @@ def test_bytes_per_device_count_its_shards(step):
     ("changes", "steps", "rows"),
     [
         ({"steps": 36_000}, 36_000, 64 * 36_000),
-        ({"steps": 0, "tokens": 4096 * 1000}, 1000, 64_000),
-        ({"steps": 0, "tokens": 4096 * 1000 + 1}, 1001, 64_064),
+        ({"steps": 0, "tokens": 4096e3}, 1000, 64_000),
+        ({"steps": 0, "tokens": 4096e3 + 1}, 1001, 64_064),
         ({"steps": 0, "budget_minutes": 60.0}, 36_000, 64 * 36_000),
         ({"steps": 100, "budget_minutes": 60.0}, 100, 6400),
         ({"steps": 200, "batch_schedule": "0:32,100:64"}, 200, 100 * 32 + 100 * 64),
@@ -113,7 +113,7 @@ def test_the_run_is_as_long_as_the_configuration_says(step, changes, steps, rows
 
 def test_tokens_of_a_run_are_counted_without_padding(step):
     half = dataclasses.replace(step.rows, filled=0.5)
-    assert run_of(dataclasses.replace(CONFIG, steps=0, tokens=4096 * 1000), half, 0.1).steps == 2000
+    assert run_of(dataclasses.replace(CONFIG, steps=0, tokens=4096e3), half, 0.1).steps == 2000
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_the_time_on_gpus_is_a_roofline_of_flops_and_bytes():
     moved = 2 * (4096 * 1024 + 1024 * 3072 + 2 * 4096 * 3072) + 4 * 3072
     reduced = Collective("all-reduce", 8, 1.0, 8e6)
     exposed = 2 * 7 / 8 * 8e6 / (0.92 * 450e9)
-    time = step_time(programs.parse(MATMUL), parse("h100:8"), Flops(xla=8 * flops), 64, [reduced])
+    time = step_time(programs.parse(MATMUL), parse("h100:8"), Flops(xla=8.0 * flops), 64, [reduced])
     assert time.basis == ROOFLINE
     assert time.parts == pytest.approx(
         {"arithmetic": flops / (0.8 * 989e12), "memory traffic": moved / 3.35232e12, EXPOSED: exposed}

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -111,7 +112,8 @@ def test_the_name_of_a_source_does_not_decide_whether_a_metric_falls():
     assert not lower_is_better("glosses/mlm_accuracy") and not lower_is_better("mlm_accuracy")
 
 
-def test_a_metric_that_is_not_finite_is_no_improvement_and_no_mistake_of_the_configuration(tmp_path):
+def test_a_metric_that_is_not_finite_is_no_improvement_and_no_mistake_of_the_configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as in a user's program; the recorder is a mock
     run = Mock(spec=Run, config=TrainConfig(), measured=("loss", "mean_loss"), early_stop=0)
     with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
         recorder = Mock(run=run, opened=Mock(checkpoints=checkpoints))

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -29,8 +30,11 @@ from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.orbax_io import AVERAGE, PARAMS
 from bert_jax.train.prepare import OpenWorkdir
 from bert_jax.train.run import RESULT_FILE, Run
+from bert_jax.train.step import TrainState
 from bert_jax.train.workdir import latest_step, read_params
 
+# What a hook that reads no state is called with.
+STATE = TrainState(jnp.zeros((), jnp.int32), {}, (), None, jnp.zeros((), jnp.int32))
 CONFIG = TrainConfig(
     steps=6,
     batch_size=8,
@@ -561,8 +565,8 @@ def test_a_run_that_another_one_has_replaced_writes_no_last_lines_into_a_store(r
         opened = OpenWorkdir(checkpoints, {}, [], check_held)
         recorder = Recorder(stored, opened, {}, Interruption(), ProgressLine("stored"))
         with pytest.raises(error), recorder:
-            Log(recorder)(Point(1, None, 0.0, done=False))
-            Log(recorder)(Point(2, None, 0.0, done=False))
+            Log(recorder)(Point(1, STATE, 0.0, done=False))
+            Log(recorder)(Point(2, STATE, 0.0, done=False))
     assert [json.loads(line)["step"] for line in read_segments(stored.workdir)] == written
 
 
@@ -572,7 +576,7 @@ def test_steps_to_keep_are_saved_whatever_else_is(run, tmp_path):
     with Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints:
         opened = OpenWorkdir(checkpoints, {}, [], lambda: None)
         with Recorder(run("new", config), opened, {}, Interruption(), ProgressLine("new")) as recorder:
-            points = [Point(step, None, 0.0, done=False, line={}) for step in range(1, 13)]
+            points = [Point(step, STATE, 0.0, done=False, line={}) for step in range(1, 13)]
             assert [point.step for point in points if Save(recorder).due(point)] == [4, 8, 10, 12]
 
 

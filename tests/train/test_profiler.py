@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from bert_jax.config import TrainConfig
@@ -21,6 +22,12 @@ def test_steps_are_two_numbers(tmp_path):
 def test_other_steps_are_refused_with_an_example(text, tmp_path):
     with pytest.raises(UserError, match=f"profile is '{text}'.*such as 100:105"):
         traced_steps(text, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def unchecked_types(monkeypatch):
+    """As in a user's program: the recorder of these tests has only what a profile reads."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def one_step(steps: str, workdir: Path) -> list[str]:
