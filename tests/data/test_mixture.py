@@ -34,7 +34,7 @@ from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.errors import UserError
 from bert_jax.planning.compile import RowSpec
-from bert_jax.train import metrics, workdir
+from bert_jax.train import metrics, orbax_io
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
@@ -305,7 +305,7 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
     by_source = [whole[f"eval_{name}/mlm_loss"] for name in ("one", "three")]
     assert min(by_source) < whole["eval_mlm_loss"] < max(by_source)
 
-    configuration = workdir.integrity.read_meta(tmp_path / "whole" / "checkpoints" / "16")["meta"]["provenance"]
+    configuration = orbax_io.read_meta(tmp_path / "whole" / "checkpoints" / "16")["meta"]["provenance"]
     kept = {key: value for key, value in configuration["configuration"].items() if key.startswith("data.")}
     assert kept["data.mixture.two.share"] == 0.3 and kept["data.phases.9.three.share"] == 0.75
     assert {key for key, value in kept.items() if str(value).startswith("fingerprint ")} == {

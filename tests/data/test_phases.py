@@ -203,6 +203,7 @@ DRIVER = """
 import hashlib, os, signal, sys
 from pathlib import Path
 from bert_jax import pretraining
+from bert_jax.commands import pretrain
 
 end, log = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -218,7 +219,7 @@ class Logged(pretraining.PhasedLoader):
         return batch
 
 pretraining.PhasedLoader = Logged
-pretraining.main(sys.argv[3:])
+pretrain.main(sys.argv[3:])
 """
 
 

@@ -30,10 +30,10 @@ from bert_jax.train.step import TrainState
 # Prints how many programs jax compiled and how many it asked its cache for, after the command has ended.
 COUNTING = """
 import collections, sys, jax
-from bert_jax import pretraining
+from bert_jax.commands import pretrain
 counts = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rpartition("/")[2]]))
-pretraining.main(sys.argv[1:])
+pretrain.main(sys.argv[1:])
 asked = counts["compile_requests_use_cache"]
 print("compiled", asked - counts["cache_hits"], asked)
 """
