@@ -204,7 +204,9 @@ def test_the_tied_table_learns_from_both_of_its_uses(params):
         seen = {**params, "embeddings": {**params["embeddings"], "token": {"table": seen_table}}}
         hidden = bind(CONFIG, PRETRAINING, seen, Runtime()).encode(batch).last
         vectors = jnp.take_along_axis(hidden, batch.masked_positions[..., None], axis=1)
-        return _cross_entropy(model.mlm_head(vectors, output_table), batch.masked_ids, batch.masked_weights)
+        return _cross_entropy(
+            model.mlm_head.product(vectors, output_table).logits(), batch.masked_ids, batch.masked_weights
+        )
 
     table = params["embeddings"]["token"]["table"]
     as_input, as_output = jax.jit(jax.grad(loss, (0, 1)))(table, table)
