@@ -328,7 +328,7 @@ def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
 #
 # Warmup-stable-decay trains a trunk at a constant rate, and a decay from any of its checkpoints (Hu et al. 2024,
 # section 4). A branch is such a decay in a workdir of its own: step, optimizer state, average, token count and the
-# order of the data continue, so that a branch with unchanged settings equals the run that went on.
+# order of the data continue, so that a branch with unchanged settings equals the trunk, had it continued.
 #
 # The tokens before a step are a function of the step and of the data and batches from step 0 on (train/clock.py).
 # A branch with other data or batches, or a run that resumes with them, therefore begins with the count that the

@@ -17,7 +17,7 @@ from bert_jax.tokenization import tokenizer as tokenizer_lib
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config: ModelConfig) -> Path:
-    """A workdir as pretraining leaves it, but for the training."""
+    """A workdir as pretraining leaves it, with untrained parameters."""
     tokenizer = tokenizer_lib.load(vocab_dir)
     model = dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
     heads = Heads(mlm=True, next_sentence=True, pooler=True)

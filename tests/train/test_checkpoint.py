@@ -242,7 +242,7 @@ def test_a_run_resumes_from_a_whole_checkpoint_if_any_file_of_the_newest_is_dama
             assert checkpoints.steps() == ([1, 2] if step == 2 else [1])
             if step == 1:
                 fallen_back.add((how, name.parts[1]))
-                checkpoints.save(2, *states[2], {})  # and it comes to that step again
+                checkpoints.save(2, *states[2], {})  # and reaches that step again
                 checkpoints.wait()
                 assert checkpoints.steps() == [1, 2] and (folder / "damaged" / "2").is_dir()
     hows = ("missing", "torn", "flipped")

@@ -1,4 +1,4 @@
-"""config.profile: which steps are traced, and what is said where they are not."""
+"""config.profile: which steps are traced, and what is reported if none are."""
 
 import contextlib
 from pathlib import Path
