@@ -165,7 +165,7 @@ def test_a_step_trains_the_student_and_its_projection_and_keeps_nothing_of_the_t
     before = step_lib.initial_state(plan, jax.tree.map(jnp.asarray, own))
     batch = jax.tree.map(jnp.asarray, packed_rows())
     step = jax.jit(step_lib.train_step, static_argnums=0)
-    after, metrics = step(plan, before, batch, jnp.float32(0), KEY, None, constants)
+    after, metrics = step(plan, before, batch, jnp.float32(0), KEY, constants)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     paths_in_state = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(after)]
     assert not any("teacher" in path for path in paths_in_state)
