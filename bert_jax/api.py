@@ -47,7 +47,6 @@ from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.compilation import enable_compilation_cache
 from bert_jax.train.hooks import Hook
-from data_prep.build_options import BuildKeywords, TokenizerKeywords
 
 
 class Model:
@@ -314,21 +313,21 @@ def pretrain(
 
 
 @naming_arguments()
-def train_tokenizer(*, quiet: bool | None = None, **options: Unpack[TokenizerKeywords]) -> Tokenizer:
+def train_tokenizer(*, quiet: bool | None = None, **options: Any) -> Tokenizer:
     """Trains a vocabulary on text, writes it to a folder, and returns it.
 
     quiet     whether to show no progress and no remarks on stderr; by default they are shown in terminals and notebooks
     options   input, output, kind, vocab_size, ...: the flags of `bert-jax train-tokenizer --help`, whose types and
               defaults are those of data_prep.vocabulary.TokenizerOptions
     """
-    from data_prep.flags import from_keywords
+    from bert_jax.config.options import from_keywords
     from data_prep.vocabulary import TokenizerOptions, train
 
     return train(from_keywords(TokenizerOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
 
 
 @naming_arguments()
-def build_examples(*, quiet: bool | None = None, **options: Unpack[BuildKeywords]) -> dict[str, Any]:
+def build_examples(*, quiet: bool | None = None, **options: Any) -> dict[str, Any]:
     """Makes shards for pretraining from text, and returns the content of manifest.json.
 
     quiet     as for train_tokenizer
@@ -337,9 +336,9 @@ def build_examples(*, quiet: bool | None = None, **options: Unpack[BuildKeywords
 
     In a script, call it under `if __name__ == "__main__"` or with workers=1, as multiprocessing requires.
     """
+    from bert_jax.config.options import from_keywords
     from data_prep.build import build
     from data_prep.build_options import BuildOptions
-    from data_prep.flags import from_keywords
 
     return build(from_keywords(BuildOptions, _texts(options)), quiet=not is_watched() if quiet is None else quiet)
 

@@ -28,7 +28,7 @@ from bert_jax.storage.files import lock, refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep import build_options, engines, flags, output_files, processes, summary, worker
+from data_prep import build_options, engines, output_files, processes, summary, worker
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
 from data_prep.job import (
     Job,
@@ -87,7 +87,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     arguments = _part_arguments(options, sources, tokenizer)
     # Workers of another engine are elsewhere, and this process reads for all of them.
     readers = (options.workers if options.engine == "local" else 0) or processes.cores()
-    corpus = Corpus(arguments.sources, flags.reading(options, readers))
+    corpus = Corpus(arguments.sources, options.reading(readers))
     cleaning = summary.reports_of(arguments.sources)
     cache = None
     if options.token_cache is not None:

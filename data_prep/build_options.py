@@ -11,15 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Required, TypedDict
+from typing import Any, NamedTuple
 
+from bert_jax.config import options as option_lib
+from bert_jax.config.options import Valid, between, check, option
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PAIRS, SCHEMA_VERSION
 from bert_jax.data.masking import rule as masking_rule
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.errors import UserError
-from data_prep import flags, output_files, sequences
-from data_prep.flags import REQUIRED, Valid, between, option
+from data_prep import output_files, sequences
+from data_prep.flags import ReadingOptions
 from data_prep.readers.corpus import Source
 from data_prep.sentences import RULE_VERSION
 
@@ -149,32 +151,27 @@ same text and options give the same shards, byte for byte, with any number of wo
 
 
 @dataclass(frozen=True)
-class BuildOptions:
+class BuildOptions(ReadingOptions):
     """What to build, from what, and how. Raises UserError, with the name of the flag, for a value out of range."""
 
     input: str | Path = option(
-        REQUIRED, "files, for example 'text/*.txt.xz'; commas separate several patterns", metavar="GLOB"
+        help="files, for example 'text/*.txt.xz'; commas separate several patterns", metavar="GLOB"
     )
-    tokenizer: str | Path = option(REQUIRED, "a tokenizer folder, a vocab.txt, or hf:NAME", metavar="DIR_OR_VOCAB")
-    output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
+    tokenizer: str | Path = option(help="a tokenizer folder, a vocab.txt, or hf:NAME", metavar="DIR_OR_VOCAB")
+    output: str | Path = option(help="the folder to create", metavar="DIR")
     seq_len: int = option(
-        REQUIRED, "tokens in a row, for example 128", metavar="T", valid=between(8, 65535), aliases=["max_length"]
+        help="tokens in a row, for example 128", metavar="T", valid=between(8, 65535), aliases=["max_length"]
     )
     weights: tuple[float, ...] = option(
         (), "how often each pattern's documents are read, for example 1,0.5,3; default 1 each", metavar="W,W"
     )
-    document: str = flags.document()
-    document_separator: str = flags.document_separator()
-    input_format: str = flags.input_format()
     newlines: str = option(
         "join",
         "line breaks within a document: join (each becomes a space, or nothing between Chinese, Japanese or Thai "
         "characters), or keep them and all other white space (byte-level BPE only)",
         choices=("join", "keep"),
     )
-    text_field: str = flags.text_field()
     dedup: bool = option(False, "skip documents that are equal, byte for byte, to an earlier one")
-    on_error: str = flags.on_error()
     objective: str = option(
         "nsp",
         "nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), or single (SpanBERT)",
@@ -194,13 +191,13 @@ class BuildOptions:
         0.15,
         "share of the tokens of a sequence that is predicted",
         metavar="R",
-        valid=Valid(lambda rate: 0 < rate <= 1, "above 0 and at most 1, for example 0.15"),
+        valid=Valid(lambda rate: 0 < rate <= 1, "a share above 0 and at most 1, such as 0.15"),
     )
     mask_split: tuple[float, ...] = option(
         (0.8, 0.1, 0.1),
         "shares of the predicted tokens that become [MASK], become a random token, or stay; default 0.8,0.1,0.1",
         metavar="M,R,K",
-        valid=Valid(lambda shares: len(shares) == 3, "three shares that sum to 1, for example 0.8,0.1,0.1"),
+        valid=Valid(lambda shares: len(shares) == 3, "three shares that sum to 1, such as 0.8,0.1,0.1"),
     )
     random_tokens: str = option(
         "uniform", "distribution of random tokens: uniform, or unigram (that of the text; dynamic masking only)"
@@ -223,7 +220,7 @@ class BuildOptions:
         0.01,
         "share of the documents that is held out in eval/",
         metavar="R",
-        valid=Valid(lambda share: 0 <= share < 1, "at least 0 and below 1"),
+        valid=Valid(lambda share: 0 <= share < 1, "a share of at least 0 and below 1"),
     )
     short_seq_prob: float | None = option(
         None,
@@ -267,7 +264,6 @@ class BuildOptions:
         "a time, merged; +K: as share K, to merge with an earlier output; default: the files are not divided",
         metavar="I/N",
     )
-    workers: int = flags.workers("number of processes; 0: one for each core (ray: of the cluster)")
     unit_mb: float = option(
         0.0,
         "MB of text in a work unit; 0: a 16th of the text, from 1 to 8",
@@ -283,11 +279,13 @@ class BuildOptions:
         50.0, "maximum size of the token cache in GB (2.2 bytes a token)", metavar="GB", valid=between(0, 1e9)
     )
     seed: int = option(
-        0, "seed of pairs and masks", valid=Valid(lambda seed: 0 <= seed < 1 << 63, "at least 0 and below 2**63")
+        0,
+        "seed of pairs and masks",
+        valid=Valid(lambda seed: 0 <= seed < 1 << 63, "a whole number from 0 to below 2**63"),
     )
 
     def __post_init__(self) -> None:
-        flags.check(self)
+        check(self)
         sequences.check(self.objective)
         if self.part and self.format != "arrow":
             raise UserError("--part builds arrow shards, which merge_shards joins; omit --format")
@@ -331,7 +329,7 @@ class BuildOptions:
 
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
-    return flags.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
+    return option_lib.parse("bert-jax build-examples", DESCRIPTION, BuildOptions, arguments)
 
 
 # Options that decide nothing in the shards, or only through the sources, the tokenizer and the size of the units.
@@ -363,72 +361,3 @@ class Arguments(NamedTuple):
             "schema_version": SCHEMA_VERSION,
         }
         return json.loads(json.dumps(values))
-
-
-# The options of jobs as keyword arguments, for the types of `bert_jax.build_examples` and `bert_jax.train_tokenizer`.
-#
-# Names and types are those of the dataclasses, which have the descriptions (tests/data_prep/test_keywords.py compares
-# them). In addition, `input` may list files, and an option has its further names.
-
-
-Input = str | Path | Sequence[str | Path]
-
-
-class ReadingKeywords(TypedDict, total=False):
-    """How text is read (data_prep.flags)."""
-
-    input: Required[Input]
-    output: Required[str | Path]
-    input_format: str
-    text_field: str
-    text: str
-    document: str
-    document_separator: str
-    on_error: str
-    workers: int
-
-
-class TokenizerKeywords(ReadingKeywords, total=False):
-    """The options of data_prep.vocabulary.TokenizerOptions."""
-
-    vocab_size: Required[int]
-    kind: str
-    lowercase: bool | None
-    alpha: float | None
-    character_coverage: float
-    max_words: int
-
-
-class BuildKeywords(ReadingKeywords, total=False):
-    """The options of data_prep.build_options.BuildOptions; one of seq_len and max_length is required."""
-
-    tokenizer: Required[str | Path]
-    seq_len: int
-    max_length: int
-    weights: Sequence[float]
-    newlines: str
-    dedup: bool
-    objective: str
-    masking: str
-    mask_unit: str
-    mask_rate: float
-    mask_split: Sequence[float]
-    random_tokens: str
-    reorder_rate: float
-    dupe_factor: int
-    pack: int
-    eval_fraction: float
-    short_seq_prob: float | None
-    delete_rate: float
-    insert_rate: float
-    permute_sentences: float
-    rotate_documents: float
-    lowercase: bool | None
-    format: str
-    engine: str
-    engine_options: str
-    part: str
-    unit_mb: float
-    token_cache: str | Path | None
-    token_cache_gb: float
-    seed: int

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_jax.config.options import Valid, check, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import atomic_folder
@@ -15,24 +16,23 @@ from bert_jax.tokenization.specification import TokenizerSpec
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import KINDS
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec
-from data_prep import counting, flags, learners, processes
-from data_prep.flags import REQUIRED, Valid, option
+from data_prep import counting, learners, processes
+from data_prep.flags import ReadingOptions
 from data_prep.readers.corpus import Corpus, find_sources, patterns
 
 _MUCH_UNKNOWN = 0.01  # of the characters
 
 
 @dataclass(frozen=True)
-class TokenizerOptions:
+class TokenizerOptions(ReadingOptions):
     """What to train, and on what. Raises UserError, with the name of the flag, for a value out of range."""
 
-    input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
-    output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
+    input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
+    output: str | Path = option(help="the folder to create", metavar="DIR")
     vocab_size: int = option(
-        REQUIRED,
-        "number of tokens, including special ones (BERT: 30522)",
+        help="number of tokens, including special ones (BERT: 30522)",
         metavar="N",
-        valid=Valid(lambda size: size > 0, "positive, for example 8192 or 30522"),
+        valid=Valid(lambda size: size > 0, "a positive number, such as 8192 or 30522"),
     )
     kind: str = option("wordpiece", "the kind of vocabulary", metavar="NAME", choices=tuple(KINDS))
     lowercase: bool | None = option(
@@ -44,13 +44,15 @@ class TokenizerOptions:
         None,
         "for several languages: exponent of their shares, 0 to 1; default: the shares of the text",
         metavar="A",
-        valid=Valid(lambda alpha: 0 <= alpha <= 1, "from 0 (all languages equal) to 1 (the shares of the text)"),
+        valid=Valid(
+            lambda alpha: 0 <= alpha <= 1, "a number from 0 (all languages equal) to 1 (the shares of the text)"
+        ),
     )
     character_coverage: float = option(
         counting.CHARACTER_COVERAGE,
         "share of the text whose characters get a token (bpe: all do)",
         metavar="SHARE",
-        valid=Valid(lambda share: 0 < share <= 1, "above 0 and at most 1, for example 0.9995"),
+        valid=Valid(lambda share: 0 < share <= 1, "a share above 0 and at most 1, such as 0.9995"),
     )
     max_words: int = option(
         counting.MAX_CHUNKS,
@@ -58,15 +60,9 @@ class TokenizerOptions:
         metavar="N",
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
-    input_format: str = flags.input_format()
-    text_field: str = flags.text_field()
-    document: str = flags.document()
-    document_separator: str = flags.document_separator()
-    on_error: str = flags.on_error()
-    workers: int = flags.workers("number of processes that read dumps of wikis; 0: one for each core")
 
     def __post_init__(self) -> None:
-        flags.check(self)
+        check(self)
 
 
 def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
@@ -78,7 +74,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     a warning is printed; another one where many words are too long for WordPiece. Raises UserError for an empty corpus,
     a vocab_size below the number of characters, an output that exists, and whatever `readers` raises.
     """
-    reading = flags.reading(options, options.workers or processes.cores())
+    reading = options.reading(options.workers or processes.cores())
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
     corpora = {name: Corpus(find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:

@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.config import options as option_lib
+from bert_jax.config.options import between, check, option
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.files import read_json, refuse_existing
-from data_prep import flags, processes
+from data_prep import processes
 from data_prep.cleaning import job, rules
 from data_prep.cleaning.job import SIGNATURES, Merging, read_signatures
 from data_prep.cleaning.rules import RULES
 from data_prep.cleaning.unit import VERSION, CleanedUnit, Steps, clean_unit, read_record
-from data_prep.flags import REQUIRED, between, option
+from data_prep.flags import ReadingOptions
 from data_prep.job import complete, finished_units, keeping_units, own_folders, resumable_folder, unit_folder
 from data_prep.processes import keep_freed
 from data_prep.readers.corpus import Corpus, find_sources
@@ -52,11 +54,11 @@ UNIT_MB = 8
 
 
 @dataclass(frozen=True)
-class CleanOptions:
+class CleanOptions(ReadingOptions):
     """What to clean, and how. Raises UserError, with the name of the flag, for a value out of range."""
 
-    input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
-    output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
+    input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
+    output: str | Path = option(help="the folder to create", metavar="DIR")
     rules: str = option("", "sets of rules, separated by commas; default none", metavar="NAMES")
     languages: str = option("", "languages to keep, such as en,de; default all", metavar="CODES")
     language_score: float = option(0.0, "least probability of the language", metavar="P", valid=between(0, 1))
@@ -67,15 +69,9 @@ class CleanOptions:
         metavar="DIRS",
     )
     duplicate_lines: bool = option(False, "remove lines that occurred before, in any document (Wenzek et al. 2020)")
-    input_format: str = flags.input_format()
-    text_field: str = flags.text_field()
-    document: str = flags.document()
-    document_separator: str = flags.document_separator()
-    on_error: str = flags.on_error()
-    workers: int = flags.workers("number of processes; 0: one for each core")
 
     def __post_init__(self) -> None:
-        flags.check(self)
+        check(self)
         for name in _names(self.rules):
             if name not in RULES:
                 raise UserError(f"--rules: unknown name {name!r}; choose from {', '.join(RULES)}")
@@ -107,7 +103,7 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     rules.check(steps.languages)
     processes.begin(options.workers)
     sources = find_sources(str(options.input), own=own_folders(output))
-    corpus = Corpus(sources, flags.reading(options, options.workers or processes.cores()))
+    corpus = Corpus(sources, options.reading(options.workers or processes.cores()))
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}
@@ -208,7 +204,7 @@ def _others(given: str) -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    options = flags.parse("bert-jax clean", DESCRIPTION, CleanOptions, arguments)
+    options = option_lib.parse("bert-jax clean", DESCRIPTION, CleanOptions, arguments)
     keep_freed()
     with keeping_units(Path(options.output)):
         clean(options, quiet=False)

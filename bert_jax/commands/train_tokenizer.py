@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from bert_jax.config.options import parse
 from bert_jax.tokenization.vocabulary import KINDS
-from data_prep import flags
 from data_prep.vocabulary import TokenizerOptions, train
 
 DESCRIPTION = """\
@@ -32,7 +32,7 @@ Japanese, Thai) is counted by ideographs and parts of phrases."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    options: TokenizerOptions = flags.parse("bert-jax train-tokenizer", DESCRIPTION, TokenizerOptions, arguments)
+    options = parse("bert-jax train-tokenizer", DESCRIPTION, TokenizerOptions, arguments)
     trained = train(options, quiet=False)
     case = "lower-cased" if trained.lowercase else "cased"
     print(f"{options.output}: {KINDS[trained.kind]}, {trained.vocab_size} tokens, {case}")

@@ -335,7 +335,7 @@ def test_only_texts_in_the_chosen_languages_stay(tmp_path):
         ({"rules": "gopher,c5"}, "--rules: unknown name 'c5'; choose from gopher_repetition, gopher, c4, fineweb"),
         ({"against": "x"}, "add --near_duplicates"),
         ({"against": "x", "near_duplicates": True}, "it has no signatures.npy"),
-        ({"language_score": 1.5}, "--language_score 1.5: it must be from 0 to 1"),
+        ({"language_score": 1.5}, "--language_score is 1.5. Use a number from 0 to 1"),
         ({"language_score": 0.9}, "--language_score is for --languages; add --languages, or leave it out"),
         ({"rules": "gopher", "input": "one.txt"}, "none of the 1 documents of --input is left"),
     ],

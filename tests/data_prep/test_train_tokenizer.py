@@ -225,20 +225,20 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
     empty.write_text("\n\n  \n")
     cases = [
-        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "unknown --kind words; choose from wordp"),
+        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "--kind is 'words'; choose from wordp"),
         ({"input": sample_text, "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
         ({"input": sample_text, "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
         ({"input": sample_text, "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
         ({"input": empty, "vocab_size": 900}, "no document in it"),
         ({"input": tmp_path / "absent.txt", "vocab_size": 900}, "matches no file"),
         ({"input": sample_text, "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"input": sample_text, "vocab_size": -1}, "--vocab_size -1: it must be positive"),
-        ({"input": sample_text, "vocab_size": 900, "alpha": 1.5}, "--alpha 1.5: it must be from 0"),
+        ({"input": sample_text, "vocab_size": -1}, "--vocab_size is -1. Use a positive number"),
+        ({"input": sample_text, "vocab_size": 900, "alpha": 1.5}, "--alpha is 1.5. Use a number from 0"),
         (
             {"input": sample_text, "vocab_size": 900, "character_coverage": 0.0},
-            "--character_coverage 0.0: it must be above 0",
+            "--character_coverage is 0.0. Use a share above 0",
         ),
-        ({"input": sample_text, "vocab_size": 900, "max_words": 10}, "--max_words 10: it must be 1000 or more"),
+        ({"input": sample_text, "vocab_size": 900, "max_words": 10}, "--max_words is 10. Use 1000 or more"),
     ]
     for arguments, message in cases:
         with pytest.raises(UserError, match=message) as caught:

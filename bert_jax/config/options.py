@@ -1,0 +1,243 @@
+"""Options: dataclass fields that carry their meaning, so that one declaration serves every way to set them.
+
+    @dataclass(frozen=True)
+    class Options:
+        output: str = option(help="folder to create", metavar="DIR")
+        seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
+        __post_init__ = check
+
+`option` declares a field and `check` tests the values. A field becomes a flag of a command (`parse`), a keyword of a
+Python function (`from_keywords`), or a key of a recipe (config/loading.py), and `keys` lists it for the documents.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from bert_jax.command_line import Parser
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
+REQUIRED: Any = dataclasses.MISSING
+
+# What a change of a key means for a run that resumes (train/workdir.py). A key without a mark must have the value of
+# the checkpoint, unless allow_changes names it. The mark of a group applies to all its keys.
+#   free      no number of the run depends on it: it may change
+#   end       it decides when the run ends: it may change, with a note, because the learning rate depends on it
+#   file      it names files: the fingerprint of their content is compared instead
+#   measured  it changes held-out metrics only: it may change unless checkpoint.best compares them
+#   held_out  it names held-out data
+#   batches   it decides the batch of a step (law 1): when it changes, the log says from which step on
+Mark = Literal["free", "end", "file", "measured", "held_out", "batches"]
+
+
+class Valid(NamedTuple):
+    """A condition on an option's value, and how an error message describes it."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+def at_least(low: float) -> Valid:
+    # `low <= nan` is False, so NaN is refused as well.
+    return Valid(lambda value: low <= value < math.inf, f"a finite number of at least {low}")
+
+
+def between(low: float, high: float) -> Valid:
+    return Valid(lambda value: low <= value <= high, f"a number from {low} to {high}")
+
+
+POSITIVE = Valid(lambda value: 0 < value < math.inf, "a number above 0")
+RATE = Valid(lambda value: 0 <= value < 1, "a rate from 0 to below 1, such as 0.1")
+
+
+def option(
+    default: Any = REQUIRED,
+    help: str = "",
+    *marks: Mark,
+    choices: Collection[str] = (),
+    valid: Valid | None = None,
+    metavar: str | None = None,
+    aliases: Sequence[str] = (),
+    dashes: bool = False,
+) -> Any:
+    """Declares a dataclass field that is an option.
+
+    Args:
+        help: Its meaning, in one or two sentences.
+        marks: What a change means for a run that resumes.
+        choices: The values that it may have; a mutable collection may grow by extensions.
+        aliases: Further names of its flag, which other commands have for the same thing.
+        dashes: Whether its value may look like a flag, as in `--separator ---`.
+    """
+    metadata = {"help": help, "marks": marks, "choices": choices, "valid": valid}
+    metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(make: Callable[[], Any], help: str, *marks: Mark) -> Any:
+    """Declares a dataclass field that holds further options, whose defaults `make` gives."""
+    return dataclasses.field(default_factory=make, metadata={"help": help, "marks": marks})
+
+
+def check(options: Any, prefix: str = "--") -> None:
+    """Raises UserError for the first value that its field does not allow. None is allowed everywhere."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        choices, valid = field.metadata.get("choices"), field.metadata.get("valid")
+        if value is None:
+            continue
+        if choices and value not in choices:
+            raise UserError(f"{prefix}{field.name} is {value!r}; choose from {', '.join(choices)}")
+        if valid and not valid.holds(value):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UserError(f"{prefix}{field.name} is {shown}. Use {valid.expected}")
+
+
+def marked(config: Any, mark: Mark) -> tuple[str, ...]:
+    """Returns the keys and groups of a configuration that have a mark, e.g. mesh.data."""
+    names: list[str] = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if mark in item.metadata.get("marks", ()):
+            names.append(item.name)
+        elif dataclasses.is_dataclass(value):
+            names += [f"{item.name}.{name}" for name in marked(value, mark)]
+    return tuple(names)
+
+
+class Key(NamedTuple):
+    """A configuration key, which `--config.NAME=VALUE` sets."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+    choices: tuple[str, ...]
+    marks: tuple[Mark, ...]
+
+
+def keys(config: Any, prefix: str = "") -> list[Key]:
+    """Returns all keys of a configuration, whose values are shown as defaults, and of the groups in it."""
+    hints = typing.get_type_hints(type(config))
+    listed: list[Key] = []
+    for item in dataclasses.fields(config):
+        value, about = getattr(config, item.name), item.metadata
+        if dataclasses.is_dataclass(value):
+            listed += keys(value, f"{prefix}{item.name}.")
+        else:
+            choices, marks = tuple(about.get("choices", ())), about.get("marks", ())
+            listed.append(Key(prefix + item.name, type_name(hints[item.name]), value, about["help"], choices, marks))
+    return listed
+
+
+def type_name(hint: Any) -> str:
+    """Returns a type as documents show it, e.g. `int | None` or `tuple[int, ...]`."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns advice for an unknown name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(known))}"
+
+
+def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by the names of fields, resolving aliases. Raises UserError if a field is given twice."""
+    names = {alias: field.name for field in dataclasses.fields(options) for alias in field.metadata["aliases"]}
+    for alias, name in names.items():
+        if alias in values and name in values:
+            raise UserError(f"{name} and {alias} are the same option; give one of them")
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def from_keywords(options: type[T], values: Mapping[str, Any]) -> T:
+    """Makes options from keyword arguments, which may be aliases.
+
+    Raises UserError for an unknown name, a field given twice, a value of another type, and one that is missing.
+    """
+    fields, hints = dataclasses.fields(options), typing.get_type_hints(options)  # type: ignore[arg-type]
+    arguments = by_field(options, values)
+    for name, value in arguments.items():
+        if name not in hints:
+            raise UserError(f"unknown option {name}; {nearest(name, hints)}")
+        if not _fits(value, hints[name]):
+            raise UserError(f"{name} is {value!r}; expected {_described(hints[name])}")
+    if missing := [field.name for field in fields if field.default is REQUIRED and field.name not in arguments]:
+        raise UserError(f"options are missing: {', '.join(missing)}")
+    return options(**arguments)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, member) for member in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(element, typing.get_args(hint)[0]) for element in value)
+    if hint in (int, float):  # True is an int to Python
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_described(member) for member in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a tuple of {typing.get_args(hint)[0].__name__}"
+    return "None" if hint is type(None) else f"{hint.__name__}"
+
+
+def add_flags(parser: Parser, options: Any) -> None:
+    """Adds a flag to a parser for each field; the field's type decides how the flag is parsed."""
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        about, hint, required = field.metadata, hints[field.name], field.default is REQUIRED
+        if hint == bool | None:
+            parser.add_switch(field.name, help=about["help"])
+        elif hint is bool:
+            parser.add_argument(f"--{field.name}", action="store_true", help=about["help"])
+        else:
+            parser.add_argument(
+                f"--{field.name}",
+                *(f"--{alias}" for alias in about["aliases"]),
+                dest=field.name,
+                required=required,
+                default=field.default,
+                type=_PARSERS.get(hint, str),
+                metavar=about["metavar"],
+                help=about["help"] + ("" if required or "default" in about["help"] else f"; default {field.default}"),
+            )
+
+
+def parse(program: str, description: str, options: type[T], arguments: Sequence[str]) -> T:
+    """Parses the flags of a command that are the fields of a dataclass. Raises UserError for a mistake in them."""
+    parser = Parser(program, description)
+    add_flags(parser, options)
+    with_dashes = {f"--{field.name}" for field in dataclasses.fields(options) if field.metadata["dashes"]}  # type: ignore[arg-type]
+    return options(**vars(parser.parse_args(_joined(arguments, with_dashes))))
+
+
+def _joined(arguments: Sequence[str], flags: Container[str]) -> list[str]:
+    """Joins some flags and their values by =, because argparse would take a value such as --- for a flag."""
+    joined: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        value = next(rest, None) if argument in flags else None
+        joined.append(argument if value is None else f"{argument}={value}")
+    return joined
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected numbers separated by commas, for example 0.8,0.1,0.1"
+        ) from None
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, float | None: float, tuple[float, ...]: _numbers}
