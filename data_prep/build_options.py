@@ -281,7 +281,7 @@ class BuildOptions(ReadingOptions):
     seed: int = option(
         0,
         "seed of pairs and masks",
-        valid=Valid(lambda seed: 0 <= seed < 1 << 63, "a whole number from 0 to below 2**63"),
+        valid=Valid(lambda seed: 0 <= seed < 1 << 63, "a whole number from 0 to 2**63 - 1"),
     )
 
     def __post_init__(self) -> None:

@@ -44,9 +44,7 @@ class TokenizerOptions(ReadingOptions):
         None,
         "for several languages: exponent of their shares, 0 to 1; default: the shares of the text",
         metavar="A",
-        valid=Valid(
-            lambda alpha: 0 <= alpha <= 1, "a number from 0 (all languages equal) to 1 (the shares of the text)"
-        ),
+        valid=Valid(lambda alpha: 0 <= alpha <= 1, "a number from 0 (all languages equal) to 1 (their shares)"),
     )
     character_coverage: float = option(
         counting.CHARACTER_COVERAGE,

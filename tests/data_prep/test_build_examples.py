@@ -521,7 +521,7 @@ def test_corpus_that_gives_no_rows_is_refused(
         ({"tokenizer": "nowhere"}, "nowhere"),
         (
             {"objective": "mlm"},
-            "--objective is 'mlm'; choose from nsp, sop, full_sentences, doc_sentences, single. mlm is an objective "
+            "unknown --objective mlm; choose from nsp, sop, full_sentences, doc_sentences, single. mlm is an objective "
             "of training: bert-jax pretrain --config.objective=mlm",
         ),
         ({"masking": "none"}, "--masking is 'none'; choose from dynamic, static"),
