@@ -156,7 +156,7 @@ def test_a_pretrained_model_is_measured_on_shards_and_not_on_rows(model):
         (lambda model: model.save("folder", format="odd"), r"^unknown format odd;"),
         (
             lambda _: bert_jax.train_tokenizer(input="*.txt", output="words", vocab_size=0),
-            r"^vocab_size is 0\\. Use a positive number",
+            r"^vocab_size is 0\. Use a positive number",
         ),
     ],
 )

@@ -12,8 +12,9 @@ import pytest
 
 import bert_jax
 from bert_jax import command_line
-from bert_jax.config import FinetuneConfig, PretrainConfig, to_dict
-from website import code_blocks, config_keys, figure, links, notebooks, reference
+from bert_jax.config import FinetuneConfig, PretrainConfig
+from bert_jax.config.options import keys
+from website import code_blocks, figure, links, notebooks, reference
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = """\
@@ -44,44 +45,12 @@ $ srun --kill-on-bad-exit=1 bert-jax pretrain
 """
 
 
-def flat(values: dict, prefix: str = "") -> dict[str, object]:
-    """Nested values by their dotted keys."""
-    found: dict[str, object] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
-@pytest.mark.parametrize(
-    ("config_class", "own"),
-    [(PretrainConfig, config_keys.pretraining_keys), (FinetuneConfig, config_keys.finetuning_keys)],
-)
-def test_the_page_of_keys_has_every_key_with_its_default(config_class, own):
-    """Against the values that a run would write to its config.json."""
-    stated = {key.name: key.default for key in [*config_keys.shared_keys(), *config_keys.model_keys(), *own()]}
-    values = flat(to_dict(config_class()))
-    assert set(values) == set(stated)
-    for name, value in values.items():
-        if name.startswith("model."):  # None: the value of the preset
-            continue
-        shown = stated[name].replace("_", "") if stated[name].replace("_", "").isdigit() else stated[name]
-        assert shown == ("" if value in ("", ()) else str(value)), name
-
-
-def test_every_key_has_a_meaning_and_none_twice():
-    keys = [*config_keys.shared_keys(), *config_keys.model_keys()]
-    assert len(keys) == len({key.name for key in keys})
-    keys += config_keys.finetuning_keys()
-    for key in [*keys, *config_keys.pretraining_keys()]:
-        assert key.meaning, f"config.{key.name} has no comment in bert_jax/config: write one after it or above it"
-
-
-def test_comments_of_several_lines_belong_to_the_key_below_them():
-    [scale] = [key for key in config_keys.finetuning_keys() if key.name == "task.scale_targets"]
-    source = (ROOT / "bert_jax" / "config" / "finetuning.py").read_text().splitlines()
-    line = next(number for number, text in enumerate(source) if text.strip().startswith("scale_targets:"))
-    first, second = (text.strip("# ") for text in source[line - 2 : line])
-    assert scale == config_keys.Key("task.scale_targets", "str", "auto", f"{first} {second}")
+def test_the_page_of_keys_has_every_key_with_its_meaning():
+    page = reference.config_page()
+    for config_class in (PretrainConfig, FinetuneConfig):
+        for key in keys(config_class()):
+            assert f"| `{key.name}` |" in page
+            assert key.meaning, key.name
 
 
 def test_the_page_of_exit_codes_has_every_code_of_the_program():

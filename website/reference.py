@@ -22,10 +22,9 @@ from unittest import mock
 import bert_jax
 from bert_jax import command_line
 from bert_jax.commands import main as commands
-from bert_jax.config import loading
+from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, TrainConfig, loading
+from bert_jax.config.options import Key, keys
 from bert_jax.config.recipes import shipped_recipes
-from website import config_keys
-from website.config_keys import Key
 
 # Where a type of a signature is defined, which its reader does not need.
 _PLACES = re.compile(
@@ -73,6 +72,11 @@ def recipes_page() -> str:
 
 def config_page() -> str:
     """All configuration keys with types, defaults and meanings."""
+    shared = [key for key in keys(TrainConfig()) if not key.name.startswith("model.")]
+    own = {
+        config: [key for key in keys(config()) if key not in keys(TrainConfig())]
+        for config in (PretrainConfig, FinetuneConfig)
+    }
     rows = (f"| `--{flag}` | `{key}` |" for flag, key in loading.KEYS.items())
     flags = "\n".join(["| flag | key |", "|---|---|", *rows])
     return _joined(
@@ -81,12 +85,12 @@ def config_page() -> str:
             "`--config.KEY=VALUE` sets a key of a recipe on the command line, and `overrides={KEY: VALUE}` in Python. "
             "Recipes have other defaults for some keys. A key that does not exist is refused, with the nearest one "
             "that does.",
-            f"## Pretraining and fine-tuning\n\n{_table(config_keys.shared_keys())}",
-            f"## Pretraining only\n\n{_table(config_keys.pretraining_keys())}",
+            f"## Pretraining and fine-tuning\n\n{_table(shared)}",
+            f"## Pretraining only\n\n{_table(own[PretrainConfig])}",
             f"## Fine-tuning only\n\nDefaults of keys above that differ are listed here, too.\n\n"
-            f"{_table(config_keys.finetuning_keys())}",
-            "## Model\n\n`model.preset` names an architecture, whose values the other keys change. Defaults of the "
-            f"architecture are BERT's.\n\n{_table(config_keys.model_keys())}",
+            f"{_table(own[FinetuneConfig])}",
+            "## Model\n\n`model.preset` names an architecture, which the other keys change. None keeps its "
+            f"value.\n\n{_table(keys(ModelOptions(), 'model.'))}",
             f"## Short flags\n\nThese flags set keys, too, where a recipe has them.\n\n{flags}",
         ]
     )
@@ -181,14 +185,21 @@ def _annotation(value: Any) -> str:
 
 def _table(keys: Sequence[Key]) -> str:
     rows = [
-        f"| `{key.name}` | {_cell(key.type)} | {_cell(key.default)} | {key.meaning.replace('|', chr(92) + '|')} |"
-        for key in keys
+        f"| `{key.name}` | {_cell(key.type)} | {_cell(_shown(key.default))} | {_escaped(key.meaning)} |" for key in keys
     ]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def _shown(value: Any) -> str:
+    return "" if value in ("", ()) else str(value)
+
+
 def _cell(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|") if text else ""
+    return _escaped(f"`{text}`") if text else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _fenced(text: str) -> str:

@@ -21,6 +21,7 @@ JOBS: dict[str, dict[str, str]] = {
     "Start": {
         "quickstart": "run all steps from text to an exported BERT, in 10 minutes",
         "recipes": "list, show or copy the recipes for --config",
+        "keys": "list the keys for --config.KEY=VALUE",
     },
     "Prepare text": {
         "train-tokenizer": "train a vocabulary: WordPiece, byte BPE or SentencePiece",

@@ -8,7 +8,6 @@ from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
 from bert_jax.config.loading import load, read_flags, read_values, recipe, to_dict
 from bert_jax.config.model import (
     ENCODERS,
-    MODEL_CHOICES,
     EncoderKind,
     LoraConfig,
     ModelConfig,
@@ -29,7 +28,6 @@ from bert_jax.config.training import (
 
 __all__ = [
     "ENCODERS",
-    "MODEL_CHOICES",
     "CheckpointConfig",
     "DistillConfig",
     "EncoderKind",

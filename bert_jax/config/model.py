@@ -5,19 +5,20 @@ import math
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from bert_jax.config.options import POSITIVE, RATE, at_least, check, option
 from bert_jax.errors import UserError
 
-# The matrices of a layer that may have an adapter, by the path that `targets` matches.
+# The matrices of a layer that may have an adapter, as paths that `targets` matches.
 MATRICES = (
     *(f"encoder/layers/attention/{name}" for name in ("query", "key", "value", "output")),
     *(f"encoder/layers/feed_forward/{name}" for name in ("input", "output")),
 )
 
-# Those that cannot have one. Heads are trained in full; embeddings, also a table that is the output too, and the pooler
-# stay as they are.
+# The matrices that cannot have one. Heads are trained in full; embeddings, also a table that is the output too, and
+# the pooler stay as they are.
 WITHOUT = (
     *(f"embeddings/{name}" for name in ("token", "position", "segment", "projection")),
     *("pooler/dense", "mlm_head/transform", "classifier/dense", "tagger/dense", "question_head/dense"),
@@ -33,19 +34,14 @@ class LoraConfig:
     have an adapter.
     """
 
-    rank: int = 0  # columns of A; 0: no adapters
-    alpha: float = 16.0  # the scale of the adapters times their rank
-    dropout: float = 0.0  # of the adapters' inputs
-    targets: str = ".*"  # a regex over the paths of matrices; fewer may learn late (docs/adapting.md)
-    rank_stabilized: bool = False  # the scale is alpha / sqrt(rank)
+    rank: int = option(0, "columns of A, such as 8; 0: no adapters", valid=at_least(0))
+    alpha: float = option(16.0, "the adapters' scale times their rank", valid=POSITIVE)
+    dropout: float = option(0.0, "dropout rate of the adapters' inputs", valid=RATE)
+    targets: str = option(".*", "a regex over matrix paths; fewer matrices may learn late (docs/adapting.md)")
+    rank_stabilized: bool = option(False, "scale by alpha / sqrt(rank)")
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise UserError(f"lora.rank is {self.rank}. Use 1 or more, such as 8, or 0 for no adapters")
-        if not 0 < self.alpha < math.inf:
-            raise UserError(f"lora.alpha is {self.alpha}. Use a number above 0, such as {max(2 * self.rank, 16)}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"lora.dropout is {self.dropout}. Use a rate from 0 to below 1, such as 0.1")
+        check(self, "lora.")
         try:
             matched = self.matrices
         except re.error as error:
@@ -64,9 +60,9 @@ class LoraConfig:
     def check_unused(self) -> None:
         """Raises UserError for keys that have no effect without adapters.
 
-        This is a check of the configuration that is trained: a sweep may set the rank.
+        It checks the configuration that is trained, since a sweep may set the rank.
         """
-        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        changed = [item.name for item in dataclasses.fields(self) if getattr(self, item.name) != item.default]
         if self.rank == 0 and changed:
             raise UserError(
                 f"lora.{changed[0]} is {getattr(self, changed[0])}, but lora.rank is 0, which means no adapters. "
@@ -86,45 +82,13 @@ class LoraConfig:
 
 Options = TypeVar("Options")
 
-# The allowed values of fields with a fixed choice.
-MODEL_CHOICES = {
-    "encoder": ("transformer",),  # and those of extensions (add_encoder)
-    "norm": ("post", "pre", "pre_but_first"),
-    "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
-    "positions": ("learned", "sinusoidal", "rotary", "none"),
-    "relative": ("none", "shaw", "buckets"),
-    "pooler": ("tanh", "relu", "gelu", "transform"),
-    "shared_layers": ("none", "all", "attention", "feed_forward"),
-}
-# The least allowed values of numeric fields.
-MODEL_LEAST = {
-    "vocab_size": 1,
-    "layers": 1,
-    "width": 1,
-    "heads": 1,
-    "feed_forward": 1,
-    "embedding_width": 0,
-    "max_positions": 1,
-    "segment_types": 0,
-    "position_offset": 0,
-    "relative_distance": 1,
-    "window": 0,
-    "global_every": 1,
-    "bptt": 0,
-    "cell_width": 0,
-    "layer_norm_epsilon": 0,
-    "initializer_range": 0,
-    "rotary_base": 1,
-    "rotary_base_local": 1,
-}
-
 # The values that the fields of recurrent encoders must have in the others.
 WITHOUT_RECURRENCE: dict[str, Any] = {"bptt": 0, "cell_width": 0, "recurrent_residual": False}
 
 
 @dataclass(frozen=True)
 class EncoderKind:
-    """What model.encoder=NAME means. Extensions add their own by add_encoder (docs/extending.md).
+    """The meaning of model.encoder=NAME. Extensions add their own by add_encoder (docs/extending.md).
 
     module       module(config, runtime=..., key=...) gives an nnx.Module with the interface of
                  bert_jax.model.transformer.Encoder; None: that one
@@ -146,13 +110,12 @@ class EncoderKind:
 
 
 ENCODERS = {"transformer": EncoderKind(required=WITHOUT_RECURRENCE)}  # by model.encoder
+RELATIVE = ["none", "shaw", "buckets"]  # of model.relative; extensions append theirs
 
 
 def add_encoder(name: str, kind: EncoderKind) -> None:
     """Makes an encoder available as model.encoder=NAME."""
     ENCODERS[name] = kind
-    if name not in MODEL_CHOICES["encoder"]:
-        MODEL_CHOICES["encoder"] += (name,)
 
 
 @dataclass(frozen=True)
@@ -162,52 +125,69 @@ class ModelConfig:
     The defaults are BERT's. Raises UserError for values that are not allowed or contradict one another.
     """
 
-    vocab_size: int  # that of the tokenizer; the table is padded (bert_jax/shapes.py)
-    layers: int  # of the encoder
-    width: int  # of the hidden states
-    heads: int  # of attention, in each layer
-    feed_forward: int  # the width between the two projections of a layer
-    embedding_width: int = 0  # of the embeddings, projected to the layers' width (Lan et al. 2020); 0: that width
-    shared_layers: str = "none"  # what all layers share: none, all, attention, feed_forward (Lan et al. 2020)
-    max_positions: int = 512  # the maximum sequence length
-    segment_types: int = 2  # 0: no segment embeddings; 1: all tokens have the same type, as in RoBERTa
-    dropout: float = 0.1  # of embeddings and of the outputs of sublayers
-    attention_dropout: float = 0.1  # of attention weights; it follows dropout unless it is set
-    layer_norm_epsilon: float = 1e-12  # added to the variance
-    initializer_range: float = 0.02  # the standard deviation of initial matrices
-    norm: str = "post"  # post (BERT), pre (GPT-2), pre_but_first (ModernBERT: no norm before the first attention)
-    embedding_norm: bool = True  # LayerNorm over the summed embeddings
-    bias: bool = True  # False: no biases, except in the layers that give logits
-    activation: str = "gelu"  # gelu, gelu_tanh, gelu_sigmoid, relu
-    gated: bool = False  # multiplies the activation by a second projection (GeGLU; Shazeer 2020)
-    positions: str = "learned"  # learned, sinusoidal, rotary, none
-    position_offset: int = 0  # unused first rows of the learned positions; 2 in RoBERTa
-    rotary_base: float = 10_000.0  # of layers with global attention
-    rotary_base_local: float = 10_000.0  # of layers with a window
-    relative: str = "none"  # none, shaw (Shaw et al. 2018), buckets (T5; Raffel et al. 2020)
-    relative_distance: int = 128  # longer distances are clipped to it
-    window: int = 0  # positions that a layer attends to on either side; 0: all
-    global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
-    causal: bool = False  # each position attends to itself and to earlier positions
-    tied_output: bool = True  # the token table is also the output matrix
-    encoder: str = "transformer"  # or one of an extension, such as those of bert_jax/lineage
-    # The next three are of recurrent encoders (bert_jax/lineage).
-    bptt: int = 0  # no gradient of the state crosses each multiple of it in a row; 0: all cross
-    cell_width: int = 0  # cells, whose output is projected to the layers' width; 0: that width
-    recurrent_residual: bool = False  # all layers but the lowest add their input to their output
-    lora: LoraConfig | None = None  # adapters of layers' matrices (config.lora of fine-tuning); None: no adapters
-    pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
+    vocab_size: int = option(help="the tokenizer's; the table is padded (bert_jax/shapes.py)", valid=at_least(1))
+    layers: int = option(help="encoder layers", valid=at_least(1))
+    width: int = option(help="width of the hidden states", valid=at_least(1))
+    heads: int = option(help="attention heads in each layer", valid=at_least(1))
+    feed_forward: int = option(help="width between a layer's two projections", valid=at_least(1))
+    embedding_width: int = option(
+        0, "width of the embeddings, projected to the layers' width (Lan et al. 2020); 0: that width", valid=at_least(0)
+    )
+    shared_layers: str = option(
+        "none",
+        "parameters that all layers share (Lan et al. 2020)",
+        choices=("none", "all", "attention", "feed_forward"),
+    )
+    max_positions: int = option(512, "maximum sequence length", valid=at_least(1))
+    segment_types: int = option(
+        2, "0: no segment embeddings; 1: all tokens have the same type, as in RoBERTa", valid=at_least(0)
+    )
+    dropout: float = option(0.1, "dropout rate of embeddings and of sublayers' outputs", valid=RATE)
+    attention_dropout: float = option(
+        0.1, "dropout rate of attention weights; follows model.dropout unless set", valid=RATE
+    )
+    layer_norm_epsilon: float = option(1e-12, "added to the variance", valid=at_least(0))
+    initializer_range: float = option(0.02, "standard deviation of initial matrices", valid=at_least(0))
+    norm: str = option(
+        "post",
+        "post (BERT), pre (GPT-2), pre_but_first (ModernBERT: no norm before the first attention)",
+        choices=("post", "pre", "pre_but_first"),
+    )
+    embedding_norm: bool = option(True, "LayerNorm over the summed embeddings")
+    bias: bool = option(True, "False: no biases, except in layers that give logits")
+    activation: str = option(
+        "gelu", "of the feed-forward layers", choices=("gelu", "gelu_tanh", "gelu_sigmoid", "relu")
+    )
+    gated: bool = option(False, "multiply the activation by a second projection (GeGLU; Shazeer 2020)")
+    positions: str = option("learned", "how positions are encoded", choices=("learned", "sinusoidal", "rotary", "none"))
+    position_offset: int = option(0, "unused first rows of the learned positions; 2 in RoBERTa", valid=at_least(0))
+    rotary_base: float = option(10_000.0, "rotary base of layers with global attention", valid=at_least(1))
+    rotary_base_local: float = option(10_000.0, "rotary base of layers with a window", valid=at_least(1))
+    relative: str = option(
+        "none", "relative positions: shaw (Shaw et al. 2018), buckets (T5; Raffel et al. 2020)", choices=RELATIVE
+    )
+    relative_distance: int = option(128, "relative distances are clipped to it", valid=at_least(1))
+    window: int = option(0, "positions that a layer attends to on either side; 0: all", valid=at_least(0))
+    global_every: int = option(1, "with a window: layers 0, n, 2n, ... have global attention", valid=at_least(1))
+    causal: bool = option(False, "each position attends only to itself and to earlier positions")
+    tied_output: bool = option(True, "the token table is also the output matrix")
+    encoder: str = option("transformer", "or one of an extension, such as those of bert_jax/lineage", choices=ENCODERS)
+    bptt: int = option(
+        0, "recurrent encoders: no gradient of the state crosses a multiple of it; 0: all cross", valid=at_least(0)
+    )
+    cell_width: int = option(
+        0, "recurrent encoders: cells, whose output is projected to the layers' width; 0: that width", valid=at_least(0)
+    )
+    recurrent_residual: bool = option(False, "recurrent encoders: all layers but the lowest add their input")
+    lora: LoraConfig | None = option(None, "adapters of the layers' matrices (config.lora of fine-tuning)")
+    pooler: str = option(
+        "tanh",
+        "activation over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)",
+        choices=("tanh", "relu", "gelu", "transform"),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}. Use a rate from 0 to below 1, such as 0.1")
-        for name, known in MODEL_CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UserError(f"unknown model.{name} {getattr(self, name)!r}; choose from {', '.join(known)}")
-        for name, least in MODEL_LEAST.items():
-            if not least <= getattr(self, name) < math.inf:  # false for NaN as well
-                raise UserError(f"model.{name} is {getattr(self, name)}. Use a finite number of at least {least}")
+        check(self, "model.")
         if self.width % self.heads:
             raise UserError(
                 f"model.width {self.width} is not a multiple of model.heads {self.heads}. Change one of them"
@@ -219,14 +199,11 @@ class ModelConfig:
             )
         if self.positions == "sinusoidal" and self.table_width % 2:
             raise UserError(f"model.positions=sinusoidal needs embeddings of even width, but it is {self.table_width}")
-        self._check_encoder()
         if self.lora is not None and self.encoder != "transformer":
             raise UserError(
                 f"lora adapts matrices of Transformer layers, which model.encoder={self.encoder} does not have. "
                 "Use --config.lora.rank=0"
             )
-
-    def _check_encoder(self) -> None:
         kind = ENCODERS[self.encoder]
         if kind.check is not None:
             kind.check(self)
@@ -244,12 +221,12 @@ class ModelConfig:
 
     @property
     def directions(self) -> int:
-        """The number of language models of the encoder, each with its own part of every hidden state."""
+        """The number of the encoder's language models, each with its own part of every hidden state."""
         return ENCODERS[self.encoder].directions
 
     @property
     def layer_width(self) -> int:
-        """The width of the layers of one direction: that of the hidden states, or of a part of them."""
+        """The width of one direction's layers: the hidden states' width, or a part of it."""
         return self.width // self.directions
 
     @property
@@ -278,7 +255,7 @@ def _add_optional_fields(source: type, leave_out: Collection[str]) -> Callable[[
         for item in dataclasses.fields(source):
             if item.name not in leave_out:
                 target.__annotations__[item.name] = hints[item.name] | None
-                setattr(target, item.name, None)
+                setattr(target, item.name, dataclasses.field(default=None, metadata=item.metadata))
         return target
 
     return add
@@ -293,20 +270,29 @@ class ModelOptions:
     the value of the preset; attention_dropout follows dropout unless it is set.
     """
 
-    preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
-    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled to 12 layers, accelerators 24
-    # The kernel: einsum, banded (layers with a window), cudnn and triton (NVIDIA), splash and flash (TPU). cudnn and
-    # splash need attention_dropout=0. auto never takes flash, which has not run on a TPU yet, and triton only on Hopper
-    # GPUs, for attention dropout with heads of 64, in rows of a multiple of 64 from 128 on, in layers without a window
-    # or a causal mask (docs/plan.md).
-    attention: str = "auto"
-    # What the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all but
-    # the weight matmuls of a layer), layer (all but its input).
-    remat: str = "none"
-    # Tokens of the vocabulary whose logits exist at the same time in training; their whole array is the largest of a
-    # causal or diffusion step. 0: all, but 8,192 on NVIDIA GPUs, and 4,096 with remat of matmuls or layer. Not with
-    # mesh.tensor, nor in ELECTRA's generator.
-    logits_at_once: int = 0
+    preset: str = option("base", "a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from")
+    layer_loop: str = option(
+        "auto",
+        "scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers, on accelerators 24",
+    )
+    attention: str = option(
+        "auto",
+        "the kernel: einsum, banded (layers with a window), cudnn and triton (NVIDIA), splash and flash (TPU). cudnn "
+        "and splash need attention_dropout=0. auto never takes flash, which has not run on a TPU yet, and takes triton "
+        "only on Hopper GPUs, for attention dropout with heads of 64, in rows of a multiple of 64 from 128 on, in "
+        "layers without a window or a causal mask (docs/plan.md)",
+    )
+    remat: str = option(
+        "none",
+        "what the backward pass recomputes instead of storing it: none, attention (the scores of einsum), matmuls (all "
+        "but a layer's weight matmuls), layer (all but its input)",
+    )
+    logits_at_once: int = option(
+        0,
+        "vocabulary entries whose logits exist at the same time in training; the whole array is the largest of a "
+        "causal or diffusion step. 0: all, but 8,192 on NVIDIA GPUs, and 4,096 with remat of matmuls or layer. Not "
+        "with mesh.tensor, nor in ELECTRA's generator",
+    )
 
     if typing.TYPE_CHECKING:  # the type checker does not see the added fields
 

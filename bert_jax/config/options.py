@@ -93,7 +93,7 @@ def check(options: Any, prefix: str = "--") -> None:
         if value is None:
             continue
         if choices and value not in choices:
-            raise UserError(f"{prefix}{field.name} is {value!r}; choose from {', '.join(choices)}")
+            raise UserError(f"unknown {prefix}{field.name} {value!r}; choose from {', '.join(choices)}")
         if valid and not valid.holds(value):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             raise UserError(f"{prefix}{field.name} is {shown}. Use {valid.expected}")
@@ -118,8 +118,6 @@ class Key(NamedTuple):
     type: str
     default: Any
     meaning: str
-    choices: tuple[str, ...]
-    marks: tuple[Mark, ...]
 
 
 def keys(config: Any, prefix: str = "") -> list[Key]:
@@ -131,8 +129,10 @@ def keys(config: Any, prefix: str = "") -> list[Key]:
         if dataclasses.is_dataclass(value):
             listed += keys(value, f"{prefix}{item.name}.")
         else:
-            choices, marks = tuple(about.get("choices", ())), about.get("marks", ())
-            listed.append(Key(prefix + item.name, type_name(hints[item.name]), value, about["help"], choices, marks))
+            meaning, choices = about["help"], about["choices"]
+            if not all(choice in meaning for choice in choices):
+                meaning = f"{meaning}: {', '.join(choices)}"
+            listed.append(Key(prefix + item.name, type_name(hints[item.name]), value, meaning))
     return listed
 
 

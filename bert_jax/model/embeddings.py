@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray, UInt32
 
-from bert_jax.config import MODEL_CHOICES, ModelConfig
+from bert_jax.config import ModelConfig
+from bert_jax.config.model import RELATIVE
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key, truncated_normal
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
@@ -186,8 +187,8 @@ def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
     [1, N, T, T] that is added to the scaled scores. Attention then runs by einsum, since fused kernels take no bias.
     """
     ATTENTION_BIASES[name] = module
-    if name not in MODEL_CHOICES["relative"]:
-        MODEL_CHOICES["relative"] += (name,)
+    if name not in RELATIVE:
+        RELATIVE.append(name)
 
 
 class Embedding(nnx.Module):

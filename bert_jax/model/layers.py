@@ -172,7 +172,7 @@ _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
 
 @functools.cache  # modules of equal configuration hold the same function, and are equal to jit
 def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
-    """Returns the function that `model.activation` names (config.MODEL_CHOICES).
+    """Returns the function that `model.activation` names (bert_jax/config/model.py).
 
     It is elementwise, in the dtype of its argument.
 

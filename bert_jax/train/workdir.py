@@ -33,7 +33,7 @@ import numpy as np
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, TrainConfig, to_dict
-from bert_jax.config.training import marked
+from bert_jax.config.options import marked
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.errors import UserError
 from bert_jax.model import sizes

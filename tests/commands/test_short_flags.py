@@ -5,9 +5,9 @@ import re
 import pytest
 
 from bert_jax import config
-from bert_jax.config import FinetuneConfig, PretrainConfig, loading
+from bert_jax.config import FinetuneConfig, PretrainConfig, loading, options
 from bert_jax.errors import UserError
-from data_prep import build_options, flags
+from data_prep import build_options
 from data_prep.build_options import BuildOptions
 from data_prep.vocabulary import TokenizerOptions
 from website import reference
@@ -88,17 +88,17 @@ def test_options_of_data_preparation_have_the_names_of_other_commands():
     required = ["--input=a", "--tokenizer=b", "--output=c"]
     wanted = build_options.parse([*required, "--seq_len=64", "--text_field=body", "--nolowercase"])
     assert build_options.parse([*required, "--max_length=64", "--text=body", "--no-lowercase"]) == wanted
-    assert flags.by_field(BuildOptions, {"max_length": 64, "seed": 1}) == {"seq_len": 64, "seed": 1}
-    assert flags.by_field(TokenizerOptions, {"text": "body"}) == {"text_field": "body"}
+    assert options.by_field(BuildOptions, {"max_length": 64, "seed": 1}) == {"seq_len": 64, "seed": 1}
+    assert options.by_field(TokenizerOptions, {"text": "body"}) == {"text_field": "body"}
     with pytest.raises(UserError, match="text_field and text are the same option; give one of them"):
-        flags.by_field(BuildOptions, {"text": "a", "text_field": "b"})
+        options.by_field(BuildOptions, {"text": "a", "text_field": "b"})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"sequence_lenght": 32}, r"unknown option sequence_lenght; did you mean seq_len\?"),
-        ({"rows": 32}, "unknown option rows; see the flags in --help"),
+        ({"rows": 32}, "unknown option rows; choose from dedup, delete_rate.*"),
         ({"seq_len": "32"}, "seq_len is '32'; expected int"),
         ({"seq_len": True}, "seq_len is True; expected int"),
         ({"weights": (1, "2")}, r"weights is \(1, '2'\); expected a tuple of float"),
@@ -108,4 +108,4 @@ def test_options_of_data_preparation_have_the_names_of_other_commands():
 )
 def test_mistakes_in_keywords_are_named(changes, message):
     with pytest.raises(UserError, match=f"^{message}$"):
-        flags.from_keywords(BuildOptions, {"input": "a", "tokenizer": "b", "output": "c"} | changes)
+        options.from_keywords(BuildOptions, {"input": "a", "tokenizer": "b", "output": "c"} | changes)

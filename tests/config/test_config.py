@@ -91,7 +91,7 @@ def test_a_mistake_in_an_override_is_named(overrides, said):
         *(
             (
                 lambda name=name, value=value: PretrainConfig(**{name: value}),
-                rf"config\.{name} is {value}\. Use a number of at least 0",
+                rf"config\.{name} is {value}\. Use a finite number of at least 0",
             )
             for name, value in (("steps", -1), ("budget_minutes", -0.5), ("log_every", -10))
         ),

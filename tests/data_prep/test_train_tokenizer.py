@@ -225,7 +225,7 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
     empty.write_text("\n\n  \n")
     cases = [
-        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "--kind is 'words'; choose from wordp"),
+        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "unknown --kind 'words'; choose from wordp"),
         ({"input": sample_text, "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
         ({"input": sample_text, "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
         ({"input": sample_text, "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),

@@ -10,7 +10,7 @@ from etils import epath
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax.commands import export as commands_export
-from bert_jax.config import MODEL_CHOICES, TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.model import LoraConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface_export
@@ -167,7 +167,7 @@ def test_another_architecture_names_the_field(loaded, field):
         recurrent = dataclasses.replace(loaded.model, encoder="lstm", **WITHOUT_ATTENTION)
         loaded = dataclasses.replace(loaded, model=recurrent)
     now = getattr(loaded.model, field)
-    known = MODEL_CHOICES.get(field, ())
+    [known] = [item.metadata["choices"] for item in dataclasses.fields(ModelConfig) if item.name == field]
     odd = {"width": 24, "heads": 5, "layer_norm_epsilon": 1e-5}
     others = [value for value in known if value not in (now, "transformer")]
     change = others[0] if others else odd.get(field, not now if isinstance(now, bool) else now + 1)

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
-from bert_jax.config import MODEL_CHOICES, ModelConfig, ModelOptions
+from bert_jax.config import ModelConfig, ModelOptions
+from bert_jax.config.model import RELATIVE
 from bert_jax.errors import UserError
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params
@@ -188,7 +189,7 @@ def test_a_field_without_effect_is_refused_with_what_it_needs(preset, given, nee
     assert "\n" not in str(caught.value)
 
 
-def test_fields_with_an_effect_and_those_that_the_preset_sets_are_kept(monkeypatch):
+def test_fields_with_an_effect_and_those_that_the_preset_sets_are_kept():
     for preset, given in (
         ("tiny", {"window": 16, "global_every": 3}),
         ("tiny", {"global_every": 1, "rotary_base": 10_000.0, "position_offset": 0}),
@@ -200,8 +201,9 @@ def test_fields_with_an_effect_and_those_that_the_preset_sets_are_kept(monkeypat
     ):
         model = sizes.model_config(ModelOptions(preset=preset, **given), 100)
         assert {name: getattr(model, name) for name in given} == given
-    monkeypatch.setitem(MODEL_CHOICES, "relative", (*MODEL_CHOICES["relative"], "mine"))  # of an extension
+    RELATIVE.append("mine")  # as an extension does
     assert sizes.model_config(ModelOptions(preset="tiny", relative="mine", relative_distance=16), 100).relative
+    RELATIVE.remove("mine")
 
 
 def test_an_unknown_preset_is_refused_by_name():
