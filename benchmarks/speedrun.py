@@ -76,8 +76,7 @@ class Speedrun:
         self.flags, self.overrides = flags, list(overrides)
         self.output: Path = flags.output.absolute()
         self.shards = self.output / "shards"
-        recipe = config_lib.read_flags(str(common.REPOSITORY / RECIPE), self.overrides)
-        self.recipe = config_lib.load(PretrainConfig, recipe)
+        self.recipe = config_lib.from_flags(PretrainConfig, str(common.REPOSITORY / RECIPE), self.overrides)
         self.output.mkdir(parents=True, exist_ok=True)
         settings = {name: getattr(flags, name) for name in SETTINGS}
         common.keep_settings(self.output, settings | {"config": self.overrides})

@@ -275,7 +275,7 @@ def finetune(
         given = {name: value for name, value in columns.items() if not isinstance(value, str | None) or value}
         keys: dict[str, Any] = {f"task.{name}": value for name, value in given.items()}
         keys["init_from"] = _path_of(model, scratch / "start")
-        config = config_lib.load(FinetuneConfig, config_lib.read_values("own", keys, overrides or {}))
+        config = config_lib.from_values(FinetuneConfig, "own", keys, overrides or {})
         files: dict[str, Any] = {
             name: data_file(data, kept / f"{name}.jsonl", config.task) for name, data in tables.items()
         }
@@ -306,7 +306,7 @@ def pretrain(
     enable_compilation_cache()
     keys = {"data.train": str(data)} if data else {}
     if isinstance(config, str | Path):
-        config = config_lib.read_values(str(config), keys, overrides or {})
+        config = config_lib.from_values(PretrainConfig, str(config), keys, overrides or {})
     elif keys or overrides:
         raise UserError("data and overrides change a recipe; set them in the configuration that you pass")
     return run_pretraining(config, workdir, hooks=hooks)

@@ -1,7 +1,7 @@
 r"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
 
     bert-jax pretrain --config ablation:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
-        --config.data.phases=900000:SHARDS_512
+        --config.data.phases="{900000: 'SHARDS_512'}"
 
 or ablation:no_nsp. Everything else is that of the recipe bert_base, whose SHARDS serve: no_nsp ignores their
 labels ("No NSP"), and ltr also ignores their masks and predicts every token from those before it ("LTR & No NSP").

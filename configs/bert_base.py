@@ -1,7 +1,7 @@
 r"""BERT-Base, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences.
 
     bert-jax pretrain --config bert_base --workdir runs/base --config.data.train=SHARDS_128 \
-        --config.data.phases=900000:SHARDS_512
+        --config.data.phases="{900000: 'SHARDS_512'}"
 
 The last tenth of the steps uses rows of 512 positions; without data.phases there is one length. Both SHARDS are made by
 `build-examples --objective nsp`; docs/data.md has the commands. The vocabulary decides

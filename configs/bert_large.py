@@ -1,7 +1,7 @@
 r"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
 
     bert-jax pretrain --config bert_large --workdir runs/large --config.data.train=SHARDS_128 \
-        --config.data.phases=900000:SHARDS_512
+        --config.data.phases="{900000: 'SHARDS_512'}"
 
 or bert_large:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3

@@ -1,7 +1,7 @@
 r"""Multilingual BERT: BERT-Base over the Wikipedias of 104 languages, with one cased vocabulary of 119,547 tokens.
 
     bert-jax pretrain --config bert_multilingual --workdir runs/mbert \
-        --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.7
+        --config.data.mixture="{de: 'DE', en: 'EN', th: 'TH'}" --config.data.mixture_alpha=0.7
 
 with all languages. The vocabulary is trained by `train-tokenizer --kind wordpiece --vocab_size 119547 --alpha 0.7` and
 the shards of each language are built by `build-examples --objective nsp`. Both powers smooth the share of a language in

@@ -1,7 +1,7 @@
 r"""Continues the pretraining of a checkpoint on other text, with a new warmup and decay of the learning rate.
 
     bert-jax pretrain --config continued --workdir runs/continued --config.init_from=CHECKPOINT \
-        --config.data.mixture=domain=DOMAIN:0.75,general=GENERAL:0.25
+        --config.data.mixture="{domain: ('DOMAIN', 0.75), general: ('GENERAL', 0.25)}"
 
 CHECKPOINT is a workdir or a Hugging Face folder of any supported family, and decides the architecture. DOMAIN and
 GENERAL are shards of `build-examples --tokenizer CHECKPOINT`. GENERAL replays text like that of the first pretraining

@@ -11,7 +11,7 @@ add --config.model.preset=checkpoint --config.model.layers=3 --config.init_layer
 The loss is 5 times the divergence from the teacher's distributions at temperature 2, at all tokens, plus 2 times that
 of masked tokens, plus the cosine distance of the last hidden states. The student keeps the segment embeddings of the
 teacher, which the published one dropped, and trains its position embeddings, which the published one kept fixed
-(--config.optimizer.rates=^embeddings/position/=0).
+(--config.optimizer.rates="{'^embeddings/position/': 0}").
 
 Hardware  published: 8 V100 of 16 GB; not run here
 Hours     published: about 90

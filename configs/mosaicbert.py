@@ -37,7 +37,7 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
                 beta2=0.98,
                 # Composer's decay: 1e-5 per step at the peak rate, on all parameters; here it is multiplied by the
                 # rate.
-                decays=f".*={1e-5 / RATE}",
+                decays={".*": 1e-5 / RATE},
                 clip_norm=0.0,
             ),
             batch_size=4096,

@@ -1,7 +1,7 @@
 r"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a decay on long rows; 100 B tokens.
 
     bert-jax pretrain --config phases --workdir runs/phases --config.data.train=SHORT \
-        --config.data.phases=19073:LONG
+        --config.data.phases="{19073: 'LONG'}"
 
 SHORT are shards of `build-examples --objective doc_sentences --pack 32 --seq_len 1024`. LONG, for the decay, are of
 other text, such as that of a domain or of higher quality, with `--seq_len 8192 --pack 64` and the same tokenizer.
@@ -19,8 +19,9 @@ Another decay from any checkpoint of the trunk, with its optimizer state, here a
 OTHER, in a workdir of its own:
 
     bert-jax pretrain --config phases --workdir runs/decay --config.data.train=SHORT \
-        --config.branch_from=runs/phases/checkpoints/15000 --config.data.phases=15000:OTHER \
-        --config.batch_schedule=0:4608,15000:576 --config.data.mask_schedule=0:0.3,15000:0.3,17119:0.15 \
+        --config.branch_from=runs/phases/checkpoints/15000 --config.data.phases="{15000: 'OTHER'}" \
+        --config.batch_schedule='{0: 4608, 15000: 576}' \
+        --config.data.mask_schedule='{0: 0.3, 15000: 0.3, 17119: 0.15}' \
         --config.tokens=80.8e9
 
 Hardware  not run here
@@ -55,7 +56,7 @@ def get_config() -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset="modernbert_base"),
             data=PretrainDataConfig(
-                mask_schedule=f"0:0.3,{DECAY_FROM}:0.3,{END}:0.15",
+                mask_schedule={0: 0.3, DECAY_FROM: 0.3, END: 0.15},
                 mask_shape="linear",
             ),
             optimizer=OptimizerConfig(
@@ -71,9 +72,9 @@ def get_config() -> ml_collections.ConfigDict:
                 clip_norm=0.0,
             ),
             checkpoint=CheckpointConfig(every_steps=1000, keep_every=1000),
-            objective=f"0:causal,{MASKED_FROM}:mlm",
+            objective={0: "causal", MASKED_FROM: "mlm"},
             batch_size=ROWS,
-            batch_schedule=f"0:{ROWS},{DECAY_FROM}:{LONG_ROWS}",
+            batch_schedule={0: ROWS, DECAY_FROM: LONG_ROWS},
             steps=0,
             tokens=CAUSAL + TRUNK + DECAY,
         )

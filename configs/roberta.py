@@ -39,7 +39,7 @@ def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
                 warmup_steps=0,
                 warmup_share=warmup / steps,
                 beta2=0.98,
-                decays=".*=0.01",  # fairseq's Adam decays all parameters, including biases and norms
+                decays={".*": 0.01},  # fairseq's Adam decays all parameters, including biases and norms
                 clip_norm=0.0,
             ),
             batch_size=8192,

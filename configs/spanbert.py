@@ -32,7 +32,7 @@ def get_config(size: str = "large") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),
-            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=10_000, epsilon=1e-8, decays=".*=0.1"),
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=10_000, epsilon=1e-8, decays={".*": 0.1}),
             span_boundary=True,
             batch_size=batch,
             steps=steps,

@@ -1,7 +1,7 @@
 r"""XLM-R, base or large (Conneau et al. 2020): RoBERTa over 100 languages with a Unigram vocabulary of 250,002 tokens.
 
     bert-jax pretrain --config xlmr:base --workdir runs/xlmr \
-        --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.3
+        --config.data.mixture="{de: 'DE', en: 'EN', th: 'TH'}" --config.data.mixture_alpha=0.3
 
 or xlmr:large, with all languages. SHARDS are made by `train-tokenizer --kind unigram --alpha 0.3` and
 `build-examples --objective full_sentences --seq_len 512` for each language; docs/data.md has the commands.

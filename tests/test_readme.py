@@ -17,6 +17,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import config
 from bert_jax.commands.main import MODULES
+from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.export import export_loaded
 from data_prep import build
@@ -108,7 +109,8 @@ def test_every_command_line_is_taken_by_its_own_parser(
     """Flags, values and configuration keys; the files that it names need not be there."""
     found = parsed(line, monkeypatch)
     if "config" in vars(found.namespace):
-        config.read_flags(found.namespace.config, found.rest)
+        kind = PretrainConfig if "pretrain" in line or "plan" in line else FinetuneConfig
+        config.from_flags(kind, found.namespace.config, found.rest)
     else:
         assert not found.rest, f"{line} gives {found.rest}, which its parser does not know"
     if "bert-jax build-examples" in line:

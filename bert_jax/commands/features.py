@@ -194,14 +194,13 @@ def main(arguments: Sequence[str]) -> None:
     add_average_flag(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
-    overrides = loading.as_keys(overrides)
     for override in overrides:
         _refuse_without_effect(override)
     if known.output:
         refuse_existing(Path(known.output))
     result = features(
         known.checkpoint,
-        config_lib.read_flags(known.config, overrides),
+        config_lib.from_flags(FinetuneConfig, known.config, overrides),
         FeatureOptions(**{item.name: getattr(known, item.name) for item in fields(FeatureOptions)}),
         average=known.average,
         quiet=False,
@@ -232,11 +231,12 @@ def _seeds(text: str) -> int | tuple[int, ...]:
 def _refuse_without_effect(override: str) -> None:
     """Raises UserError for a key of the configuration other than the task's, which would change nothing."""
     match = re.match(r"--?(?:config\.)?([\w.]+)", override)
-    if match and not match[1].startswith("task."):
-        section, _, name = match[1].rpartition(".")
+    key = loading.KEYS.get(match[1], match[1]) if match else "task."
+    if not key.startswith("task."):
+        section, _, name = key.rpartition(".")
         same = section in ("", "optimizer") and name in _flags()
         advice = f"use --{name}" if same else "the flags of --help set how heads are trained"
-        raise UserError(f"--config.{match[1]} has no effect on features, which trains heads only; {advice}")
+        raise UserError(f"--config.{key} has no effect on features, which trains heads only; {advice}")
 
 
 def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:

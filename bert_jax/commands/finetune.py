@@ -9,7 +9,7 @@ from rich.console import Console
 from bert_jax import command_line
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, loading
-from bert_jax.tasks import finetuning, named, trials
+from bert_jax.tasks import named, trials
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
@@ -33,16 +33,14 @@ data, which is used unless data_dir is set.
 Common configuration keys (see also docs/finetuning.md):
   --config.epochs=3  --config.batch_size=32  --config.optimizer.learning_rate=3e-5  --config.task.max_length=128
   --config.seeds=5            train with seeds 0 to 4, each in WORKDIR/seed-K; the best by the dev metric is also
-                              written to WORKDIR itself. Several numbers (0,7,9) are the seeds themselves.
-  --config.learning_rates="2e-5,3e-5,5e-5"     train with each learning rate and each seed
+                              written to WORKDIR itself. (0,7,9) are the seeds themselves.
   --config.task.metrics=f1,accuracy            the metrics; the first one selects the seed and the rate, and with
                               early_stop the step of a run, which otherwise is the last one
                               (or --config.checkpoint.best=eval_NAME, if given)
   --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
                               the order of the labels, what those of the files mean, and the one that f1 is of
-  --config.sweep='optimizer.learning_rate=1e-5,3e-5;batch_size=16,32'
-                              a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING; values with
-                              commas are in quotes or parentheses, such as 'init_layers=(0,2,4),(1,3,5)'
+  --config.sweep='{{optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, 32)}}'
+                              a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING
   --config.early_stop=2       stop after this many evaluations without improvement, and keep the best step
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.lora.rank=8        train low-rank adapters and the head alone (docs/adapting.md)
@@ -76,12 +74,13 @@ def main(arguments: Sequence[str]) -> None:
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
-    config = config_lib.read_flags(known.config, overrides)
+    config = config_lib.from_flags(FinetuneConfig, known.config, overrides)
     with distributed.processes(known):
         write_on_every_host()
         result = finetune(config, known.workdir, verbose=known.verbose)
         if distributed.is_primary():
             console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
-            for table_of in [*([finetuning.table(result)] if "sweep" in result else []), *trials.tables(result)]:
-                console.print(table_of)
+            if "sweep" in result:
+                console.print(trials.comparison(result))
+            console.print(trials.table(result))
             print(json.dumps(result))

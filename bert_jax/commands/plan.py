@@ -77,10 +77,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _recipe(name: str, overrides: Sequence[str]) -> PretrainConfig:
     """Loads a recipe. Raises UserError for one that is not a pretraining recipe."""
-    values = config_lib.read_flags(name, overrides)
-    if "task" in values:
-        raise UserError(f"{name} is a fine-tuning recipe; use a pretraining recipe such as bert_base")
-    return config_lib.load(PretrainConfig, values)
+    return config_lib.from_flags(PretrainConfig, name, overrides)
 
 
 def _positive(text: str) -> int:

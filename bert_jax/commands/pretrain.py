@@ -22,7 +22,8 @@ trained to predict the next token.
   steps=1000, budget_minutes=30   the length of the run
   tokens=5e8 steps=0              a length in tokens; then also optimizer.warmup_tokens, decay_tokens
   batch_size=64                   rows per batch
-  batch_schedule=0:256,10000:512  a batch size that changes at the given steps
+  batch_schedule='{{0: 256, 10000: 512}}'
+                                  a batch size that changes at the given steps
   compute_dtype=float32           the precision of the computation
   init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint, a Hugging Face folder, or
                                   hf:NAME, a model of the Hugging Face Hub
@@ -33,18 +34,19 @@ trained to predict the next token.
   model.preset=checkpoint         the architecture of that checkpoint
   model.norm=pre                  one part of the architecture; every part has such a key
   data.mask_rate=0.2              the rate of dynamic masking; none: that of the shards, not the recipe's
-  data.mask_schedule=0:0.30,50000:0.15
+  data.mask_schedule='{{0: 0.30, 50000: 0.15}}'
                                   a mask rate that changes at the given steps
   data.mask_shape=linear          ... and linearly between them
-  data.mixture=wiki=DIR:0.7,books=DIR:0.3
+  data.mixture="{{wiki: ('DIR', 0.7), books: ('DIR', 0.3)}}"
                                   several shards instead of data.train, with their shares of the rows
-  data.mixture=de=DIR,th=DIR:alpha=0.3
-                                  ... with shares by their numbers of tokens to the power alpha
+  data.mixture="{{de: 'DIR', th: 'DIR'}}" data.mixture_alpha=0.3
+                                  ... with shares by their numbers of tokens to the power 0.3
   data.cache_bytes=8e9            read rows in shuffled windows of so much memory, straight from where the shards
                                   are, if they do not fit a local disk (docs/scaling.md)
-  data.phases=900000:DIR          other shards, or a mixture, from the given step on, e.g. of length
+  data.phases="{{900000: 'DIR'}}"   other shards, or a mixture, from the given step on, e.g. of length
                                   512 after 128
-  objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (the recipe phases)
+  objective='{{0: causal, 5000: mlm}}'
+                                  next tokens first, masked tokens from the given step on (the recipe phases)
   span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
   optimizer.learning_rate=1e-3    the peak learning rate
   optimizer.name=NAME             adamw, lamb, muon or stable_adamw
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
-    config = config_lib.read_flags(known.config, overrides)
+    config = config_lib.from_flags(PretrainConfig, known.config, overrides)
     with distributed.processes(known):
         write_on_every_host()
         result = pretrain(config, known.workdir, verbose=known.verbose)

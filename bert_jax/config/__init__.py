@@ -5,7 +5,7 @@ converts it to a dataclass once, at the border; the library itself uses only the
 """
 
 from bert_jax.config.finetuning import FinetuneConfig, TaskConfig
-from bert_jax.config.loading import load, read_flags, read_values, recipe, to_dict
+from bert_jax.config.loading import change, from_flags, from_values, load, recipe, to_dict
 from bert_jax.config.model import (
     ENCODERS,
     EncoderKind,
@@ -43,9 +43,10 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "add_encoder",
+    "change",
+    "from_flags",
+    "from_values",
     "load",
-    "read_flags",
-    "read_values",
     "recipe",
     "recipe_module",
     "to_dict",

@@ -1,6 +1,7 @@
 """The configuration keys of fine-tuning: the task, its columns and metrics, seeds and sweeps."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from bert_jax.config.model import LoraConfig
 from bert_jax.config.options import group, option
@@ -123,16 +124,13 @@ class FinetuneConfig(TrainConfig):
         lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1), "the optimizer and its schedule"
     )
     task: TaskConfig = group(TaskConfig, "the task and its files", "batches")
-    seeds: tuple[int, ...] = option(
-        (0,), "one number: how many seeds, starting at `seed`; several: the seeds themselves", "free"
+    seeds: int | tuple[int, ...] = option(
+        1, "how many seeds, starting at `seed`, such as 5; or the seeds themselves, such as (0, 7, 9)", "free"
     )
-    sweep: str = option(
-        "",
-        "a sweep over any keys, each setting with all seeds: optimizer.learning_rate=1e-5,3e-5;batch_size=16,32. "
-        "Values with commas are in parentheses or double quotes: init_layers=(0,2,4),(1,3,5)",
-    )
-    learning_rates: str = option(
-        "", "a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate", "free"
+    sweep: dict[str, tuple[Any, ...]] = option(
+        {},
+        "a sweep over any keys, each setting with all seeds: {optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, "
+        "32)}",
     )
     early_stop: int = option(0, "stop after this many evaluations without a better first dev metric; 0: off", "end")
     epochs: float = option(3.0, "length of the run, if steps and budget_minutes are 0", "end")

@@ -1,26 +1,28 @@
-"""Converts a recipe and its overrides to a configuration dataclass and back.
+"""Reads a recipe and its overrides into a configuration dataclass.
 
-`read_flags` serves the command line and `read_values` serves Python. Both run the recipe, apply the overrides and
-return a ConfigDict, from which `load` builds the dataclass. Unknown keys are errors that suggest the nearest key.
+`from_flags` serves the command line and `from_values` serves Python. Both run the recipe, set the overridden keys, and
+call `load`, which builds the dataclass. An unknown key is an error that suggests the nearest known one.
 
-The first part has the short flags: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same
-name in every command that has what it names. A recipe without the key does not have the flag.
+Values have one notation, on the command line, in recipes and in Python: Python's literals. On the command line a bare
+word is text, so `--config.task.metrics=f1,accuracy` means ("f1", "accuracy").
+
+Short flags come last: `--checkpoint runs/base` means `--config.init_from=runs/base`. A flag has the same name in every
+command. A configuration without the key does not have the flag.
 """
 
+import ast
 import dataclasses
-import difflib
+import functools
 import inspect
-import re
+import operator
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
-from absl import flags
-from ml_collections import config_dict, config_flags
-from ml_collections.config_flags import config_path
 
+from bert_jax.config.options import nearest, type_name
 from bert_jax.config.recipes import recipe_module
 from bert_jax.errors import UserError
 
@@ -43,82 +45,74 @@ KEYS = {
     "label": "task.label",
     "label_map": "task.label_map",
 }
-_BY_FLAG = {**KEYS, **{f"config.{key}": key for key in KEYS.values()}}
-
-
-def as_keys(overrides: Sequence[str], tree: ml_collections.ConfigDict | None = None) -> list[str]:
-    """Returns the overrides with each flag of KEYS replaced by `--config.KEY=VALUE`.
-
-    Raises UserError for a flag without a value, for one whose key the recipe `tree` does not have, and where a flag and
-    its key have different values.
-    """
-    replaced: list[str] = []
-    given: dict[str, dict[str, str]] = {}  # of each key: its values by flag
-    rest = iter(overrides)
-    for override in rest:
-        flag, equals, value = override.lstrip("-").partition("=")
-        if not override.startswith("-") or flag not in _BY_FLAG:
-            replaced.append(override)
-            continue
-        key = _BY_FLAG[flag]
-        if tree is not None and flag in KEYS and not _has_key(tree, key):
-            raise UserError(f"unknown flag --{flag}, which sets config.{key}: the recipe has no such key. Omit it")
-        if not equals and (value := next(rest, "--")).startswith("--"):
-            raise UserError(f"--{flag} has no value; write --{flag}=VALUE")
-        given.setdefault(key, {})[flag] = value
-        if flag not in KEYS:
-            replaced.append(f"--{flag}={value}")
-    for key, values in given.items():
-        if len(set(values.values())) > 1:
-            (first, value), (second, other) = values.items()
-            raise UserError(f"--{first} is {value} and --{second} is {other}, but they set one key; omit one of them")
-        if f"config.{key}" not in values:
-            replaced.extend(f"--config.{key}={value}" for value in values.values())
-    return replaced
-
-
-def help_text(config: type) -> str:
-    """Returns the lines of `--help` that list the flags of a command with this configuration."""
-    flags = {flag: key for flag, key in KEYS.items() if _defines(config, key)}
-    width = max(map(len, flags)) + len("=VALUE")
-    lines = [f"  --{f'{flag}=VALUE':{width}}  --config.{key}=VALUE" for flag, key in flags.items()]
-    return "\n".join(["Flags of other commands that are accepted here, too, and the keys that they set:", "", *lines])
-
-
-def _has_key(tree: ml_collections.ConfigDict, key: str) -> bool:
-    section, dot, name = key.rpartition(".")
-    return name in (tree.get(section, {}) if dot else tree)
-
-
-def _defines(config: type, key: str) -> bool:
-    name, _, rest = key.partition(".")
-    types = typing.get_type_hints(config)
-    return name in types and (not rest or _defines(types[name], rest))
-
-
-# Of keys whose text is a mapping with other signs than a:1,b:2.
-MAPPING_SIGNS = {
-    "task.class_weights": ("=", ","),
-    "optimizer.rates": ("=", ";"),
-    "optimizer.decays": ("=", ";"),
-    "data.mixture": ("=", ","),
-    "sweep": ("=", ";"),
-}
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
-    """The ConfigDict of a configuration dataclass, for a recipe's get_config; overrides may also set None fields."""
-    tree = ml_collections.ConfigDict()
-    hints = typing.get_type_hints(type(config))
+    """Returns the ConfigDict of a configuration dataclass, for a recipe's get_config.
+
+    A recipe that builds on another may change any value in it; `load` checks the types.
+    """
+    tree = ml_collections.ConfigDict(type_safe=False, convert_dict=False)
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            tree[item.name] = recipe(value)
-        elif value is None:
-            tree[item.name] = config_dict.placeholder(_plain_type(hints[item.name]))
-        else:
-            tree[item.name] = value
+        tree[item.name] = recipe(value) if dataclasses.is_dataclass(value) else value
     return tree
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns a configuration dataclass as nested dictionaries, for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_flags(config_class: type[Config], recipe_name: str, arguments: Sequence[str] = ()) -> Config:
+    """Returns the configuration of a recipe, changed by `--config.a.b=value` and by the short flags of KEYS.
+
+    Args:
+        recipe_name: A file, or the name of a recipe that comes with bert_jax; either may end with :ARGUMENT.
+
+    Raises:
+        UserError: for a recipe that does not exist, an argument that it does not accept, an unknown key, or a value of
+            the wrong type.
+    """
+    tree = _plain(_run_recipe(recipe_name))
+    _check_recipe(config_class, tree, recipe_name)
+    written: dict[str, tuple[str, str]] = {}  # by key: the flag, as it is written, and its value
+    for flag, value in _split_flags(config_class, arguments):
+        key = KEYS.get(flag, flag.removeprefix("config."))
+        hint = _hint(config_class, key)
+        previous = written.get(key)
+        if previous and previous[0] != flag and previous[1] != value:
+            (first, value_there) = previous
+            raise UserError(
+                f"--{first} is {value_there} and --{flag} is {value}, but they set one key; omit one of them"
+            )
+        written[key] = (flag, value)
+        _set(tree, key, _read(hint, value, f"config.{key}"))
+    return load(config_class, tree)
+
+
+def from_values(config_class: type[Config], recipe_name: str, *overrides: Mapping[str, Any]) -> Config:
+    """Returns the configuration of a recipe, changed by Python values; the last override of a key counts.
+
+    {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. NumPy arrays and other iterables count as
+    tuples. Raises UserError as from_flags does, and for a set, which has no order.
+    """
+    tree = _plain(_run_recipe(recipe_name))
+    _check_recipe(config_class, tree, recipe_name)
+    for values in overrides:
+        for key, value in _leaves(config_class, values):
+            _hint(config_class, key)
+            _set(tree, key, _native(key, value))
+    return load(config_class, tree)
+
+
+def change(config: Config, values: Mapping[str, Any]) -> Config:
+    """Returns a configuration with other values of some dotted keys. Raises UserError as from_values does."""
+    tree = to_dict(config)
+    for key, value in values.items():
+        _hint(type(config), key)
+        _set(tree, key, value)
+    return load(type(config), tree)
 
 
 def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
@@ -136,178 +130,19 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
         if name in values:
             arguments[name] = _convert(hints[name], values[name], f"{where}.{name}")
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where}.{name} is missing. Give a value of type {_plain_type(hints[name]).__name__}")
+            raise UserError(f"{where}.{name} is missing. Give a value of type {_described(hints[name])}")
     return config_class(**arguments)
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """The JSON values of a configuration dataclass."""
-    return dataclasses.asdict(config)
+def help_text(config: type) -> str:
+    """Returns the lines of `--help` that list the short flags of a command with this configuration."""
+    flags = {flag: key for flag, key in KEYS.items() if _defines(config, key)}
+    width = max(map(len, flags)) + len("=VALUE")
+    lines = [f"  --{f'{flag}=VALUE':{width}}  --config.{key}=VALUE" for flag, key in flags.items()]
+    return "\n".join(["Flags of other commands that are accepted here, too, and the keys that they set:", "", *lines])
 
 
-def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
-    """The configuration of a recipe, FILE or NAME or either with :ARG, with `--config.a.b=value` overrides applied.
-
-    NAME is that of a recipe that comes with bert_jax. The flags of KEYS are overrides, too. `KEY=none` of a
-    number gives None, which unsets one that may be None. Raises UserError for a recipe that does not exist, an argument
-    that it does not accept, an unknown key or a value of the wrong type.
-    """
-    return _with_flags(recipe_name, _run_recipe(recipe_name), overrides)
-
-
-def _with_flags(
-    recipe_name: str, tree: ml_collections.ConfigDict, overrides: Sequence[str], unset: Iterable[str] = ()
-) -> ml_collections.ConfigDict:
-    """A recipe's configuration with overrides, and with None for the keys `unset`."""
-    values = flags.FlagValues()
-    overrides = as_keys(overrides, tree)
-    for override in overrides:
-        _check_override(tree, override)
-    overrides, also_unset = _split_off_none(tree, overrides)
-    arguments = ["command", *overrides]
-    try:
-        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
-        rest = values(arguments)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"invalid override of {recipe_name}: {' '.join(str(error).split())}") from error
-    if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}. Write overrides as --config.KEY=VALUE")
-    for key in (*also_unset, *unset):
-        config_path.set_value(key, values.config, None)
-    return values.config
-
-
-def read_values(recipe_name: str, *overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """The configuration of a recipe with overrides as Python has them; of a key in several of them, the last counts.
-
-    {"model.dropout": 0.1} and {"model": {"dropout": 0.1}} mean the same. A key whose value is text also takes a list,
-    as a,b, and a mapping, as a:1,b:2 or with the signs of MAPPING_SIGNS; a value of it may be a list, a,b. Arrays of
-    NumPy and all that can be iterated over count as lists. Raises UserError as read_flags does, for a value with the
-    sign that separates it from others, for a set, and for seeds in a list of one, which could mean their number.
-    """
-    tree = _run_recipe(recipe_name)
-    values = {key: _plain(key, value) for each in overrides for key, value in _flattened(tree, each)}
-    if isinstance(seeds := values.get("seeds"), tuple) and len(seeds) == 1 and seeds != (0,):
-        raise UserError(
-            f"config.seeds is a list of {seeds[0]} alone. Give seeds={seeds[0]} for so many seeds, or seed={seeds[0]} "
-            "for this one"
-        )
-    given = {key: value for key, value in values.items() if value is not None}
-    unset = values.keys() - given.keys()  # load refuses None where a key must have a value
-    for key in unset:
-        _check_override(tree, f"--config.{key}=")
-    return _with_flags(
-        recipe_name, tree, [f"--config.{key}={_as_typed(tree, key, given[key])}" for key in given], unset
-    )
-
-
-def _flattened(
-    tree: ml_collections.ConfigDict, values: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """Yields the dotted key and the value of each override; a mapping is one value where the recipe has no group."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and isinstance(_value_at(tree, key), ml_collections.ConfigDict):
-            yield from _flattened(tree, value, f"{key}.")
-        else:
-            yield key, value
-
-
-def _value_at(tree: ml_collections.ConfigDict, key: str) -> Any:
-    """The recipe's value of a dotted key; None for an unknown key."""
-    node: Any = tree
-    for name in key.split("."):
-        node = node[name] if isinstance(node, ml_collections.ConfigDict) and name in node else None
-    return node
-
-
-def _as_typed(tree: ml_collections.ConfigDict, key: str, value: Any) -> str:
-    """A value as the command line has it."""
-    if not isinstance(_value_at(tree, key), str) or not isinstance(value, tuple | Mapping):
-        return str(value)
-    between, after = MAPPING_SIGNS.get(key, (":", ","))
-    if key == "sweep" and isinstance(value, Mapping):
-        choices = {old: new if isinstance(new, tuple) else (new,) for old, new in value.items()}
-        return after.join(f"{old}{between}{','.join(map(_choice, new))}" for old, new in choices.items())
-    if isinstance(value, Mapping):
-        texts = {old: _joined(key, new, ",") if isinstance(new, tuple) else new for old, new in value.items()}
-        value = [f"{old}{between}{new}" for old, new in texts.items()]
-    return _joined(key, value, after)
-
-
-def _choice(value: Any) -> str:
-    """A value as a sweep has it: in double quotes where it is empty or has a sign that separates values."""
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f'"{text}"' if not text or {*",;"} & {*text} else text
-
-
-def _joined(key: str, values: Iterable[Any], sign: str) -> str:
-    parts = [*map(str, values)]
-    if wrong := next((part for part in parts if sign in part), ""):
-        raise UserError(f"config.{key} has {wrong!r}, but {sign!r} separates its values. Use values without it")
-    return sign.join(parts)
-
-
-def _plain(key: str, value: Any) -> Any:
-    """A value without types of NumPy, with tuples for all that has an order. Raises UserError for a set."""
-    if hasattr(value, "tolist"):  # arrays and numbers of NumPy, jax and torch, columns of pandas
-        value = value.tolist()
-    if isinstance(value, set | frozenset):
-        raise UserError(f"config.{key} is {value!r}, a set, which has no order. Give a list")
-    if isinstance(value, Mapping):
-        return {_plain(key, old): _plain(key, new) for old, new in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | ml_collections.ConfigDict):
-        return tuple(_plain(key, each) for each in value)
-    return value
-
-
-def _split_off_none(tree: ml_collections.ConfigDict, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides without `--config.KEY=none` of numbers, which no parser of numbers accepts, and these keys.
-
-    A space may stand for the equals sign. The last override of a key applies. The value of a text may be "none".
-    """
-    rest: list[str] = []
-    unset: dict[str, None] = {}
-    waiting = list(overrides)
-    while waiting:
-        override = waiting.pop(0)
-        flag, equals, value = override.lstrip("-").partition("=")
-        value = value if equals else next(iter(waiting), "")
-        section, _, key = flag.partition(".")
-        if section == "config" and value.lower() == "none" and config_path.get_type(key, tree) in (bool, int, float):
-            unset[key] = None
-            if not equals:
-                waiting.pop(0)
-        else:
-            unset.pop(key, None)
-            rest.append(override)
-    return rest, list(unset)
-
-
-def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
-    """Raises UserError for `--config.a.b=...` if the recipe has no key a.b, and for a key that lacks `config.`."""
-    if not (match := re.match(r"--?config\.([\w.]+)", override)):
-        name = re.match(r"--?([\w.]+)", override)
-        if name and name[1].partition(".")[0] in tree:
-            raise UserError(f"unknown flag --{name[1]}; write the key as --config.{name[1]}=VALUE")
-        return
-    where = "config"
-    node: Any = tree
-    for key in match[1].split("."):
-        if not isinstance(node, ml_collections.ConfigDict):
-            raise UserError(f"unknown key {where}.{key}; {where} is a single value. Write --{where}=VALUE")
-        if key not in node:
-            raise UserError(_unknown_key(where, key, node.keys()))
-        where, node = f"{where}.{key}", node[key]
-
-
-def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    advice = f"did you mean {where}.{near[0]}?" if near else f"choose from {', '.join(sorted(known))}"
-    return f"unknown key {where}.{key}; {advice}"
-
-
-def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
+def _run_recipe(recipe_name: str) -> Values:
     """Runs get_config of a recipe, with the text after the colon as its argument."""
     file, colon, argument = recipe_name.partition(":")
     get_config = getattr(recipe_module(file), "get_config", None)
@@ -320,30 +155,215 @@ def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
     return get_config(argument)
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    if value is not None and dataclasses.is_dataclass(plain := _plain_type(kind)):
-        kind = plain
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping | ml_collections.ConfigDict):
-            raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
-        return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
-    if value is None and types.NoneType in typing.get_args(kind):
-        return None
-    if typing.get_origin(kind) is tuple:
-        element = typing.get_args(kind)[0]
-        parts = value if isinstance(value, list | tuple) else (value,)
-        return tuple(_convert(element, part, where) for part in parts)
-    wanted = _plain_type(kind)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise UserError(f"{where} is {value!r}. Give a value of type {wanted.__name__}")
+def _check_recipe(config_class: type, tree: Mapping[str, Any], recipe_name: str) -> None:
+    """Refuses a recipe of the other command, whose keys would only look unknown."""
+    if ("task" in tree) != _defines(config_class, "task"):
+        kinds = ("fine-tuning", "finetune") if "task" in tree else ("pretraining", "pretrain")
+        raise UserError(f"{recipe_name} is a {kinds[0]} recipe, for bert-jax {kinds[1]}. `bert-jax recipes` lists all")
+
+
+def _split_flags(config_class: type, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the name and the value of each flag; a space may stand for the equals sign."""
+    rest = iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.lstrip("-").partition("=")
+        name = flag.partition(".")[0]
+        if not argument.startswith("-"):
+            raise UserError(f"unexpected argument {argument!r}. Write overrides as --config.KEY=VALUE")
+        if flag in KEYS and not _defines(config_class, KEYS[flag]):
+            raise UserError(
+                f"unknown flag --{flag}, which sets config.{KEYS[flag]}: the recipe has no such key. Omit it"
+            )
+        if flag not in KEYS and not flag.startswith("config."):
+            if _defines(config_class, name):
+                raise UserError(f"unknown flag --{flag}; write the key as --config.{flag}=VALUE")
+            raise UserError(f"unknown flag --{flag}; write overrides as --config.KEY=VALUE")
+        if not equals:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise UserError(f"--{flag} has no value; write --{flag}=VALUE")
+        yield flag, value
+
+
+def _hint(config_class: type, key: str) -> Any:
+    """Returns the type of a dotted key. Raises UserError if the configuration does not have it."""
+    where, hint = "config", config_class
+    for name in key.split("."):
+        if not dataclasses.is_dataclass(hint):
+            raise UserError(f"unknown key {where}.{name}; {where} is a single value. Write --{where}=VALUE")
+        hints = typing.get_type_hints(hint)
+        if name not in hints:
+            raise UserError(_unknown_key(where, name, hints))
+        where, hint = f"{where}.{name}", hints[name]
+    return hint
+
+
+def _defines(config_class: type, key: str) -> bool:
+    try:
+        _hint(config_class, key)
+    except UserError:
+        return False
+    return True
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        tree = tree.setdefault(group, {})
+    tree[name] = value
+
+
+def _leaves(config_class: type, values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each override; a mapping is one value unless its key is a group."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        is_group = _defines(config_class, key) and dataclasses.is_dataclass(_hint(config_class, key))
+        if isinstance(value, Mapping) and is_group:
+            yield from _leaves(config_class, value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _plain(values: Values) -> dict[str, Any]:
+    """Copies a tree of ConfigDicts as dictionaries."""
+    return {
+        name: _plain(value) if isinstance(value, ml_collections.ConfigDict) else value for name, value in values.items()
+    }
+
+
+def _native(key: str, value: Any) -> Any:
+    """Returns a value without NumPy types, with tuples for all that has an order. Raises UserError for a set."""
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy, jax and torch, columns of pandas
+        value = value.tolist()
+    if isinstance(value, set | frozenset):
+        raise UserError(f"config.{key} is {value!r}, a set, which has no order. Give a list")
+    if isinstance(value, Mapping):
+        return {_native(key, name): _native(key, entry) for name, entry in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return tuple(_native(key, entry) for entry in value)
     return value
 
 
-def _plain_type(kind: Any) -> type:
-    """The type of a value other than None: int for int and int | None; tuple for tuple[...]."""
-    inner = [argument for argument in typing.get_args(kind) if argument is not types.NoneType]
-    if typing.get_origin(kind) is tuple:
-        return tuple
-    return inner[0] if inner else kind
+def _read(hint: Any, text: str, where: str) -> Any:
+    """Reads a value of the command line: as it is for text, split at commas for a tuple of text, else a literal."""
+    others = tuple(kind for kind in _members(hint) if kind not in (str, types.NoneType))
+    accepts_text = str in _members(hint)
+    if accepts_text and not others:
+        return text
+    if others == (tuple[str, ...],) and text[:1] not in ("(", "[", "'", '"'):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        value = literal(text)
+    except ValueError as error:
+        if accepts_text:
+            return text
+        raise UserError(f"{where} is {text!r}: {error}. Give a value of type {_described(hint)}") from None
+    if accepts_text:
+        try:
+            return _convert(functools.reduce(operator.or_, others), value, where)
+        except UserError:
+            return text
+    return value
+
+
+def literal(text: str) -> Any:
+    """Reads a Python literal, in which a bare word is text: true, 5e-4, (0, 2), {0: 0.3, 5000: 0.15}, f1,accuracy.
+
+    Raises ValueError for anything else, such as text with a slash or a minus that is not in quotes.
+    """
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError(f"{text!r} is not a Python literal; put text in quotes") from None
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return {"true": True, "false": False, "none": None}.get(node.id.lower(), node.id)
+        case ast.Attribute():
+            return f"{_value(node.value)}.{node.attr}"
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Tuple() | ast.List():
+            return tuple(map(_value, node.elts))
+        case ast.Dict() if None not in node.keys:
+            keys = [_value(key) for key in node.keys if key]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise ValueError(f"the key {twice!r} occurs twice")
+            return dict(zip(keys, map(_value, node.values), strict=True))
+    raise ValueError(f"{ast.unparse(node)!r} is not a Python literal; put text in quotes")
+
+
+def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
+    return f"unknown key {where}.{key}; {nearest(key, known, f'{where}.')}"
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
+
+
+def _described(hint: Any) -> str:
+    return " or ".join("None" if kind is types.NoneType else type_name(kind) for kind in _members(hint))
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Converts a value to a type. Raises UserError for a value of another type."""
+    for kind in _members(hint):
+        if dataclasses.is_dataclass(kind) and value is not None:
+            if not isinstance(value, Mapping | ml_collections.ConfigDict):
+                raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
+            return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
+    for kind in _members(hint):
+        try:
+            return _as(kind, value)
+        except TypeError:
+            continue
+    raise UserError(f"{where} is {value!r}. Give a value of type {_described(hint)}")
+
+
+def _as(kind: Any, value: Any) -> Any:
+    """Returns a value as a type that is no union. Raises TypeError for a value of another type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (kind is types.NoneType and value is None):
+        return value
+    if origin is tuple:
+        if isinstance(value, Mapping):
+            raise TypeError
+        parts = value if isinstance(value, list | tuple) else (value,)
+        if arguments[-1] is Ellipsis:
+            return tuple(_as_any(arguments[0], part) for part in parts)
+        if len(parts) != len(arguments):
+            raise TypeError
+        return tuple(_as_any(argument, part) for argument, part in zip(arguments, parts, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise TypeError
+        return {_as_key(arguments[0], key): _as_any(arguments[1], entry) for key, entry in value.items()}
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError
+    return value
+
+
+def _as_any(hint: Any, value: Any) -> Any:
+    for kind in _members(hint):
+        try:
+            return _as(kind, value)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _as_key(kind: Any, key: Any) -> Any:
+    """A mapping's key. JSON has text for numbers; labels that look like numbers are text."""
+    if kind is int and isinstance(key, str) and key.lstrip("-").isdecimal():
+        return int(key)
+    return str(key) if kind is str else _as(kind, key)

@@ -77,6 +77,8 @@ def option(
     """
     metadata = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -141,10 +143,10 @@ def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns advice for an unknown name: the nearest known one, or all of them."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(sorted(known))}"
+    return f"did you mean {prefix}{near[0]}?" if near else f"choose from {', '.join(sorted(known))}"
 
 
 def by_field(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:

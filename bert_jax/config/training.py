@@ -7,6 +7,7 @@ distill). PretrainConfig adds the keys of pretraining; config/finetuning.py has 
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bert_jax.config.model import ModelOptions
 from bert_jax.config.options import POSITIVE, Valid, at_least, check, group, option
@@ -18,6 +19,7 @@ LAST, UNIFORM = "last", "uniform"
 # The keys of each term, which have no effect if its weight is 0.
 _TERM_KEYS = {"soft_weight": ("temperature", "positions"), "hidden_weight": ("hidden_loss", "layers")}
 
+Sources: TypeAlias = dict[str, str | tuple[str, float]]  # by name: a folder, or a folder and its share of the rows
 Pairs = tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher); 0: the embeddings
 
 
@@ -38,10 +40,10 @@ class DistillConfig:
     hidden_loss: str = option(
         "cosine", "the loss of hidden states: cosine (DistilBERT), mse (TinyBERT)", choices=("cosine", "mse")
     )
-    layers: str = option(
+    layers: str | dict[int, int] = option(
         LAST,
         "the hidden states to compare: last; uniform, the embeddings and each layer of the student with every Nth of "
-        "the teacher; or STUDENT:TEACHER,... such as 1:2,2:4,3:6, counted from 1, where 0 are the embeddings",
+        "the teacher; or pairs {STUDENT: TEACHER}, e.g. {1: 2, 2: 4, 3: 6}, counted from 1; 0 are the embeddings",
     )
     positions: str = option(
         "masked", "pretraining: the soft term's positions, masked or all", choices=("masked", "all")
@@ -91,25 +93,21 @@ class DistillConfig:
             if teacher % student:
                 raise UserError(
                     f"distill.layers is {UNIFORM}, but the teacher's {teacher} layers are no multiple of the student's "
-                    f"{student}. Name the pairs, such as --config.distill.layers={student}:{teacher}"
+                    f"{student}. Name the pairs, such as --config.distill.layers='{{{student}: {teacher}}}'"
                 )
             return tuple((layer, layer * teacher // student) for layer in range(student + 1))
-        pairs: list[tuple[int, int]] = []
-        for part in self.layers.split(","):
-            ends = [end.strip() for end in part.split(":")]
-            if len(ends) != 2 or not all(end.isdecimal() for end in ends):
-                raise UserError(
-                    f"distill.layers is {self.layers!r}; use {LAST}, {UNIFORM}, or STUDENT:TEACHER,... such as "
-                    f"{student}:{teacher}"
-                )
-            pairs.append((int(ends[0]), int(ends[1])))
-            for whose, layer, layers in zip(("student", "teacher"), pairs[-1], (student, teacher), strict=True):
-                if layer > layers:
+        if not isinstance(self.layers, dict) or not self.layers:
+            raise UserError(
+                f"distill.layers is {self.layers!r}; use {LAST}, {UNIFORM}, or pairs such as {{{student}: {teacher}}}"
+            )
+        for pair in self.layers.items():
+            for whose, layer, layers in zip(("student", "teacher"), pair, (student, teacher), strict=True):
+                if not 0 <= layer <= layers:
                     raise UserError(
                         f"distill.layers names layer {layer} of the {whose}, which has {layers}. Use 1 to {layers}, or "
                         "0 for the embeddings"
                     )
-        return tuple(pairs)
+        return tuple(self.layers.items())
 
 
 @dataclass(frozen=True)
@@ -134,16 +132,22 @@ class PretrainDataConfig(DataConfig):
     Without mask_rate and mask_schedule, training uses the rate of the shards, as evaluation always does.
     """
 
-    mixture: str = option(
-        "",
-        "several shards instead of data.train, with their shares of the rows (wiki=DIR:0.7,books=DIR:0.3), or with "
-        "shares by their numbers of tokens to a power (de=DIR,th=DIR:alpha=0.3)",
+    mixture: Sources = option(
+        {},
+        "several shards instead of data.train, with their shares of the rows: {wiki: ('DIR', 0.7), books: ('DIR', "
+        "0.3)}; or {de: 'DIR', th: 'DIR'}, with shares by their numbers of tokens",
         "file",
     )
-    phases: str = option(
-        "",
-        "STEP:DIR,...: shards to use from these steps on, possibly of another length, such as 900000:shards_512. A "
-        "phase may be a mixture, too: 900000:wiki=DIR:0.5,books=DIR:0.5",
+    mixture_alpha: float = option(
+        1.0,
+        "exponent of the numbers of tokens that give shares; below 1, shares are more equal",
+        "file",  # the resulting shares are compared
+        valid=at_least(0),
+    )
+    phases: dict[int, str | Sources] = option(
+        {},
+        "shards to use from a step on, possibly of another length: {900000: 'shards_512'}, or a mixture: {900000: "
+        "{wiki: ('DIR', 0.5), books: ('DIR', 0.5)}}",
         "file",
     )
     cache_dir: str = option(
@@ -162,7 +166,7 @@ class PretrainDataConfig(DataConfig):
         ),
     )
     mask_rate: float | None = option(None, "such as 0.2; None: the rate of the shards")
-    mask_schedule: str = option("", "STEP:RATE,..., such as 0:0.30,50000:0.15,90000:0.05")
+    mask_schedule: dict[int, float] = option({}, "instead of mask_rate, by step: {0: 0.30, 50000: 0.15, 90000: 0.05}")
     mask_shape: str = option("steps", "of mask_schedule: steps (constant between its points) or linear (interpolated)")
 
 
@@ -191,10 +195,12 @@ class OptimizerConfig:
     weight_decay: float = option(
         0.01, "multiplied by the learning rate; of all but biases, norms and what `decays` matches"
     )
-    decays: str = option("", "REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1")
+    decays: dict[str, float] = option(
+        {}, "weight decay by parameter path: {REGEX: DECAY}, as {'encoder/layers/0/': 0.1}"
+    )
     layer_decay: float = option(1.0, "learning rate of each layer relative to the layer above it")
-    rates: str = option(
-        "", "REGEX=FACTOR;...: learning-rate factors by parameter path, on top of layer_decay; 0 freezes"
+    rates: dict[str, float] = option(
+        {}, "learning-rate factors by parameter path, on top of layer_decay: {REGEX: FACTOR}; 0 freezes"
     )
     clip_norm: float = option(1.0, "maximum global gradient norm; 0: no clipping")
     ema_decay: float = option(0.0, "decay of a moving average of the parameters, evaluated and saved, too; 0: none")
@@ -282,8 +288,11 @@ class TrainConfig:
     log_every: int = option(
         50, "steps between lines of metrics.jsonl and of the log; 0: a line for each step", "free", valid=at_least(0)
     )
-    profile: str = option(
-        "", "steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)", "free"
+    profile: tuple[int, ...] = option(
+        (),
+        "steps to trace, from the first to before the last: (100, 105); written to WORKDIR/profile (TensorBoard, "
+        "Perfetto)",
+        "free",
     )
     init_from: str = option("", "any checkpoint; empty: train from scratch", "file")
     init_layers: tuple[int, ...] = option((), "layers of init_from to begin with, from 0, such as (0,2,4); empty: all")
@@ -291,8 +300,8 @@ class TrainConfig:
         "", "of a workdir: ema, or last:K (the mean of its last K checkpoints); empty: no average", "file"
     )
     distill: DistillConfig = group(DistillConfig, "a teacher to learn from (docs/adapting.md)")
-    allow_changes: str = option(
-        "",
+    allow_changes: tuple[str, ...] = option(
+        (),
         "keys that may differ from those of the resumed checkpoint, e.g. optimizer.learning_rate,seed; or all",
         "free",
     )
@@ -316,7 +325,7 @@ class TrainConfig:
 @dataclass(frozen=True)
 class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = group(PretrainDataConfig, "training and held-out shards", "batches")
-    batch_schedule: str = option("", "STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512", "batches")
+    batch_schedule: dict[int, int] = option({}, "instead of batch_size, by step: {0: 256, 10000: 512}", "batches")
     steps: int = option(1_000_000, "length of the run; 0: by budget_minutes or tokens", "end", valid=at_least(0))
     tokens: float = option(
         0.0,
@@ -330,11 +339,11 @@ class PretrainConfig(TrainConfig):
         "WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own",
         "file",
     )
-    objective: str = option(
+    objective: str | dict[int, str] = option(
         "auto",
         "mlm, with next sentences if the shards have labels; causal; bidirectional_lm (ELMo); replaced_tokens "
-        "(ELECTRA); diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can. STEP:NAME,... for "
-        "phases of causal and mlm, such as 0:causal,5000:mlm",
+        "(ELECTRA); diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can. Phases of causal and "
+        "mlm by step: {0: causal, 5000: mlm}",
     )
     next_sentence: bool = option(True, "mlm: also predict next sentences, or their order, if the shards have labels")
     generator_size: float = option(0.25, "replaced_tokens: width of the generator relative to the model's")

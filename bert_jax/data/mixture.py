@@ -1,6 +1,6 @@
 """Mixtures: several data sets whose rows fill batches in given shares, without state or sampling (law 1).
 
-`parse_mixture` reads what a user writes, `Mixture.of` opens it, `RowShares` divides rows among the sources, and
+`read_mixture` reads what a user writes, `Mixture.of` opens it, `RowShares` divides rows among the sources, and
 `MixtureLoader` makes the batches. The rows of a phase are numbered in the order in which its steps read them. RowShares
 says which source a number belongs to and how many rows of that source come before it, so a batch needs no state. Each
 source is read as a run on it alone would read it: in its own epochs, in the same order and with the same masks.
@@ -23,15 +23,11 @@ from bert_jax.data.shards import Dataset
 from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 
-# The text of a mixture: NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, or NAME=DIR,NAME=DIR:alpha=A.
-
-_NAMED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*)=(.*)")
-_ALPHA = re.compile(r"(.*):\s*alpha=([^:,=]*)")
-_WEIGHT = re.compile(r":\s*[0-9.]+\s*$")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 class NamedFolder(NamedTuple):
-    """A source of a mixture as it is written."""
+    """A source of a mixture as the configuration has it."""
 
     name: str
     folder: str
@@ -45,48 +41,32 @@ class MixtureSpec(NamedTuple):
     alpha: float | None = None
 
 
-def is_mixture(text: str) -> bool:
-    """Whether a text names its sources: it begins with NAME=. A folder of such a name is written as ./NAME=."""
-    return _NAMED.match(text) is not None
+def read_mixture(sources: Mapping[str, Any], key: str, alpha: float = 1.0) -> MixtureSpec:
+    """Returns the sources of a configuration's mixture: {NAME: (DIR, SHARE)}, or {NAME: DIR} with shares by tokens.
 
+    Args:
+        key: The configuration key, for messages.
+        alpha: The exponent of the numbers of tokens, if the sources have no shares.
 
-def parse_mixture(text: str, key: str) -> MixtureSpec:
-    """Parses the text of a mixture. Folders may be addresses, such as gs://BUCKET/wiki.
-
-    key   the configuration key of the text, for messages
-    Raises UserError for another form, a name that occurs twice, and weights or an alpha outside of their range.
+    Raises:
+        UserError: for an impossible name or share, and if only some of the sources have a share.
     """
-    raised = _ALPHA.fullmatch(text)
-    try:
-        alpha = None if raised is None else float(raised[2])
-        folders = tuple(_named_folder(entry, raised is None) for entry in (raised[1] if raised else text).split(","))
-    except ValueError:
-        raise UserError(
-            f"{key} is {text!r}, not of the form NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, such as "
-            "wiki=shards/wiki:0.7,books=shards/books:0.3, or NAME=DIR,NAME=DIR:alpha=0.3"
-        ) from None
-    names = [each.name for each in folders]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{key} names {repeated[0]} twice. Give each source a name of its own")
-    for each in folders:
-        if each.weight is not None and not 0 < each.weight < math.inf:
+    folders = [
+        NamedFolder(name, *((source, None) if isinstance(source, str) else source)) for name, source in sources.items()
+    ]
+    for folder in folders:
+        if not _NAME.fullmatch(folder.name):
+            raise UserError(f"{key} has the name {folder.name!r}. Use letters, digits, _ and -, and a letter first")
+        if folder.weight is not None and not 0 < folder.weight < math.inf:
             raise UserError(
-                f"{key}: the weight of {each.name} is {each.weight:g}. Use a positive number, or leave the source out"
+                f"{key}: the share of {folder.name} is {folder.weight:g}. Use a positive number, or omit it"
             )
-    if alpha is not None and not 0 <= alpha < math.inf:
-        raise UserError(f"{key}: alpha is {alpha:g}. Use 1 for shares as in the text, less for more equal shares")
-    return MixtureSpec(folders, alpha)
-
-
-def _named_folder(entry: str, weighted: bool) -> NamedFolder:
-    """Parses NAME=DIR:WEIGHT, or NAME=DIR. Raises ValueError for another form."""
-    named = _NAMED.fullmatch(entry)
-    if named is None:
-        raise ValueError(f"{entry!r} has no name")
-    folder, _, weight = named[2].rpartition(":") if weighted else (named[2], "", "")
-    if not folder.strip() or (not weighted and _WEIGHT.search(folder)):
-        raise ValueError(f"{entry!r} lacks a folder or a weight, or has a weight next to alpha")
-    return NamedFolder(named[1], folder.strip(), float(weight) if weighted else None)
+    by_tokens = [folder.name for folder in folders if folder.weight is None]
+    if by_tokens and len(by_tokens) < len(folders):
+        raise UserError(
+            f"{key} has shares, but none for {by_tokens[0]}. Give all sources a share, {{NAME: ('DIR', 0.5)}}, or none"
+        )
+    return MixtureSpec(tuple(folders), alpha if by_tokens else None)
 
 
 DIGITS = 7  # of a share, so that 0.3 is exact
@@ -211,7 +191,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, spec: MixtureSpec, datasets: Sequence[Dataset], key: str) -> "Mixture":
-        """The mixture of a parsed text, whose folders are opened as `datasets`; `key` is its configuration key.
+        """The mixture of a specification, whose folders are opened as `datasets`; `key` is its configuration key.
 
         With alpha, the share of a source is proportional to its number of training tokens to the power alpha (Conneau
         et al. 2020, section 3.1). Raises UserError for sources that do not fit into one batch, that hold the same rows,

@@ -25,9 +25,8 @@ from bert_jax.data.mixture import (
     MixtureLoader,
     MixtureSpec,
     Source,
-    is_mixture,
     lane_shares,
-    parse_mixture,
+    read_mixture,
     training_counts,
 )
 from bert_jax.data.order import common_lanes
@@ -60,24 +59,6 @@ class Phase(NamedTuple):
 def source_key(key: str, name: str) -> str:
     """The key of a source of the mixture that another key names; that key itself for a data set without a name."""
     return f"{key}.{name}" if name else key
-
-
-def parse_phases(first: str, phases: str) -> list[tuple[int, str]]:
-    """The first step of each phase, and its folder or the text of its mixture. `first` is that of step 0.
-
-    Raises UserError for invalid syntax.
-    """
-    if not phases:
-        return [(0, first)]
-    example = "900000:shards_512"
-    schedule = schedules.parse(phases, "data.phases", _folder_or_mixture, example, first=1, commas=True)
-    return [(0, first), *zip(schedule.steps, schedule.values, strict=True)]
-
-
-def _folder_or_mixture(text: str) -> str:
-    if not text.strip() or ("," in text and not is_mixture(text)):
-        raise ValueError("no folder, or several without names")
-    return text.strip()
 
 
 def check_phases(phases: Sequence[Phase]) -> None:
@@ -271,10 +252,10 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
             "data.train is not set; set --config.data.train=DIR to the output folder of bert-jax build-examples, or "
             "--config.data.mixture to several of them"
         )
-    specs: list[tuple[int, str, MixtureSpec | None]] = []
-    for first, text in parse_phases(config.mixture or config.train, config.phases):
-        mixed = is_mixture(text) if first else bool(config.mixture)
-        specs.append((first, text, parse_mixture(text, _mixture_key(first)) if mixed else None))
+    sources: dict[int, str | MixtureSpec] = {}
+    for first, source in {0: config.mixture or config.train, **later_phases(config)}.items():
+        is_mixture = not isinstance(source, str)
+        sources[first] = read_mixture(source, _mixture_key(first), config.mixture_alpha) if is_mixture else source
     parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
 
     def opened(folder: str) -> Dataset:
@@ -288,11 +269,11 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
         return open_dataset(_local(folder, config, parts), "train")
 
     phases = []
-    for first, text, spec in specs:
-        if spec is None:
-            mixture = Mixture.single(opened(text))
+    for first, source in sources.items():
+        if isinstance(source, str):
+            mixture = Mixture.single(opened(source))
         else:
-            mixture = Mixture.of(spec, [opened(each.folder) for each in spec.folders], _mixture_key(first))
+            mixture = Mixture.of(source, [opened(named.folder) for named in source.folders], _mixture_key(first))
         phases.append(Phase(first, mixture))
     return phases
 
@@ -305,6 +286,14 @@ def _described(address: str) -> Dataset:
     check_arrow(dataset.directory, manifest)
     check_has_rows(dataset)
     return dataset
+
+
+def later_phases(config: PretrainDataConfig) -> dict[int, Any]:
+    """Returns data.phases by step, ascending. Raises UserError for one at step 0."""
+    if not config.phases:
+        return {}
+    phases = schedules.read_steps(config.phases, "data.phases", "{900000: 'shards_512'}", first=1)
+    return dict(zip(phases.steps, phases.values, strict=True))
 
 
 def _mixture_key(first: int) -> str:

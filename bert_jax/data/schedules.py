@@ -1,20 +1,18 @@
 """Values that depend on the training step: batch sizes, mask rates, folders of shards.
 
-`StepSchedule` and `parse` serve all of them. Segments say which rows each step reads, and how many (law 1).
+`StepSchedule` serves all of them. Segments say which rows each step reads, and how many (law 1).
 """
 
 import bisect
 import itertools
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from bert_jax.data.masking.rule import check_rate
 from bert_jax.errors import UserError
 
 Value = TypeVar("Value")
-_NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 
 @dataclass(frozen=True)
@@ -34,42 +32,34 @@ class StepSchedule(Generic[Value]):
         return self.values[bisect.bisect_right(self.steps, step) - 1]
 
 
-def parse(
-    text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0, *, commas: bool = False
-) -> StepSchedule[Value]:
-    """Parses `STEP:VALUE,STEP:VALUE`.
+def read_steps(values: Mapping[Any, Value], key: str, example: str, first: int = 0) -> StepSchedule[Value]:
+    """Returns the schedule of a configuration's {STEP: VALUE}; JSON has the steps as text.
 
-    what      the configuration key, for messages
-    read      converts the text of a value; raises ValueError for an invalid one
-    example   an example for messages
-    first     0 if the first step must be 0; 1 if it may be any later step
-    commas    whether a value may hold commas, those that no STEP: follows
-    Raises UserError for invalid syntax or values, and for steps that do not ascend.
+    Args:
+        key: The configuration key, for messages.
+        first: 0 if the schedule must begin at step 0; 1 if it may begin at any later step.
+
+    Raises:
+        UserError: for a schedule that begins elsewhere.
     """
-    try:
-        pairs = [entry.split(":", 1) for entry in (_NEXT.split(text) if commas else text.split(","))]
-        steps = tuple(int(step) for step, _ in pairs)
-        values = tuple(read(value) for _, value in pairs)
-    except ValueError:
-        raise UserError(f"{what} is {text!r}, not of the form STEP:VALUE,STEP:VALUE, such as {example}") from None
-    starts_right = steps[0] >= 1 if first else steps[0] == 0
-    if not starts_right or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise UserError(f"{what} is {text!r}. Its steps must ascend from {first}, such as {example}")
-    return StepSchedule(steps, values)
+    steps = sorted((int(step), value) for step, value in values.items())
+    if not (steps[0][0] >= 1 if first else steps[0][0] == 0):
+        raise UserError(f"{key} is {dict(values)!r}. Its steps must begin at {first}, such as {example}")
+    return StepSchedule(tuple(step for step, _ in steps), tuple(value for _, value in steps))
 
 
-def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
-    """The number of rows of each step's global batch, B(s): `0:256,10000:512`, or batch_size if the text is empty.
+def batch_schedule(schedule: Mapping[Any, int], batch_size: int) -> StepSchedule[int]:
+    """Returns the rows of each step's global batch: {0: 256, 10000: 512}, or batch_size if the schedule is empty.
 
-    Raises UserError for invalid syntax or order, and for a batch without rows.
+    Raises UserError for a schedule that does not begin at step 0, and for a batch without rows.
     """
-    if not text:
+    if not schedule:
         check_batch_size(batch_size)
         return StepSchedule.constant(batch_size)
-    schedule = parse(text, "batch_schedule", int, "0:256,10000:512")
-    for rows in schedule.values:
-        check_batch_size(rows, f"batch_schedule {text!r}")
-    return schedule
+    batches = read_steps(schedule, "batch_schedule", "{0: 256, 10000: 512}")
+    for rows in batches.values:
+        check_batch_size(rows, "batch_schedule")
+    return batches
 
 
 class BatchSegment(NamedTuple):
@@ -113,7 +103,7 @@ def check_batch_size(rows: int, where: str = "") -> None:
 # lower it linearly over the whole run, from 30% to 15%.
 
 STEPS, LINEAR = "steps", "linear"  # the values of data.mask_shape
-EXAMPLE = "0:0.30,50000:0.15"
+EXAMPLE = "{0: 0.30, 50000: 0.15}"
 
 
 class LinearSchedule(StepSchedule[float]):
@@ -128,39 +118,31 @@ class LinearSchedule(StepSchedule[float]):
         return before + (self.values[index + 1] - before) * (step - first) / (self.steps[index + 1] - first)
 
 
-def mask_rates(rate: float | None, schedule: str, shape: str = STEPS) -> StepSchedule[float] | None:
-    """The rates of data.mask_rate, data.mask_schedule and data.mask_shape, or None for the rate of the shards.
+def mask_rates(rate: float | None, schedule: Mapping[Any, float], shape: str = STEPS) -> StepSchedule[float] | None:
+    """Returns the rates of data.mask_rate, data.mask_schedule and data.mask_shape, or None for the shards' rate.
 
-    Raises UserError if both rates are set, and as rate_schedule does.
+    Args:
+        shape: steps: each rate applies until the next one; linear: the rate changes linearly from each to the next.
+
+    Raises:
+        UserError: if both rates are set, for a schedule that does not begin at step 0, a rate outside (0, 1], an
+            unknown shape, and a linear schedule of one rate.
     """
     if rate is not None and schedule:
         raise UserError(
             "data.mask_rate and data.mask_schedule are both set; set only one of them. --config.data.mask_rate=none "
             "unsets the rate of a recipe"
         )
-    if rate is None and not schedule and shape == STEPS:
-        return None
-    return rate_schedule(schedule, rate, shape)
-
-
-def rate_schedule(text: str, rate: float | None = None, shape: str = STEPS) -> StepSchedule[float]:
-    """The rates of `0:0.30,50000:0.15,90000:0.05`, or one rate at all steps if it is given.
-
-    shape   steps: each rate applies until the next one; linear: the rate changes linearly from each to the next
-    Raises UserError for invalid syntax or order, for rates outside (0, 1], for an unknown shape, and for a linear
-    schedule of one rate.
-    """
     if shape not in (STEPS, LINEAR):
         raise UserError(f"unknown data.mask_shape {shape!r}; choose from {STEPS}, {LINEAR}")
-    constant = None if rate is None else StepSchedule.constant(rate)
-    schedule = constant or parse(text, "data.mask_schedule", float, EXAMPLE)
-    for each in schedule.values:
-        check_rate(each)
-    if shape == STEPS:
-        return schedule
-    if len(schedule.steps) < 2:
+    if rate is None and not schedule and shape == STEPS:
+        return None
+    rates = read_steps(schedule or {0: rate}, "data.mask_schedule", EXAMPLE)
+    if shape == LINEAR and len(rates.steps) < 2:
         raise UserError(
             "data.mask_shape is linear, but there is only one mask rate. Give at least two points, such as "
-            f"--config.data.mask_schedule={EXAMPLE}"
+            f"--config.data.mask_schedule='{EXAMPLE}'"
         )
-    return LinearSchedule(schedule.steps, schedule.values)
+    for value in rates.values:
+        check_rate(value)
+    return LinearSchedule(rates.steps, rates.values) if shape == LINEAR else rates

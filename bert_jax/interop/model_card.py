@@ -180,7 +180,7 @@ def _masking(loaded: LoadedModel, masking: Mapping[str, Any]) -> str:
 def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
     """The most important settings of the run by configuration key, and what it took."""
     paths = _PATHS if loaded.data else (*_PATHS, *_DATA)
-    rules = (loaded.training.get("optimizer") or {}).get("decays") or ""
+    rules = (loaded.training.get("optimizer") or {}).get("decays") or {}
     overridden = "optimizer.weight_decay" if overrides_weight_decay(rules, unflatten(loaded.params)) else ""
     rows = {}
     for key in (*paths, *_SETTINGS):
@@ -196,26 +196,26 @@ def _training_rows(loaded: LoadedModel) -> dict[str, Any]:
     return rows
 
 
-def _without_folders(value: str) -> str:
-    """The names of the paths in a value of a configuration: a=/home/me/wiki:0.5,b=books is a=wiki:0.5,b=books."""
-    if value.startswith(hub.PREFIX):
+def _without_folders(value: Any) -> Any:
+    """Returns a configuration's value with names in place of paths: {wiki: (/home/me/wiki, 1)} is {wiki: (wiki, 1)}."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(entry) for entry in value]
+    if not isinstance(value, str) or value.startswith(hub.PREFIX):
         return value
-    items = []
-    for item in value.split(","):
-        key, equals, path = item.rpartition("=")
-        parts = PurePath(path).parts
-        *_, run, folder, last = ("", "", "", *parts)
-        name = f"{run}, step {last}" if run and folder == CHECKPOINTS else last
-        in_memory = any(part.startswith(IN_MEMORY) for part in parts)
-        items.append(key + equals + ("" if in_memory else name))
-    return ",".join(items)
+    parts = PurePath(value).parts
+    *_, run, folder, last = ("", "", "", *parts)
+    if any(part.startswith(IN_MEMORY) for part in parts):
+        return ""
+    return f"{run}, step {last}" if run and folder == CHECKPOINTS else last
 
 
 def _score_rows(metrics: Mapping[str, Any]) -> dict[str, str]:
     """The scores of result.json by name: numbers, and the mean and standard deviation of several seeds."""
     rows: dict[str, str] = {}
     for name, value in metrics.items():
-        if name in (*_EFFORT, "steps", "counts", "start", "best", "learning_rates"):
+        if name in (*_EFFORT, "steps", "counts", "start", "best"):
             continue
         if isinstance(value, Mapping) and "mean" in value:  # a metric of a task
             rows |= {name: score} if not is_threshold(name) and (score := _seeds_score(value)) else {}

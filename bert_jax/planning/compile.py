@@ -30,7 +30,7 @@ from bert_jax.planning.topology import GIB, Topology
 from bert_jax.train import optim
 from bert_jax.train import sharding as partitioning
 from bert_jax.train.objectives import pretraining_objective
-from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
+from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.rules import Trained
 from bert_jax.train.run import runtime_of
 from bert_jax.train.step import Plan, initial_state, jitted
@@ -79,7 +79,7 @@ class RowSpec:
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
         rate = MASK_RATE if rates is None else max(rates.values)
-        labelled = not is_schedule(config.objective)  # the phases of a run predict tokens only
+        labelled = not isinstance(config.objective, dict)  # the phases of a run predict tokens only
         return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
 
 

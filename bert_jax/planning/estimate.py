@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PretrainConfig
-from bert_jax.data.phases import parse_phases
+from bert_jax.data.phases import later_phases
 from bert_jax.data.schedules import batch_schedule, batch_segments
 from bert_jax.model.attention.layer import kernels
 from bert_jax.planning import program as programs
@@ -19,7 +19,6 @@ from bert_jax.planning.topology import GIB, MEMORY_VARIABLES, Chip, Gpu, Topolog
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
 from bert_jax.train import metric_accumulator, sharding
 from bert_jax.train.clock import TokenLength
-from bert_jax.train.objectives.pretraining import is_schedule
 
 # A Pallas kernel counts at this share of the peak. FlashAttention-2 reaches up to 63% of an A100's peak in the backward
 # and 73% in the forward pass (Dao 2023, section 4.1), and less on short rows.
@@ -235,7 +234,7 @@ def run_of(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) ->
         per_row = rows.seq_len * (rows.filled or 1.0)
         steps = TokenLength(config.tokens, lambda step: rows_before(step) * per_row).steps
     if config.data.phases:
-        end = parse_phases(config.data.train, config.data.phases)[1][0]
+        end = min(later_phases(config.data))
         steps = min(steps or end, end)
     if config.budget_minutes and step_seconds:
         affordable = int(config.budget_minutes * 60 / step_seconds)
@@ -301,7 +300,7 @@ def notes(plan: Estimate) -> list[str]:
         )
     if config.batch_schedule:
         lines.append(f"Compiled for {config.batch_size:,} rows; hours scale with the rows of each step.")
-    if is_schedule(config.objective):
+    if isinstance(config.objective, dict):
         lines.append(
             "Planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
             "them with --config.objective=causal --config.model.causal=true."

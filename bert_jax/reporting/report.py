@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.mixture import parse_mixture
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.reporting import page, runs
@@ -130,7 +129,8 @@ def _held_out_shards(data: Mapping[str, Any]) -> tuple[str, str]:
         return data["eval"], ""
     folder, source = data.get("train", ""), ""
     if data.get("mixture"):
-        source, folder, _ = parse_mixture(data["mixture"], "data.mixture").folders[0]
+        source, folder = next(iter(data["mixture"].items()))
+        folder = folder if isinstance(folder, str) else folder[0]
     return str(open_dataset(folder, "train").directory) if folder else "", source  # DIR of DIR/train
 
 

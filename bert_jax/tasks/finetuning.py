@@ -1,4 +1,4 @@
-"""Fine-tunes a checkpoint on a task, once for each seed and learning rate or for each setting of a sweep.
+"""Fine-tunes a checkpoint on a task, once for each seed, or for each setting of a sweep.
 
 `finetune` prepares the runs (tasks/runs.py), trains and measures them (tasks/trials.py), and keeps the best.
 """
@@ -11,7 +11,6 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import ml_collections
-from rich.table import Table
 
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
@@ -40,7 +39,6 @@ REFUSED = {
     "sweep": "it is the sweep itself",
     "seed": "every setting has the same seeds; use config.seeds",
     "seeds": "every setting has the same seeds; use config.seeds",
-    "learning_rates": "sweep over optimizer.learning_rate instead",
     "checkpoint.best": "the settings are compared by one metric",
     **{
         f"task.{key}": "the settings are compared by one metric of one dev file"
@@ -50,7 +48,7 @@ REFUSED = {
 
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]")  # characters of values that names of folders do not have
 
-Values = dict[str, str]  # the value of each key, as it is written
+Values = dict[str, Any]  # by key
 
 
 class Setting(NamedTuple):
@@ -62,44 +60,35 @@ class Setting(NamedTuple):
 
 
 def settings_of(config: FinetuneConfig) -> list[Setting]:
-    """The settings of config.sweep, KEY=VALUE,VALUE,...;KEY=..., the first key varying slowest.
+    """The settings of config.sweep, the first key varying slowest.
 
-    A value in double quotes or parentheses may have commas and semicolons: init_layers=(0,2,4),(1,3,5) and
-    task.class_weights=balanced,"a=1,b=2" have two values each. Raises UserError for a malformed sweep, an unknown key,
-    one that a sweep cannot have, a value of another type, and two settings that are equal or have the same folder.
+    Raises UserError for an unknown key, one that a sweep cannot have, a value of another type, and two settings that
+    are equal or have the same folder.
     """
-    if config.learning_rates:
-        raise UserError(
-            "config.sweep and config.learning_rates are both set; sweep over optimizer.learning_rate=... instead"
-        )
-    keys: dict[str, list[str]] = {}
-    for part in _split(config.sweep, ";"):
-        key, equals, given = (piece.strip() for piece in part.partition("="))
-        written = [value.strip() for value in _split(given, ",")]
-        choices = [_unquoted(value) for value in written]
-        quoted = any('"' in value for value in choices)  # in part, or without an end
-        if not (key and equals and all(written)) or quoted or len(set(choices)) < len(choices) or key in keys:
-            raise UserError(
-                f"config.sweep has the part {part!r}; write KEY=VALUE,VALUE,...;KEY=..., each key and each of its "
-                "values once, such as 'optimizer.learning_rate=1e-5,3e-5;batch_size=16,32', and a value with commas in "
-                "double quotes"
-            )
+    for key, values in config.sweep.items():
         if key in REFUSED:
             raise UserError(f"config.sweep has the key {key}, which a sweep cannot have: {REFUSED[key]}")
-        keys[key] = choices
-    found = []
-    for combination in itertools.product(*keys.values()):
-        values = dict(zip(keys, combination, strict=True))
-        folder = "sweep-" + ",".join(f"{key}={_NOT_IN_NAMES.sub('_', value)}" for key, value in values.items())
-        found.append(Setting(values, folder, _with_values(config, values)))
-    for first, second in itertools.combinations(found, 2):
+        if not values:
+            raise UserError(f"config.sweep has no value for {key}. Give at least one")
+    settings = []
+    for combination in itertools.product(*config.sweep.values()):
+        values = dict(zip(config.sweep, combination, strict=True))
+        written = (f"{key}={_NOT_IN_NAMES.sub('_', _short(value))}" for key, value in values.items())
+        setting = config_lib.change(config, {**values, "sweep": {}})
+        settings.append(Setting(values, "sweep-" + ",".join(written), setting))
+    for first, second in itertools.combinations(settings, 2):
         if first.config == second.config:
             raise UserError(
                 f"config.sweep has the settings {first.values} and {second.values}, which are equal. Omit one"
             )
-    if len({setting.folder for setting in found}) < len(found):
-        raise UserError(f"config.sweep is {config.sweep!r}, whose values give two settings the same folder. Rename one")
-    return found
+    if len({setting.folder for setting in settings}) < len(settings):
+        raise UserError(f"config.sweep is {config.sweep}, whose values give two settings the same folder. Rename one")
+    return settings
+
+
+def _short(value: Any) -> str:
+    """A value as the name of a folder has it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).replace(" ", "")
 
 
 def check(
@@ -145,7 +134,7 @@ def run_sweep(
     scores = [trials.score(_mean(found, chosen_by), chosen_by) for found in by_setting]
     place = max(range(len(scores)), key=scores.__getitem__)
     best, found = settings[place], by_setting[place]
-    trials.keep_best(workdir, Trial(0, 0.0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
+    trials.keep_best(workdir, Trial(0, best.folder), averaged=best.config.optimizer.ema_decay > 0)
     mean = _mean(found, chosen_by)
     result = found | {
         "best": {"run": best.folder, "values": best.values, "metric": chosen_by, "value": mean},
@@ -154,75 +143,13 @@ def run_sweep(
             for setting, each in zip(settings, by_setting, strict=True)
         ],
     }
-    result.pop("learning_rates", None)
     if distributed.is_primary():
         write_json(workdir / RESULT_FILE, result)
     return result
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """The selecting metric of every setting of a sweep."""
-    title = f"{result['task']}: {result['best']['metric']} by setting"
-    rows = [(list(each["values"].values()), each["metrics"]) for each in result["sweep"]]
-    return trials.comparison(title, list(result["best"]["values"]), rows, result)
-
-
 def _mean(found: Mapping[str, Any], chosen_by: str) -> float | None:
     return found["metrics"].get(chosen_by, {}).get("mean")
-
-
-def _with_values(config: FinetuneConfig, values: Values) -> FinetuneConfig:
-    """The configuration with these values, read as the types of their keys."""
-    changed = config_lib.to_dict(config) | {"sweep": ""}
-    for key, written in values.items():
-        *parents, last = key.split(".")
-        node: Any = changed
-        for parent in parents:
-            node = node.get(parent) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or isinstance(node.get(last), dict):
-            raise UserError(f"config.sweep has the key {key}, which is not a key with a value")
-        before = node.get(last)
-        several = isinstance(before, tuple | list)
-        node[last] = tuple(_read(one, None) for one in _parts(written)) if several else _read(written, before)
-    return config_lib.load(FinetuneConfig, changed)
-
-
-def _split(text: str, sign: str) -> list[str]:
-    """The parts of a text between signs that do not stand in double quotes or parentheses."""
-    parts, quoted, depth = [""], False, 0
-    for letter in text:
-        if letter == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth = max(depth + (letter == "(") - (letter == ")"), 0)
-        if letter == sign and not quoted and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1].strip() if len(value) > 1 and value[0] == value[-1] == '"' else value
-
-
-def _parts(written: str) -> list[str]:
-    """The values of a tuple, which may have parentheses, as on the command line."""
-    inner = written[1:-1] if written.startswith("(") and written.endswith(")") else written
-    return [one.strip() for one in inner.split(",") if one.strip()]
-
-
-def _read(written: str, before: Any) -> Any:
-    """A value as the type of the one before it; as it is written where that type cannot read it, which load refuses."""
-    truth = {"true": True, "false": False}
-    if isinstance(before, bool) or (before is None and written.lower() in truth):
-        return truth.get(written.lower(), written)
-    for kind in (int, float) if before is None else (type(before),):
-        try:
-            return kind(written)
-        except ValueError:
-            continue
-    return written
 
 
 def finetune(
@@ -232,7 +159,7 @@ def finetune(
     *,
     verbose: bool = False,
 ) -> dict[str, Any]:
-    """Trains once for each seed and each of config.learning_rates, and returns the content of result.json.
+    """Trains once for each seed, and returns the content of result.json.
 
     Its keys:
         task: the name of the task.
@@ -245,15 +172,13 @@ def finetune(
         steps: for each seed, the step of the parameters that are kept.
         counts: by split.
         best: the best run, if there are several.
-        learning_rates: the same figures for each rate, if there are several.
 
-    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with learning_rates, even a
-    single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run by the dev metric that trials.chosen_by
-    names (the first run without a dev file). With config.sweep, each setting has such a workdir in
-    WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of all under `sweep`. All settings
-    are checked before the first one trains. A `verbose` run prints its parameters. An empty init_from trains
-    config.model from scratch and requires a tokenizer. Raises UserError for a mistake in the configuration, the files
-    or the checkpoint, and Stopped after SIGTERM.
+    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K, and WORKDIR also holds the
+    best run by the dev metric that trials.chosen_by names (the first run without a dev file). With config.sweep, each
+    setting has such a workdir in WORKDIR/sweep-SETTING; WORKDIR holds the best one, and the result has the figures of
+    all under `sweep`. All settings are checked before the first one trains. A `verbose` run prints its parameters. An
+    empty init_from trains config.model from scratch and requires a tokenizer. Raises UserError for a mistake in the
+    configuration, the files or the checkpoint, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)

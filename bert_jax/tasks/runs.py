@@ -411,7 +411,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
 
 
 def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, report: Report) -> dict[Trial, Run]:
-    """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
+    """Returns the run of each trial; runs differ only in seed and workdir."""
     rows = data.rows["train"]
     distilled = distilled_task(config, start.model, data.task, start.tokenizer)
     objective = data.task.objective() if distilled is None else distilled.objective
@@ -440,16 +440,14 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
         "pool": config.length_pool,
         "steps": steps,
     }
-    # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
-    sources = {seed: TaskSource(rows, seed=seed, **options) for seed in trials.seeds_of(config)}
-    params = {seed: with_random_top(initial, config, start.model, objective, seed) for seed in sources}
+    sources = {trial: TaskSource(rows, seed=trial.seed, **options) for trial in every}
     return {
         trial: Run(
             config=settings,
             model=start.model,
             objective=objective,
-            source=sources[trial.seed],
-            shapes_at=sources[trial.seed].first_of_each_length(),
+            source=sources[trial],
+            shapes_at=sources[trial].first_of_each_length(),
             workdir=workdir / trial.folder,
             summary_workdir=workdir,
             tokenizer=start.tokenizer,
@@ -459,7 +457,7 @@ def _runs(config: FinetuneConfig, workdir: Location, start: Start, data: Data, r
             measured=measured,
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             notes=() if distilled is None else (distilled.note,),
-            initial_params=params[trial.seed],
+            initial_params=with_random_top(initial, config, start.model, objective, trial.seed),
             constants={} if distilled is None else distilled.constants,
             train_layers="head" if config.lora.rank else config.train_layers,
             unfreeze_every=trials.unfreeze_every(config, rows.count),

@@ -1,7 +1,7 @@
-"""The trials of a fine-tuning, one for each seed and learning rate.
+"""The trials of a fine-tuning, one for each seed.
 
-In order: which trials a configuration has and the settings of each, the result over all of them and the copy of the
-best checkpoint, and `train`, which trains and measures them one after another.
+In order: the trials of a configuration and the settings of each, the result over all of them and the copy of the best
+checkpoint, and `train`, which trains and measures them one after another.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,74 +42,46 @@ from bert_jax.train.workdir import (
 WARMUP_SHARE = 0.1
 MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
 CRF_PATH = "^crf/"
-_WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json", "sweep-*")
+# Where a workdir holds config.json, by what it is: one seed, several seeds, a sweep.
+_CONFIGS = ("config.json", "seed-*/config.json", "sweep-*")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its seed, its peak learning rate, and its folder in the workdir (empty: the workdir itself)."""
+    """One run: its seed, and its folder in the workdir (empty: the workdir itself)."""
 
     seed: int
-    learning_rate: float
     folder: str = ""
 
 
 def trials_of(config: FinetuneConfig) -> list[Trial]:
-    """The trials of a configuration, grouped by learning rate. Raises UserError for invalid or repeated values."""
-    seeds, rates = seeds_of(config), rates_of(config)
-    if not rates:
-        rate = config.optimizer.learning_rate
-        return [Trial(seed, rate, f"seed-{seed}" if len(seeds) > 1 else "") for seed in seeds]
-    return [Trial(seed, rate, f"rate-{rate:g}/seed-{seed}") for rate in rates for seed in seeds]
-
-
-def seeds_of(config: FinetuneConfig) -> tuple[int, ...]:
-    """The seeds of a configuration: config.seeds, or as many seeds from config.seed as its single number (0: one)."""
-    given = config.seeds
-    if not given or len(set(given)) < len(given) or not all(0 <= seed < SEEDS for seed in given):
+    """The trials of a configuration, one for each seed. Raises UserError for invalid or repeated seeds."""
+    seeds = config.seeds
+    if isinstance(seeds, int):
+        if seeds > MOST_SEEDS:
+            raise UserError(
+                f"seeds is {seeds}, but the number of seeds is at most {MOST_SEEDS}; to train with this seed, use "
+                f"--config.seed={seeds}"
+            )
+        seeds = tuple(range(config.seed, config.seed + seeds))
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < SEEDS for seed in seeds):
         raise UserError(
-            f"seeds is {given}; give the number of seeds, such as --config.seeds=5, or several different seeds from 0 "
-            f"to {SEEDS - 1}, such as --config.seeds=0,1,2"
+            f"seeds is {config.seeds}; give the number of seeds, such as --config.seeds=5, or several different seeds "
+            f"from 0 to {SEEDS - 1}, such as --config.seeds=0,1,2"
         )
-    if len(given) > 1:
-        return given
-    if given[0] > MOST_SEEDS:
-        raise UserError(
-            f"seeds is {given[0]}, but the number of seeds is at most {MOST_SEEDS}; "
-            f"to train with this seed, use --config.seed={given[0]}"
-        )
-    return tuple(range(config.seed, config.seed + max(given[0], 1)))
-
-
-def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
-    """The peak learning rates of a sweep; empty if only optimizer.learning_rate is used."""
-    if not config.learning_rates:
-        return ()
-    try:
-        rates = tuple(float(rate) for rate in config.learning_rates.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
-        raise UserError(
-            f"learning_rates is {config.learning_rates!r}; give different numbers above 0, such as "
-            '--config.learning_rates="2e-5,3e-5,5e-5"'
-        )
-    return rates
+    return [Trial(seed, f"seed-{seed}" if len(seeds) > 1 else "") for seed in seeds]
 
 
 def check_seeds(config: FinetuneConfig, workdir: Location) -> None:
     """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
-    found = [] if config.sweep else trials_of(config)
     if config.early_stop < 0:
         raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
-    kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates", "a sweep")
-    wanted = len(Path(found[0].folder).parts) if found else 3
+    kinds = ("a run of one seed", "runs of several seeds", "a sweep")
+    wanted = 2 if config.sweep else int(len(trials_of(config)) > 1)
     # The last kind that is there decides, because WORKDIR/config.json may also be that of the best of several runs.
-    present = next((kind for kind in (3, 2, 1, 0) if any(workdir.glob(_WHERE[kind]))), wanted)
+    present = next((kind for kind in (2, 1, 0) if any(workdir.glob(_CONFIGS[kind]))), wanted)
     if present != wanted:
-        others = ("", ", or give all of their seeds", ", or give all of their learning_rates", ", or give the sweep")[
-            present
-        ]
+        others = ("", ", or give all of their seeds", ", or give the sweep")[present]
         raise UserError(f"{workdir} holds {kinds[present]}. Name another --workdir for {kinds[wanted]}{others}")
 
 
@@ -126,12 +97,10 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
     """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
 
     rows is the number of rows of the training file; measured is whether there is a dev file. Raises UserError for
-    early_stop or several learning rates without a dev file.
+    early_stop without a dev file.
     """
     if config.early_stop:
         check_measured("early_stop", config.early_stop, measured)
-    if len(rates_of(config)) > 1:
-        check_measured("learning_rates", config.learning_rates, measured)
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
@@ -143,15 +112,13 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
     return dataclasses.replace(
         config,
         seed=trial.seed,
-        seeds=(0,),
-        learning_rates="",
+        seeds=1,
         steps=config.steps if config.budget_minutes > 0 else length,
         optimizer=dataclasses.replace(
             config.optimizer,
             warmup_steps=warmup,
             warmup_share=share,
-            learning_rate=trial.learning_rate,
-            rates=_rates(config.optimizer.rates, task),
+            rates=_with_crf_rate(config.optimizer.rates, task),
         ),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
         checkpoint=dataclasses.replace(config.checkpoint, best=best),
@@ -166,10 +133,9 @@ def check_measured(key: str, value: Any, measured: bool) -> None:
         )
 
 
-def _rates(given: str, task: Task) -> str:
+def _with_crf_rate(rates: dict[str, float], task: Task) -> dict[str, float]:
     """optimizer.rates with the rate of a CRF (task.crf_rate), unless it has one already."""
-    rule = f"{CRF_PATH}={task.crf_rate:g}" if isinstance(task, TaggingTask) and task.crf else ""
-    return ";".join(filter(None, (given, rule if CRF_PATH not in given else "")))
+    return {CRF_PATH: task.crf_rate, **rates} if isinstance(task, TaggingTask) and task.crf else rates
 
 
 def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
@@ -209,25 +175,13 @@ def result(
 ) -> dict[str, Any]:
     """The content of result.json: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and best of several.
 
-    In a sweep, metrics are those of the learning rate with the best mean over its seeds, and learning_rates holds those
-    of every rate. chosen_by is the dev metric that decides; steps are the steps of the parameters that are kept.
+    chosen_by is the dev metric that decides; steps are the steps of the parameters that are kept.
     """
-    by_rate: dict[float, list[Trial]] = {}
-    for trial in by_trial:
-        by_rate.setdefault(trial.learning_rate, []).append(trial)
-    summaries = {
-        rate: {
-            "metrics": summary([by_trial[trial] for trial in trials]),
-            "steps": [steps[trial] for trial in trials],
-        }
-        for rate, trials in by_rate.items()
-    }
-    # The rate with the best mean over its seeds, so that one lucky seed does not choose it.
-    rate = best(by_trial, chosen_by).learning_rate
     found: dict[str, Any] = {
         "task": task,
-        "seeds": [trial.seed for trial in by_rate[rate]],
-        **summaries[rate],
+        "seeds": [trial.seed for trial in by_trial],
+        "metrics": summary(list(by_trial.values())),
+        "steps": [steps[trial] for trial in by_trial],
         "counts": dict(counts),
     }
     if len(by_trial) > 1:
@@ -235,23 +189,16 @@ def result(
         value = by_trial[trial].get(chosen_by, math.nan)
         found["best"] = {
             "seed": trial.seed,
-            "learning_rate": trial.learning_rate,
             "run": trial.folder,
             "metric": chosen_by,
             "value": None if math.isnan(value) else value,
         }
-    if len(by_rate) > 1:
-        found["learning_rates"] = [{"learning_rate": each, **figures} for each, figures in summaries.items()]
     return found
 
 
 def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
-    """The best trial of the learning rate with the best mean over its seeds; the first one if nothing was measured."""
-    by_rate: dict[float, dict[Trial, float]] = {}
-    for trial, metrics in by_trial.items():
-        by_rate.setdefault(trial.learning_rate, {})[trial] = score(metrics.get(chosen_by), chosen_by)
-    scores = max(by_rate.values(), key=lambda scores: sum(scores.values()) / len(scores))
-    return max(scores, key=scores.__getitem__)
+    """The trial with the best value; the first one if nothing was measured."""
+    return max(by_trial, key=lambda trial: score(by_trial[trial].get(chosen_by), chosen_by))
 
 
 def score(value: float | None, metric: str) -> float:
@@ -301,41 +248,32 @@ def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def tables(found: Mapping[str, Any]) -> list[Table]:
-    """Tables of a result: the metrics by seed, next to published figures of another model; and a sweep by rate."""
+def table(found: Mapping[str, Any]) -> Table:
+    """A table of a result: the metrics by seed, next to published figures of another model."""
     seeds, others = found["seeds"], registry.FIGURES.get(found["task"])
-    title = f"{found['task']}: {len(seeds)} seed(s)"
-    if "learning_rates" in found:
-        title += f" at learning rate {found['best']['learning_rate']:g}"
     caption = f"another model: published figures of {others.source}" if others else None
+    title = f"{found['task']}: {len(seeds)} seed(s)"
     shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    columns = ["metric", "mean", "deviation", *(f"seed {seed}" for seed in seeds)]
+    columns = ["metric", "mean", "std", *(f"seed {seed}" for seed in seeds)]
     for column in columns + (["another model"] if others else []):
         shown.add_column(column, justify="left" if column == "metric" else "right", no_wrap=column == "metric")
     for name, metric in found["metrics"].items():
         cells = [metric["mean"], metric["std"], *metric["values"], *([others.metrics.get(name)] if others else [])]
         shown.add_row(name, *map(_cell, cells))
-    if "learning_rates" not in found:
-        return [shown]
-    title = f"{found['task']}: {found['best']['metric']} by learning rate"
-    rows = [([f"{each['learning_rate']:g}"], each["metrics"]) for each in found["learning_rates"]]
-    return [comparison(title, ["learning rate"], rows, found), shown]
+    return shown
 
 
-def comparison(
-    title: str, keys: Sequence[str], rows: Sequence[tuple[Sequence[str], Any]], found: Mapping[str, Any]
-) -> Table:
-    """A table of the metric that selects, one row for each learning rate or setting.
-
-    keys are the first columns, and rows have their values and the metrics of each; found is the whole result.
-    """
-    shown = Table(title=title, title_justify="left")
-    for column in (*keys, "mean", "deviation", *(f"seed {seed}" for seed in found["seeds"])):
+def comparison(found: Mapping[str, Any]) -> Table:
+    """A table of the metric that selects in a sweep, one row for each setting."""
+    metric, keys = found["best"]["metric"], list(found["best"]["values"])
+    shown = Table(title=f"{found['task']}: {metric} by setting", title_justify="left")
+    for column in (*keys, "mean", "std", *(f"seed {seed}" for seed in found["seeds"])):
         shown.add_column(column, justify="right")
     missing = {"mean": None, "std": None, "values": [None] * len(found["seeds"])}
-    for values, metrics in rows:
-        metric = metrics.get(found["best"]["metric"], missing)
-        shown.add_row(*values, *map(_cell, (metric["mean"], metric["std"], *metric["values"])))
+    for setting in found["sweep"]:
+        measured = setting["metrics"].get(metric, missing)
+        cells = map(_cell, (measured["mean"], measured["std"], *measured["values"]))
+        shown.add_row(*map(str, setting["values"].values()), *cells)
     return shown
 
 

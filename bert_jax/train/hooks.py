@@ -225,7 +225,7 @@ def during_step(hooks: Sequence[Hook], step: int) -> Iterator[None]:
 
 
 class Profile(Hook):
-    """Traces the steps FIRST:LAST of config.profile (counted from 0, LAST excluded) into WORKDIR/profile.
+    """Traces the steps (FIRST, LAST) of config.profile (counted from 0, LAST excluded) into WORKDIR/profile.
 
     Each process writes plugins/profile/TIME/HOST.xplane.pb, which TensorBoard reads (with tensorboard-plugin-profile),
     and HOST.trace.json.gz, which ui.perfetto.dev reads.
@@ -259,7 +259,7 @@ class Profile(Hook):
         self._stop()
         if not self._traced:
             self._recorder.report(
-                f"config.profile={self.first}:{self.last}: none of these steps ran, so nothing was traced"
+                f"config.profile={self.first},{self.last}: none of these steps ran, so nothing was traced"
             )
 
     def _stop(self) -> None:

@@ -9,7 +9,6 @@ prefetch_batches. The lines that the run then prints are in train/describe.py.
 import contextlib
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,22 +84,20 @@ def make_mesh(run: Run) -> Mesh:
     return mesh
 
 
-def traced_steps(text: str, workdir: Location) -> tuple[int, int]:
-    """Returns the two numbers of FIRST:LAST, the value of config.profile; -1 twice if it is empty.
+def traced_steps(steps: tuple[int, ...], workdir: Location) -> tuple[int, int]:
+    """Returns the first traced step and the step after the last, the value of config.profile; -1 twice if it is empty.
 
     Raises UserError for anything else, and for a workdir in a store, to which the profiler cannot write.
     """
-    if not text:
+    if not steps:
         return -1, -1
     if is_stored(workdir):
-        raise UserError(f"config.profile={text} cannot be written to {workdir}; use a local --workdir for it")
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if not match or int(match[1]) >= int(match[2]):
+        raise UserError(f"config.profile cannot be written to {workdir}; use a local --workdir for it")
+    if len(steps) != 2 or not 0 <= steps[0] < steps[1]:
         raise UserError(
-            f"config.profile is {text!r}; expected FIRST:LAST, the first traced step and the step after the last, "
-            "such as 100:105"
+            f"config.profile is {steps}; give the first traced step and the step after the last, such as (100, 105)"
         )
-    return int(match[1]), int(match[2])
+    return steps[0], steps[1]
 
 
 def make_plan(run: Run) -> Plan:

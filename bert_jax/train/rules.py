@@ -78,33 +78,26 @@ def per_layer(rules: Numbers, params: dict[str, Any]) -> dict[str, Any]:
     return paths.unflatten({path: values(path, value) for path, value in paths.flatten(params).items()})
 
 
-def parse(text: str, key: str, params: dict[str, Any] | None = None) -> Numbers:
-    """Rules from "REGEX=NUMBER;REGEX=NUMBER", the value of the configuration's `key`; none from an empty text.
+def check(numbers: Mapping[str, float], key: str, params: dict[str, Any] | None = None) -> Numbers:
+    """Returns the rules of a configuration's {REGEX: NUMBER}.
 
-    Raises UserError for another form, a negative number, a regex that does not compile or, with params, one that no
-    parameter matches.
+    Raises UserError for a negative number, a regex that does not compile or, with params, one that no parameter
+    matches.
     """
-    found: list[tuple[str, float]] = []
     names = [name for path, value in paths.flatten(params or {}).items() for name in _names(path, value)]
-    for entry in text.split(";") if text else ():
-        pattern, separator, number = entry.rpartition("=")
+    for pattern, value in numbers.items():
         try:
-            value = float(number)
             compiled = re.compile(pattern)
-        except (ValueError, re.error) as error:
+        except re.error as error:
+            raise UserError(f"{key} has {pattern!r}, which is not a regular expression: {error}") from None
+        if not pattern or not 0 <= value < float("inf"):
             raise UserError(
-                f"cannot read {entry!r} in {key}: {error}; write REGEX=NUMBER;REGEX=NUMBER, such as ^embeddings/=0.1"
-            ) from None
-        if not separator or not pattern or not 0 <= value < float("inf"):
-            raise UserError(
-                f"cannot read {entry!r} in {key}; write REGEX=NUMBER with a number of 0 or more, such as "
-                "^embeddings/=0.1"
+                f"{key} has {pattern!r}: {value}. Use a number of 0 or more, such as {{'^embeddings/': 0.1}}"
             )
         if params is not None and not any(compiled.search(name) for name in names):
             examples = " and ".join((names[0], next((name for name in names if stack_of(name)), names[-1])))
             raise UserError(f"no parameter matches {pattern!r} in {key}; parameters have names such as {examples}")
-        found.append((pattern, value))
-    return tuple(found)
+    return tuple(numbers.items())
 
 
 def by_depth(value: Callable[[int], float], params: dict[str, Any], top: float) -> Numbers:

@@ -33,6 +33,7 @@ import numpy as np
 import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, TrainConfig, to_dict
+from bert_jax.config.options import keys as config_keys
 from bert_jax.config.options import marked
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.errors import UserError
@@ -179,7 +180,7 @@ def provenance(run: Run) -> dict[str, Any]:
     dtype, mesh = runtime_of(run.config).compute_dtype, run.config.mesh
     files = (*marked(run.config, "file"), "model")  # of the model below, what the run made of the configuration
     fingerprints = {**run.source.fingerprints, **run.held_out}
-    configuration = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, files)}
+    configuration = {key.name: key.default for key in config_keys(run.config) if not _within(key.name, files)}
     configuration |= {
         "compute_dtype": dtype,  # not auto, whose meaning depends on the device
         SUM_DTYPE: sum_dtype(make_mesh(mesh), run.config.microbatches, mesh, dtype),
@@ -219,7 +220,8 @@ def check_provenance(
         )
     now, before = here["configuration"], there["configuration"]
     keys = sorted({*before, *now})
-    allowed = _allowed(run.config.allow_changes, keys)
+    allowed = run.config.allow_changes
+    _check_allowed(allowed, keys)
     without_effect = _without_effect(run.config, before, now)
     free = (*marked(run.config, "free"), *without_effect, *(key for key in run.held_out if key not in before))
     changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
@@ -281,15 +283,13 @@ def _sums_without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> t
     return (SUM_DTYPE,) if before[given] != now[given] else ()
 
 
-def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:
-    """The keys, or prefixes of keys, that config.allow_changes names."""
-    given = tuple(name.strip() for name in names.split(",") if name.strip())
-    for name in given:
+def _check_allowed(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises UserError for a name in config.allow_changes that is no key, and no prefix of one."""
+    for name in names:
         if name != ALL and not any(_within(key, (name,)) for key in known):
             near = difflib.get_close_matches(name, list(known), n=1)
             advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
             raise UserError(f"config.allow_changes: {name!r} is not a key of a checkpoint; {advice}")
-    return given
 
 
 def versions() -> dict[str, str]:
@@ -313,6 +313,8 @@ def _within(key: str, names: Iterable[str]) -> bool:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):  # JSON has the steps of a schedule as text
+        value = "{" + ", ".join(f"{key}: {entry}" for key, entry in value.items()) + "}" if value else None
     return "none" if value in (None, "") else str(value)
 
 
@@ -472,6 +474,6 @@ def _read_before(step: int, configuration: Mapping[str, Any]) -> tuple[dict[str,
     """The part of a provenance's configuration that decides what the steps before one read: data and batch sizes."""
     data = {key: value for key, value in configuration.items() if key.startswith(READ_FROM) and value}
     data = {key: value for key, value in data.items() if not key.startswith(PHASES) or int(key.split(".")[2]) < step}
-    schedule = batch_schedule(configuration.get("batch_schedule", ""), configuration["batch_size"])
+    schedule = batch_schedule(configuration.get("batch_schedule", {}), configuration["batch_size"])
     sizes = [(first, rows) for first, rows in zip(schedule.steps, schedule.values, strict=True) if first < step]
     return data, [next(group) for _, group in itertools.groupby(sizes, key=lambda size: size[1])]

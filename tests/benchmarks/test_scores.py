@@ -24,7 +24,7 @@ def article(title: str) -> dict[str, Any]:
 def test_each_command_is_a_configuration(score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
     _, name, _, recipe, _, workdir, *overrides = scores.arguments_of(score.line, tmp_path / "model", tmp_path)
-    config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, overrides))
+    config = config_lib.from_flags(FinetuneConfig, recipe, overrides)
     assert (name, workdir) == ("finetune", str(tmp_path / score.name))
     assert config.init_from == str(tmp_path / "model")
     assert "$" not in f"{config.task.train}{config.task.dev}{config.task.data_dir}"
@@ -79,7 +79,7 @@ def config_of(table: str, method: str, runs: Path, data: tuple[str, ...] = ()) -
     task = next(iter(found.metrics))
     _, _, _, recipe, workdir, *overrides = scores.fine_tuning_of(found, task, method, runs / "base", runs, 6, data)
     assert workdir == f"--workdir={runs / f'{task}-{method}'}"
-    return config_lib.load(FinetuneConfig, config_lib.read_flags(recipe.removeprefix("--config="), overrides))
+    return config_lib.from_flags(FinetuneConfig, recipe.removeprefix("--config="), overrides)
 
 
 @pytest.mark.parametrize("table", scores.COMPARISONS)

@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax import config
 from bert_jax.commands import main, recipes
+from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.config.recipes import recipe_file, shipped_recipes
 from bert_jax.errors import UserError
 from website.links import without_relative_links
@@ -87,10 +88,11 @@ def test_every_recipe_is_found_by_its_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert shipped_recipes() == dict(sorted(files.items()))
     for name, file in files.items():
-        assert config.read_flags(name) == config.read_flags(str(file)), name
-    assert config.read_flags("glue:task=cola").task.name == "cola"
+        kind = FinetuneConfig if "FinetuneConfig(" in file.read_text(encoding="utf-8") else PretrainConfig
+        assert config.from_flags(kind, name) == config.from_flags(kind, str(file)), name
+    assert config.from_flags(FinetuneConfig, "glue:task=cola").task.name == "cola"
     with pytest.raises(RuntimeError, match="not this one"):
-        config.read_flags("configs/bert_tiny.py")
+        config.from_flags(PretrainConfig, "configs/bert_tiny.py")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_every_recipe_is_found_by_its_name(monkeypatch, tmp_path):
 def test_an_unknown_recipe_is_refused_with_advice(name, advice, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"no such recipe: {name}") as refused:
-        config.read_flags(name)
+        config.from_flags(PretrainConfig, name)
     assert advice in str(refused.value)
 
 
@@ -124,7 +126,7 @@ def test_recipes_are_listed_shown_and_copied(capsys, monkeypatch, tmp_path):
     assert "Conneau et al. 2020" in capsys.readouterr().out
     recipes.main(["xlmr", "--copy", "mine.py"])
     assert "--config mine.py" in capsys.readouterr().out
-    assert config.read_flags("mine.py:large") == config.read_flags("xlmr:large")
+    assert config.from_flags(PretrainConfig, "mine.py:large") == config.from_flags(PretrainConfig, "xlmr:large")
 
 
 @pytest.mark.parametrize(

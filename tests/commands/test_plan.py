@@ -13,7 +13,7 @@ from streamed_outputs import served
 from bert_jax.commands import plan
 from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.schedules import rate_schedule
+from bert_jax.data.schedules import mask_rates
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export
@@ -39,11 +39,11 @@ def step():
     return AbstractStep.of(CONFIG, topology, RowSpec.of(CONFIG, 64, None))
 
 
-@pytest.mark.parametrize("rates", [{}, {"mask_rate": 0.4}, {"mask_schedule": "0:0.3,5:0.4,9:0.1"}])
+@pytest.mark.parametrize("rates", [{}, {"mask_rate": 0.4}, {"mask_schedule": {0: 0.3, 5: 0.4, 9: 0.1}}])
 def test_rows_have_the_predictions_of_the_highest_mask_rate(shards_dir, rates):
     """Compares with the batches that the loader makes."""
     dataset = open_dataset(shards_dir, "train")
-    read = rate_schedule(rates.get("mask_schedule", ""), rates.get("mask_rate")) if rates else None
+    read = mask_rates(rates.get("mask_rate"), rates.get("mask_schedule", {})) if rates else None
     batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
 
     def predictions(**data) -> int:
@@ -99,8 +99,8 @@ def test_bytes_per_device_count_its_shards(step):
         ({"steps": 0, "tokens": 4096e3 + 1}, 1001, 64_064),
         ({"steps": 0, "budget_minutes": 60.0}, 36_000, 64 * 36_000),
         ({"steps": 100, "budget_minutes": 60.0}, 100, 6400),
-        ({"steps": 200, "batch_schedule": "0:32,100:64"}, 200, 100 * 32 + 100 * 64),
-        ({"steps": 1000, "data": PretrainDataConfig(train="short", phases="900:long")}, 900, 57_600),
+        ({"steps": 200, "batch_schedule": {0: 32, 100: 64}}, 200, 100 * 32 + 100 * 64),
+        ({"steps": 1000, "data": PretrainDataConfig(train="short", phases={900: "long"})}, 900, 57_600),
         ({"steps": 0}, None, None),
     ],
     ids=["steps", "tokens", "one more", "minutes", "less than the budget", "schedule", "phases", "no end"],
@@ -188,8 +188,8 @@ def test_tokens_without_padding_are_those_of_the_manifest(step, shards_dir, caps
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch_schedule": "0:64,100:128"}, "hours scale with the rows of each step"),
-        ({"data": PretrainDataConfig(train="a", phases="9:b")}, "those of the first phase"),
+        ({"batch_schedule": {0: 64, 100: 128}}, "hours scale with the rows of each step"),
+        ({"data": PretrainDataConfig(train="a", phases={9: "b"})}, "those of the first phase"),
     ],
 )
 def test_what_a_plan_leaves_out_is_noted(step, changes, said):
@@ -268,7 +268,11 @@ def test_a_plan_of_the_architecture_of_a_checkpoint(step, tmp_path):
             20,
             "model.bptt is 35, longer than the rows of the shards, 20",
         ),
-        ({"optimizer": OptimizerConfig(rates=".*=0")}, 64, "optimizer.rates is '.*=0', which trains no parameter"),
+        (
+            {"optimizer": OptimizerConfig(rates={".*": 0})},
+            64,
+            r"optimizer.rates is \{'\.\*': 0.*\}, which trains no parameter",
+        ),
     ],
     ids=["positions", "bptt", "rates"],
 )
@@ -302,6 +306,6 @@ def test_a_plan_of_shards_in_a_store_reads_only_their_manifest(shards_dir, tmp_p
     with pytest.raises(UserError, match=r"but the rows of gs://bucket/books have \d+ positions; omit --seq_len"):
         rows(9, train="gs://bucket/books")
     with pytest.raises(UserError, match=r"names the same rows twice, as a and b \(gs://bucket/books\)"):
-        rows(mixture="a=gs://bucket/books:1,b=gs://bucket/books:1")
+        rows(mixture={"a": ("gs://bucket/books", 1), "b": ("gs://bucket/books", 1)})
     with pytest.raises(UserError, match=r"^gs://bucket/none/manifest\.json does not exist"):
         rows(train="gs://bucket/none")

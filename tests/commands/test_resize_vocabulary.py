@@ -264,7 +264,7 @@ def test_the_steps_of_the_guide_adapt_a_model_to_another_text(tmp_path, vocab_di
     for name, text in (("domain", tmp_path / "domain.txt"), ("general", sample_text)):
         options = BuildOptions(str(text), tmp_path / "grown", tmp_path / name, 64, objective="doc_sentences")
         build(dataclasses.replace(options, workers=1, eval_fraction=0.2))
-    mixture = f"domain={tmp_path / 'domain'}:0.75,general={tmp_path / 'general'}:0.25"
+    mixture = {"domain": (str(tmp_path / "domain"), 0.75), "general": (str(tmp_path / "general"), 0.25)}
     keys = [f"init_from={tmp_path / 'grown'}", f"data.mixture={mixture}", "steps=40", "batch_size=16"]
     keys += ["optimizer.learning_rate=1e-2"]
     flags = ["--config", "continued", *(f"--config.{key}" for key in keys)]

@@ -33,22 +33,23 @@ def value_of(tree: dict, key: str) -> object:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
-    tree, listed = config.read_flags(recipe).to_dict(), loading.help_text(RECIPES[recipe])
+    kind = RECIPES[recipe]
+    tree, listed = config.to_dict(config.from_flags(kind, recipe)), loading.help_text(kind)
     own = {flag: key for flag, key in loading.KEYS.items() if value_of(tree, key) is not None}
     assert len(own) == {"bert_tiny": 7, "own": len(loading.KEYS)}[recipe]
     values = {flag: VALUES.get(flag, "there") for flag in own}
-    wanted = config.read_flags(recipe, [f"--config.{own[flag]}={value}" for flag, value in values.items()])
-    assert config.read_flags(recipe, [f"--{flag}={value}" for flag, value in values.items()]) == wanted
+    wanted = config.from_flags(kind, recipe, [f"--config.{own[flag]}={value}" for flag, value in values.items()])
+    assert config.from_flags(kind, recipe, [f"--{flag}={value}" for flag, value in values.items()]) == wanted
     separate = [part for flag, value in values.items() for part in (f"--{flag}", value)]
-    assert config.read_flags(recipe, separate) == wanted
-    assert config.read_flags(recipe, [*separate, "--config.seed", values["seed"]]) == wanted
+    assert config.from_flags(kind, recipe, separate) == wanted
+    assert config.from_flags(kind, recipe, [*separate, "--config.seed", values["seed"]]) == wanted
     for flag, key in own.items():
-        assert value_of(wanted.to_dict(), key) != value_of(tree, key), flag
+        assert value_of(config.to_dict(wanted), key) != value_of(tree, key), flag
         assert re.search(rf"^  --{flag}=VALUE +--config\.{re.escape(key)}=VALUE$", listed, re.MULTILINE)
     for flag in loading.KEYS.keys() - own:
         assert f"--{flag}=VALUE" not in listed
         with pytest.raises(UserError, match=f"unknown flag --{flag}, which sets config.{loading.KEYS[flag]}: the"):
-            config.read_flags(recipe, [f"--{flag}=1"])
+            config.from_flags(kind, recipe, [f"--{flag}=1"])
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,13 @@ def test_each_flag_sets_its_key_and_is_in_the_help(recipe):
 )
 def test_contradictions_and_missing_values_are_refused(typed, said):
     with pytest.raises(UserError, match=said):
-        config.read_flags("own", typed)
+        config.from_flags(FinetuneConfig, "own", typed)
 
 
 def test_the_last_of_equal_flags_counts_as_for_keys():
-    assert config.read_flags("own", ["--seed=1", "--config.epochs=2", "--seed", "3"]).seed == 3
-    assert config.read_flags("own", ["--seed=1", "--seed=3", "--config.seed=3"]).seed == 3
-    assert config.read_flags("own", ["--seeds=0,7,9", "--config.seeds=0,7,9"]).seeds == (0, 7, 9)
+    assert config.from_flags(FinetuneConfig, "own", ["--seed=1", "--config.epochs=2", "--seed", "3"]).seed == 3
+    assert config.from_flags(FinetuneConfig, "own", ["--seed=1", "--seed=3", "--config.seed=3"]).seed == 3
+    assert config.from_flags(FinetuneConfig, "own", ["--seeds=0,7,9", "--config.seeds=0,7,9"]).seeds == (0, 7, 9)
 
 
 def test_the_reference_has_every_short_flag():

@@ -12,7 +12,7 @@ RECIPE = "configs/bert_tiny.py"
 
 
 def read(*overrides: str) -> PretrainConfig:
-    return config.load(PretrainConfig, config.read_flags(RECIPE, overrides))
+    return config.from_flags(PretrainConfig, RECIPE, overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def test_a_mistake_in_an_override_is_named(overrides, said):
 @pytest.mark.parametrize(
     ("read_wrong", "said"),
     [
-        (lambda: config.read_flags("configs/nowhere.py"), r"nowhere\.py"),
-        (lambda: config.read_flags(f"{RECIPE}:task=sst2"), "takes no argument"),
+        (lambda: config.from_flags(PretrainConfig, "configs/nowhere.py"), r"nowhere\.py"),
+        (lambda: config.from_flags(PretrainConfig, f"{RECIPE}:task=sst2"), "takes no argument"),
         (
             lambda: config.load(PretrainConfig, {"optimizer": {"learning_rat": 1.0}}),
             r"config\.optimizer\.learning_rat.*learning_rate",

@@ -17,7 +17,7 @@ from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
-from bert_jax.data.schedules import rate_schedule
+from bert_jax.data.schedules import mask_rates
 from bert_jax.errors import UserError
 
 
@@ -208,7 +208,7 @@ def test_spans_come_with_their_borders():
 
 def test_a_schedule_sets_the_rate_of_each_step():
     rows = packed_rows(30)
-    rates = rate_schedule("0:0.3,3:0.1")
+    rates = mask_rates(None, {0: 0.3, 3: 0.1})
     scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
     for step in range(6):
         rule = MaskingRule("word", 0.3 if step < 3 else 0.1)
@@ -226,7 +226,7 @@ def test_a_schedule_sets_the_rate_of_each_step():
 def test_a_linear_schedule_masks_each_step_at_its_own_rate():
     """The rows of a step are those of a loader whose constant rate is the interpolated one; M holds the highest."""
     rows = packed_rows(30)
-    rates = rate_schedule("0:0.3,7:0.1", shape="linear")
+    rates = mask_rates(None, {0: 0.3, 7: 0.1}, shape="linear")
     scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
     for step in range(9):
         rule = MaskingRule("word", float(np.interp(step, [0, 7], [0.3, 0.1])))
@@ -242,7 +242,7 @@ def test_a_linear_schedule_masks_each_step_at_its_own_rate():
 def test_static_rows_take_no_other_rate():
     static = packed_rows(3)
     with pytest.raises(UserError, match="static, with the rate of build_examples"):
-        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=rate_schedule("0:0.3"))
+        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=mask_rates(None, {0: 0.3}))
 
 
 def test_steps_made_together_are_those_made_alone():

@@ -26,8 +26,7 @@ from bert_jax.data.mixture import (
     NamedFolder,
     RowShares,
     check_sources,
-    is_mixture,
-    parse_mixture,
+    read_mixture,
 )
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
@@ -60,18 +59,32 @@ def folders(sample_text, vocab_dir, tmp_path_factory) -> dict[str, Path]:
     return made
 
 
-def loader_of(folders: dict[str, Path], mixture: str, phases: str = "", schedule: str = "0:16") -> PhasedLoader:
-    """A new loader of a mixture; {name} in a text is replaced by a folder."""
-    data = PretrainDataConfig(mixture=mixture.format(**folders), phases=phases.format(**folders))
-    opened = open_phases(data)
+def sources(folders: dict[str, Path], **shares: tuple[str, float]) -> dict[str, tuple[str, float]]:
+    """The mixture of folders with these names and shares."""
+    return {name: (str(folders[folder]), share) for name, (folder, share) in shares.items()}
+
+
+def three(folders: dict[str, Path], one: float = 0.5, two: float = 0.3) -> dict[str, tuple[str, float]]:
+    return sources(folders, one=("large", one), two=("middle", two), three=("small", 0.2))
+
+
+def later_phases(folders: dict[str, Path]) -> dict[int, object]:
+    """They read the sources in other shares and under other names, alone, and again in a mixture."""
+    return {
+        6: sources(folders, uno=("middle", 1), due=("large", 1)),
+        13: str(folders["small"]),
+        19: sources(folders, one=("large", 0.25), three=("small", 0.75)),
+    }
+
+
+def loader_of(mixture: dict, phases: dict | None = None, schedule: dict[int, int] | None = None) -> PhasedLoader:
+    opened = open_phases(PretrainDataConfig(mixture=mixture, phases=phases or {}))
+    schedule = schedule or {0: 16}
     vocabulary = opened[0].mixture.dataset.vocabulary()
     return PhasedLoader(opened, vocabulary, batches=batch_schedule(schedule, 0), seed=3)
 
 
-THREE = "one={large}:0.5,two={middle}:0.3,three={small}:0.2"
-# The phases read the sources in other shares and under other names, alone, and again in a mixture.
-PHASES = "6:uno={middle}:1,due={large}:1,13:{small},19:one={large}:0.25,three={small}:0.75"
-RAMP = "0:5,4:60,11:40"
+RAMP = {0: 5, 4: 60, 11: 40}
 
 
 def originals(batch: Batch) -> list[bytes]:
@@ -106,7 +119,7 @@ def owners(folders) -> dict[bytes, str]:
 
 def test_each_source_is_read_as_a_run_on_it_alone_reads_it(folders, owners):
     """Across batch sizes and phases; rows are assigned to sources by their text."""
-    loader = loader_of(folders, THREE, PHASES, RAMP)
+    loader = loader_of(three(folders), later_phases(folders), RAMP)
     everything = joined([loader.batch(step) for step in range(STEPS)])
     texts = originals(everything)
     for name, folder in folders.items():
@@ -120,10 +133,10 @@ def test_each_source_is_read_as_a_run_on_it_alone_reads_it(folders, owners):
 
 
 def test_a_restart_at_any_step_and_any_part_of_a_batch_read_the_same_rows(folders):
-    whole = loader_of(folders, THREE, PHASES, RAMP)
+    whole = loader_of(three(folders), later_phases(folders), RAMP)
     batches = [whole.batch(step) for step in range(STEPS)]
     for start in (0, 5, 12, 18):
-        again = loader_of(folders, THREE, PHASES, RAMP)
+        again = loader_of(three(folders), later_phases(folders), RAMP)
         for step in range(start, start + 2):
             assert_rows_equal(again.batch(step), batches[step])
             assert not again.batch(step).input_ids.flags.writeable
@@ -134,11 +147,11 @@ def test_a_restart_at_any_step_and_any_part_of_a_batch_read_the_same_rows(folder
 
 
 def test_every_batch_has_the_shares_and_neither_order_nor_names_change_it(folders, owners):
-    loader = loader_of(folders, THREE, schedule="0:20")
+    loader = loader_of(three(folders), schedule={0: 20})
     for step in range(12):
         found = [owners[text] for text in originals(loader.batch(step))]
         assert [found.count(name) for name in NAMES] == [10, 6, 4]
-    other = loader_of(folders, "c={small}:2,a={large}:5,b={middle}:3", schedule="0:20")
+    other = loader_of(sources(folders, c=("small", 2), a=("large", 5), b=("middle", 3)), schedule={0: 20})
     assert_rows_equal(other.batch(7), loader.batch(7))
 
 
@@ -146,15 +159,15 @@ def test_alpha_raises_the_numbers_of_tokens_to_a_power(folders):
     opened = [open_dataset(folder, "train") for folder in folders.values()]
     tokens = np.array([each.gather(np.arange(each.rows)).sequence_lengths.sum(dtype=np.int64) for each in opened])
     for alpha in (0.0, 0.3, 1.0):
-        text = "large={large},middle={middle},small={small}".format(**folders) + f":alpha={alpha}"
-        mixture = Mixture.of(parse_mixture(text, "data.mixture"), opened, "data.mixture")
+        by_tokens = {name: str(folder) for name, folder in folders.items()}
+        mixture = Mixture.of(read_mixture(by_tokens, "data.mixture", alpha), opened, "data.mixture")
         found = dict(zip((one.name for one in mixture.sources), mixture.shares.fractions, strict=True))
         wanted = tokens**alpha / (tokens**alpha).sum()
         np.testing.assert_allclose([found[name] for name in NAMES], wanted, atol=1e-7)
 
 
 def test_epochs_and_tokens_before_a_step_count_the_rows_of_all_phases(folders, owners):
-    loader = loader_of(folders, THREE, PHASES, RAMP)
+    loader = loader_of(three(folders), later_phases(folders), RAMP)
     datasets = {name: open_dataset(folder, "train") for name, folder in folders.items()}
     named = (
         {"one": "large", "two": "middle", "three": "small"},
@@ -175,7 +188,8 @@ def test_epochs_and_tokens_before_a_step_count_the_rows_of_all_phases(folders, o
 
 
 def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(folders):
-    loader = loader_of(folders, THREE, "10:{small},20:a={large}:1,b={small}:3", "0:20")
+    mixed = sources(folders, a=("large", 1), b=("small", 3))
+    loader = loader_of(three(folders), {10: str(folders["small"]), 20: mixed}, {0: 20})
     rows = {name: open_dataset(folder, "train").rows for name, folder in folders.items()}
     first, last = loader.describe_mixtures(30)
     assert first == (
@@ -189,7 +203,8 @@ def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(fold
 
 
 def test_epochs_count_from_the_step_at_which_the_data_changed(folders):
-    loader = loader_of(folders, THREE, "10:{small},20:a={large}:1,b={small}:3", "0:20")
+    mixed = sources(folders, a=("large", 1), b=("small", 3))
+    loader = loader_of(three(folders), {10: str(folders["small"]), 20: mixed}, {0: 20})
     small = open_dataset(folders["small"], "train").rows
     assert loader.epochs_before(10, 5)["three"] == pytest.approx(20 / small)
     assert loader.epochs_before(30, 5)["b"] == pytest.approx((20 + 200 + 150) / small)
@@ -200,8 +215,7 @@ def test_epochs_count_from_the_step_at_which_the_data_changed(folders):
 
 
 def test_a_plan_of_a_mixture_has_the_rows_of_its_sources(folders):
-    mixture = THREE.format(**folders)
-    mixed = PretrainConfig(data=PretrainDataConfig(mixture=mixture, phases="9:nowhere"))
+    mixed = PretrainConfig(data=PretrainDataConfig(mixture=three(folders), phases={9: "nowhere"}))
     single = PretrainConfig(data=PretrainDataConfig(train=str(folders["small"])))
     rows = RowSpec.of(mixed, None, None)
     counts = [open_dataset(folders[name], "train").manifest["parts"]["train"] for name in ("large", "middle", "small")]
@@ -229,7 +243,8 @@ def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders,
     other = edited(folders["large"], tmp_path / "other", **changes)
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}"]
     with pytest.raises(UserError, match=said) as caught:
-        pretrain.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
+        mixture = {"one": (str(folders["large"]), 0.5), "two": (str(other), 0.5)}
+        pretrain.main([*flags, f"--config.data.mixture={mixture}"])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -246,25 +261,34 @@ def test_sources_mix_whether_or_not_their_text_has_scripts_without_spaces(folder
     ("overrides", "said"),
     [
         (["--config.data.train={small}"], r"data\.train is .* and data\.mixture is .*; leave out one of them"),
-        (["--config.data.phases=9:a={large}:1,b={middle}"], r"data\.phases\.9 is .*, not of the form NAME=DIR:WEIGHT"),
-        (["--config.data.phases=9:a={large}:1,b=/nowhere:1"], "/nowhere"),
         (
-            ["--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3", "--config.data.phases=9:{small}"],
+            ["--config.data.phases={{9: {{a: ('{large}', 1), b: '{middle}'}}}}"],
+            r"data\.phases\.9 has shares, but none for b",
+        ),
+        (["--config.data.phases={{9: {{a: ('{large}', 1), b: ('/nowhere', 1)}}}}"], "/nowhere"),
+        (
+            [
+                *("--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3"),
+                "--config.data.phases={{9: '{small}'}}",
+            ],
             r"checkpoint\.best=eval_two/loss compares .* but the held-out rows of data\.phases differ",
         ),
         (
             [
                 *("--config.checkpoint.best=eval_ema_two/loss", "--config.optimizer.ema_decay=0.9"),
-                *("--config.eval.every_steps=3", "--config.data.phases=9:one={large}:1,two={small}:1"),
+                *(
+                    "--config.eval.every_steps=3",
+                    "--config.data.phases={{9: {{one: ('{large}', 1), two: ('{small}', 1)}}}}",
+                ),
             ],
             r"checkpoint\.best=eval_ema_two/loss compares .* but the held-out rows of data\.phases differ",
         ),
     ],
 )
 def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, overrides, said):
-    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={THREE}", *TINY]
+    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={three(folders)}", *TINY]
     with pytest.raises(UserError, match=said) as caught:
-        pretrain.main([flag.format(**folders) for flag in (*flags, *overrides)])
+        pretrain.main([*flags, *(flag.format(**folders) for flag in overrides)])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -277,11 +301,11 @@ def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, ov
 def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(folders, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
-    def train(name: str, mixture: str = THREE) -> dict:
+    def train(name: str, **shares: float) -> dict:
         pace = ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=8", "batch_size=16")
         flags = [f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *(f"--config.{one}" for one in pace)]
-        phases = "9:one={large}:0.25,three={small}:0.75".format(**folders)
-        mixed = (f"--config.data.mixture={mixture.format(**folders)}", f"--config.data.phases={phases}")
+        phases = {9: sources(folders, one=("large", 0.25), three=("small", 0.75))}
+        mixed = (f"--config.data.mixture={three(folders, **shares)}", f"--config.data.phases={phases}")
         pretrain.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
         return json.loads((tmp_path / name / "result.json").read_text())
 
@@ -315,60 +339,43 @@ def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(fold
         *(f"data.eval.9.{name}" for name in ("one", "three")),
     }
     with pytest.raises(UserError, match=r"data\.mixture\.one\.share: 0\.5 -> 0\.6; data\.mixture\.two\.share: 0\.3 ->"):
-        train("whole", THREE.replace("0.5", "0.6").replace("0.3", "0.2"))
+        train("whole", one=0.6, two=0.2)
 
 
 def test_phases_that_read_the_same_sources_have_the_same_held_out_rows(folders):
-    for phase, refused in (("one={small}:0.7,two={large}:0.3", False), ("{middle}", True)):
-        mixture = "one={large}:0.7,two={small}:0.3".format(**folders)
-        data = PretrainDataConfig(mixture=mixture, phases=f"9:{phase.format(**folders)}")
+    same = sources(folders, one=("small", 0.7), two=("large", 0.3))
+    for phase, refused in ((same, False), (str(folders["middle"]), True)):
+        mixture = sources(folders, one=("large", 0.7), two=("small", 0.3))
+        data = PretrainDataConfig(mixture=mixture, phases={9: phase})
         config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
         with pytest.raises(UserError, match="differ") if refused else contextlib.nullcontext():
             assert len(open_held_out(config, open_phases(data))) == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "folders", "alpha"),
+    ("mixture", "folders", "alpha"),
     [
-        ("wiki=DIR:0.5,books=OTHER:0.5", [("wiki", "DIR", 0.5), ("books", "OTHER", 0.5)], None),
-        (" wiki=gs://bucket/w:7, zh-Hant=a=b:2e1", [("wiki", "gs://bucket/w", 7), ("zh-Hant", "a=b", 20)], None),
-        ("wiki=DIR:1", [("wiki", "DIR", 1.0)], None),
-        ("de=gs://b/de,th=2024:alpha=0.3", [("de", "gs://b/de", None), ("th", "2024", None)], 0.3),
-        ("de=DE,th=TH: alpha=0", [("de", "DE", None), ("th", "TH", None)], 0.0),
+        ({"wiki": ("DIR", 0.5), "zh-Hant": ("gs://b/w", 7)}, [("wiki", "DIR", 0.5), ("zh-Hant", "gs://b/w", 7)], None),
+        ({"de": "gs://b/de", "th": "2024"}, [("de", "gs://b/de", None), ("th", "2024", None)], 0.3),
     ],
 )
-def test_sources_have_names_folders_and_weights_or_one_alpha(text, folders, alpha):
-    assert parse_mixture(text, "data.mixture") == MixtureSpec(tuple(NamedFolder(*one) for one in folders), alpha)
-    assert is_mixture(text)
-
-
-@pytest.mark.parametrize("text", ["DIR", "./wiki=DIR", "gs://bucket/lang=de", "C:three", "shards/lang=de"])
-def test_a_folder_is_not_taken_for_a_mixture(text):
-    assert not is_mixture(text)
+def test_sources_have_names_folders_and_shares_or_one_alpha(mixture, folders, alpha):
+    assert read_mixture(mixture, "data.mixture", 0.3) == MixtureSpec(tuple(NamedFolder(*one) for one in folders), alpha)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("mixture", "said"),
     [
-        ("DIR:0.5,OTHER:0.5", "not of the form NAME=DIR:WEIGHT,NAME=DIR:WEIGHT, such as wiki=shards/wiki:0.7,"),
-        ("wiki=DIR,books=OTHER", "not of the form"),
-        ("wiki=DIR:0.5,books=OTHER", "not of the form"),
-        ("wiki=DIR:0.5,", "not of the form"),
-        ("wiki=:0.5", "not of the form"),
-        ("wiki=DIR:half", "not of the form"),
-        ("wiki=DIR:0.5,books=OTHER:alpha=0.3", "not of the form"),
-        ("wiki=DIR:alpha=high", "not of the form"),
-        ("wiki=DIR:0.5,wiki=OTHER:0.5", "names wiki twice"),
-        ("wiki=DIR:0.5,books=OTHER:0", "the weight of books is 0. Use a positive number"),
-        ("wiki=DIR:0.5,books=OTHER:-1", "the weight of books is -1"),
-        ("wiki=DIR:nan", "the weight of wiki is nan"),
-        ("wiki=DIR,books=OTHER:alpha=-1", "alpha is -1"),
-        ("wiki=DIR,books=OTHER:alpha=inf", "alpha is inf"),
+        ({"wi=ki": "DIR"}, "has the name 'wi=ki'"),
+        ({"wiki": ("DIR", 0.5), "books": "OTHER"}, "has shares, but none for books"),
+        ({"wiki": ("DIR", 0.5), "books": ("OTHER", 0)}, "the share of books is 0. Use a positive number"),
+        ({"wiki": ("DIR", 0.5), "books": ("OTHER", -1)}, "the share of books is -1"),
+        ({"wiki": ("DIR", float("nan"))}, "the share of wiki is nan"),
     ],
 )
-def test_an_invalid_mixture_is_refused_in_one_line(text, said):
+def test_an_invalid_mixture_is_refused_in_one_line(mixture, said):
     with pytest.raises(UserError) as caught:
-        parse_mixture(text, "data.phases.9")
+        read_mixture(mixture, "data.phases.9")
     assert said in str(caught.value) and str(caught.value).startswith("data.phases.9") and "\n" not in str(caught.value)
 
 

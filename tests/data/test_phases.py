@@ -28,7 +28,7 @@ from bert_jax.train.compilation import later_batch_shapes
 from data_prep.build import build
 from data_prep.build_options import BuildOptions
 
-SCHEDULE = batch_schedule("0:3,4:24,11:15", 0)  # enough rows that epochs end within the test
+SCHEDULE = batch_schedule({0: 3, 4: 24, 11: 15}, 0)  # enough rows that epochs end within the test
 STARTS = (0, 6, 13, 19)  # train, eval, train, eval
 STEPS = 26
 
@@ -77,7 +77,7 @@ def test_a_restart_at_any_step_reads_the_same_batches(phased):
 
 def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     dataset = open_dataset(shards_dir, "train")
-    batches = batch_schedule("0:8,4:16,9:8,20:24", 0)
+    batches = batch_schedule({0: 8, 4: 16, 9: 8, 20: 24}, 0)
     phases = [Phase(first, Mixture.single(dataset)) for first in (0, 6)]
     source = PhasedLoader(phases, dataset.vocabulary(), batches=batches, seed=3)
     mesh = sharding.make_mesh(MeshConfig())
@@ -103,21 +103,21 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
         (
             {},
             ["--config.data.phases=9"],
-            "data.phases is '9', not of the form STEP:VALUE,STEP:VALUE, such as 900000:shards_512",
+            "config.data.phases is 9. Give a value of type dict",
         ),
-        ({}, ["--config.data.phases=9:/nowhere"], "/nowhere"),
+        ({}, ["--config.data.phases={9: '/nowhere'}"], "/nowhere"),
         (
             {},
-            ["--config.batch_schedule=0:16,5:20"],
+            ["--config.batch_schedule={0: 16, 5: 20}"],
             r"batch_schedule 20 does not.*: 24 in --config\.batch_schedule",
         ),
-        ({}, ["--config.batch_schedule=5:16"], "Its steps must ascend from 0"),
+        ({}, ["--config.batch_schedule={5: 16}"], "Its steps must begin at 0"),
         ({}, ["--config.span_boundary=true"], "--mask_unit span"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes, overrides, said):
     other = edited(shards_dir, tmp_path / "other", **changes)
-    overrides = [f"--config.data.phases=9:{other}", *overrides]
+    overrides = [f"--config.data.phases={{9: '{other}'}}", *overrides]
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     with pytest.raises(UserError, match=said) as caught:
         pretrain.main([*flags, *overrides, "--config.batch_size=16"])
@@ -131,14 +131,14 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
     flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
     best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
     with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
-        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}", *best])
     other = edited(shards_dir, tmp_path / "another")
     with pytest.raises(
         UserError, match=r"compares evaluations of the whole run, but the held-out rows of data\.phases"
     ):
-        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+        pretrain.main([*flags, f"--config.data.phases={{9: '{other}'}}", *best])
     assert not (tmp_path / "run").exists()
-    data = PretrainDataConfig(train=str(shards_dir), phases=f"9:{other}", eval=str(shards_dir))
+    data = PretrainDataConfig(train=str(shards_dir), phases={9: str(other)}, eval=str(shards_dir))
     config = PretrainConfig(data=data, checkpoint=CheckpointConfig(best="eval_loss"))
     assert len(open_held_out(config, open_phases(data))) == 2
 
@@ -170,7 +170,7 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
     monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
     def train(name: str) -> dict:
-        phases, ramp = f"--config.data.phases=6:{shards_dir}", "--config.batch_schedule=0:8,4:16"
+        phases, ramp = f"--config.data.phases={{6: '{shards_dir}'}}", "--config.batch_schedule={0: 8, 4: 16}"
         pace = (
             "--config.steps=16",
             "--config.log_every=1",
@@ -227,7 +227,7 @@ pretrain.main(sys.argv[3:])
 def test_restarts_on_other_numbers_of_devices_see_the_same_batches_and_losses(short_dir, shards_dir, tmp_path):
     """Killed in each phase; over 100 steps, batches are equal in bytes and losses to 1e-6."""
     steps, overrides = 100, ("--config.checkpoint.every_steps=12", "--config.log_every=1", "--config.eval.max_rows=16")
-    phases, ramp = f"--config.data.phases=30:{shards_dir}", "--config.batch_schedule=0:8,30:16"
+    phases, ramp = f"--config.data.phases={{30: '{shards_dir}'}}", "--config.batch_schedule={0: 8, 30: 16}"
 
     def train(name: str, devices: int, end: int = -1) -> None:
         flags = flags_of(short_dir, tmp_path / name, phases, ramp, *overrides, f"--config.steps={steps}")

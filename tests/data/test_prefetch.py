@@ -97,5 +97,5 @@ def test_waiting_is_measured():
 
 def test_nothing_ahead_is_refused():
     for config in (DataConfig, PretrainDataConfig):
-        with pytest.raises(UserError, match=r"config\.data\.prefetch is 0\. Use a number of at least 1"):
+        with pytest.raises(UserError, match=r"config\.data\.prefetch is 0\. Use a finite number of at least 1"):
             config(prefetch=0)

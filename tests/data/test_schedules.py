@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.phases import parse_phases
-from bert_jax.data.schedules import StepSchedule, batch_schedule, batch_segments, rate_schedule
+from bert_jax.config import PretrainDataConfig
+from bert_jax.data.phases import later_phases
+from bert_jax.data.schedules import StepSchedule, batch_schedule, batch_segments, mask_rates
 from bert_jax.errors import UserError
 
 STEPS = 60
@@ -31,56 +32,38 @@ def test_each_step_reads_the_rows_after_those_of_the_steps_before_it_in_its_phas
 
 
 def test_one_size_and_one_data_set_are_one_segment():
-    assert batch_segments(batch_schedule("", 8), [0]) == [[(0, None, 8, 0)]]
+    assert batch_segments(batch_schedule({}, 8), [0]) == [[(0, None, 8, 0)]]
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "said"),
+    ("read", "schedule", "said"),
     [
-        (lambda text: batch_schedule(text, 8), "256", "not of the form STEP:VALUE,STEP:VALUE, such as 0:256,10000:512"),
-        (lambda text: batch_schedule(text, 8), "0:256,9:big", "not of the form STEP:VALUE"),
-        (lambda text: batch_schedule(text, 8), "5:256", "Its steps must ascend from 0"),
-        (lambda text: batch_schedule(text, 8), "0:256,9:512,9:64", "Its steps must ascend from 0"),
-        (
-            lambda text: batch_schedule(text, 8),
-            "0:256,9:0",
-            r"batch_size is 0 in batch_schedule '0:256,9:0'\. Use at least one row",
-        ),
-        (
-            rate_schedule,
-            "0:0.3;9:0.1",
-            "data.mask_schedule is .*not of the form STEP:VALUE,STEP:VALUE, such as 0:0.30",
-        ),
-        (lambda text: parse_phases("first", text), "0:other", "data.phases is '0:other'. Its steps must ascend from 1"),
-        (lambda text: parse_phases("first", text), "9:", "not of the form STEP:VALUE"),
-        (lambda text: parse_phases("first", text), "9:one,two", "not of the form STEP:VALUE"),
-        (lambda text: parse_phases("first", text), "9:a=one:1,b=two:2,19:", "not of the form STEP:VALUE"),
+        (batch_schedule, {5: 256}, r"batch_schedule is \{5: 256\}. Its steps must begin at 0, such as \{0: 256"),
+        (batch_schedule, {0: 256, 9: 0}, r"batch_size is 0 in batch_schedule\. Use at least one row"),
+        (batch_schedule, {}, "batch_size is 0. Use at least one row"),
     ],
 )
-def test_an_invalid_schedule_is_refused_with_an_example(read, text, said):
+def test_an_invalid_schedule_is_refused_with_an_example(read, schedule, said):
     with pytest.raises(UserError, match=said):
-        read(text)
+        read(schedule, 0)
 
 
-def test_a_folder_of_a_phase_may_be_an_address():
-    assert parse_phases("one", "9:gs://bucket/two, 20:C:three") == [(0, "one"), (9, "gs://bucket/two"), (20, "C:three")]
-
-
-def test_a_phase_may_be_a_mixture_whose_commas_are_not_those_of_the_next_phase():
-    text = "9:a=gs://bucket/one:0.5,b=two:0.5, 20:three,30:c=one,d=two:alpha=0.3"
-    mixtures = [(9, "a=gs://bucket/one:0.5,b=two:0.5"), (20, "three"), (30, "c=one,d=two:alpha=0.3")]
-    assert parse_phases("first", text) == [(0, "first"), *mixtures]
+def test_steps_may_come_from_json_and_in_any_order():
+    assert batch_schedule({"10": 16, "0": 8}, 1) == StepSchedule((0, 10), (8, 16))
+    assert list(later_phases(PretrainDataConfig(phases={20: "b", 9: "a"})).items()) == [(9, "a"), (20, "b")]
+    with pytest.raises(UserError, match=r"data\.phases is \{0: 'other'\}. Its steps must begin at 1"):
+        later_phases(PretrainDataConfig(phases={0: "other"}))
 
 
 def test_a_schedule_holds_each_rate_until_the_next_step():
-    schedule = rate_schedule("0:0.30,50000:0.15,90000:0.05")
+    schedule = mask_rates(None, {0: 0.30, 50000: 0.15, 90000: 0.05})
     steps = (0, 1, 49_999, 50_000, 89_999, 90_000, 10**9)
     assert [schedule.at(step) for step in steps] == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
     assert max(schedule.values) == 0.3
 
 
 def test_a_linear_schedule_interpolates_between_its_points():
-    schedule = rate_schedule("0:0.30,40:0.15,50:0.05,60:0.2", shape="linear")
+    schedule = mask_rates(None, {0: 0.30, 40: 0.15, 50: 0.05, 60: 0.2}, shape="linear")
     steps = np.arange(80)
     wanted = np.interp(steps, [0, 40, 50, 60], [0.3, 0.15, 0.05, 0.2])
     np.testing.assert_allclose([schedule.at(step) for step in steps.tolist()], wanted, rtol=1e-12)
@@ -89,21 +72,16 @@ def test_a_linear_schedule_interpolates_between_its_points():
 
 
 @pytest.mark.parametrize(
-    ("text", "rate", "shape", "said"),
+    ("schedule", "rate", "shape", "said"),
     [
-        ("0:0.3,9:0.1", None, "cosine", r"unknown data\.mask_shape 'cosine'; choose from steps, linear"),
-        ("0:0.3", None, "linear", r"only one mask rate.*data\.mask_schedule="),
-        ("", 0.3, "linear", "only one mask rate"),
+        ({0: 0.3, 9: 0.1}, None, "cosine", r"unknown data\.mask_shape 'cosine'; choose from steps, linear"),
+        ({0: 0.3}, None, "linear", r"only one mask rate.*data\.mask_schedule="),
+        ({}, 0.3, "linear", "only one mask rate"),
+        ({0: 0.3}, 0.3, "steps", "both set; set only one of them"),
+        ({5: 0.3}, None, "steps", "Its steps must begin at 0"),
+        *(({0: rate}, None, "steps", "mask rate") for rate in (1.5, 0.0, float("nan"))),
     ],
 )
-def test_an_unknown_or_impossible_shape_is_refused(text, rate, shape, said):
+def test_an_impossible_schedule_of_rates_is_refused(schedule, rate, shape, said):
     with pytest.raises(UserError, match=said):
-        rate_schedule(text, rate, shape)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
-)
-def test_an_invalid_schedule_is_refused(text):
-    with pytest.raises(UserError, match=r"mask(_schedule is| rate)"):
-        rate_schedule(text)
+        mask_rates(rate, schedule, shape)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Semaphore
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,9 +53,12 @@ def short_windows(monkeypatch) -> None:
     monkeypatch.setattr(order, "LEAST_BLOCKS", 4)
 
 
+DEFAULT = {0: 48}
+
+
 @contextlib.contextmanager
 def loader_of(
-    train: str | Path = "", schedule: str = "0:48", cache_bytes: float = 3e5, **keys: str
+    train: str | Path = "", schedule: dict[int, int] = DEFAULT, cache_bytes: float = 3e5, **keys: Any
 ) -> Iterator[PhasedLoader]:
     opened = open_phases(PretrainDataConfig(train=str(train), cache_bytes=cache_bytes, **keys))
     vocabulary = opened[0].mixture.dataset.vocabulary()
@@ -113,7 +117,7 @@ def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output,
     monkeypatch.setattr(RangeFiles, "read", counted)
     shards = open_dataset(output, "train").shards
     steps = sum(shard["rows"] for shard in shards) // 8
-    arguments = {"schedule": f"0:8,{steps}:16", "cache_bytes": 2e4}  # batches of 8 are not made beyond these steps
+    arguments = {"schedule": {0: 8, steps: 16}, "cache_bytes": 2e4}  # batches of 8 are not made beyond these steps
     with loader_of(output, **arguments) as loader:
         whole = [loader.batch(step) for step in range(steps)]
     for processes, some in ((2, (0, 1)), (8, (0, 3, 7))):
@@ -128,12 +132,16 @@ def test_processes_read_their_parts_of_the_same_batches_and_of_the_bytes(output,
             assert read[0] <= 1.05 * sum(shard["bytes"] for shard in shards) / processes
 
 
-RAMP, PHASES = "0:12,4:48,11:24", "6:{news},13:{books},19:a={books}:0.5,b={news}:0.5"
+RAMP = {0: 12, 4: 48, 11: 24}
+
+
+def phases_of(books: Path, news: Path) -> dict[int, Any]:
+    return {6: str(news), 13: str(books), 19: {"a": (str(books), 0.5), "b": (str(news), 0.5)}}
 
 
 @pytest.mark.slow
 def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, other_output):
-    keys = {"schedule": RAMP, "phases": PHASES.format(books=output, news=other_output)}
+    keys = {"schedule": RAMP, "phases": phases_of(output, other_output)}
     with loader_of(output, **keys) as loader:
         batches = [loader.batch(step) for step in range(26)]
         assert [len(batch.input_ids) for batch in batches] == [loader.rows_at(step) for step in range(26)]
@@ -152,7 +160,7 @@ def test_a_restart_at_any_step_of_ramps_and_phases_reads_the_same_rows(output, o
 @pytest.mark.slow
 def test_phases_lose_and_repeat_no_row(output, other_output):
     """Both sources alone, then in a mixture, until some epochs have ended. Lanes end them a row or two apart."""
-    phases, lanes, steps = PHASES.format(books=output, news=other_output), 12, 300
+    phases, lanes, steps = phases_of(output, other_output), 12, 300
     datasets = {name: open_dataset(folder, "train") for name, folder in (("a", output), ("b", other_output))}
     often = {text: 0 for dataset in datasets.values() for text in texts_of(dataset)}
     assert len(often) == sum(dataset.rows for dataset in datasets.values())
@@ -172,7 +180,7 @@ def test_phases_lose_and_repeat_no_row(output, other_output):
 @pytest.mark.slow
 def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
     books = texts_of(open_dataset(output, "train"))
-    with loader_of(mixture=f"one={output}:0.7,two={other_output}:0.3", cache_bytes=1e6) as loader:
+    with loader_of(mixture={"one": (str(output), 0.7), "two": (str(other_output), 0.3)}, cache_bytes=1e6) as loader:
         for step in range(40):
             texts = originals(loader.batch(step))
             assert abs(sum(text in books for text in texts) - 0.7 * 48) <= 1
@@ -254,25 +262,25 @@ def test_a_store_is_streamed_and_only_small_files_are_copied(output, store, tmp_
 
 
 def test_what_cannot_be_streamed_is_refused_in_one_line(output, other_output, shards_dir, store, tmp_path):
-    mixed = f"one={output}:0.999,two={other_output}:0.001"
-    cases: list[tuple[str, str, dict]] = [
+    mixed = {"one": (str(output), 0.999), "two": (str(other_output), 0.001)}
+    cases: list[tuple[str, dict, dict]] = [
         (
             r"gs://bucket/books is in an object store\. Its training rows are str",
-            "0:48",
+            DEFAULT,
             {"train": "gs://bucket/books"},
         ),
-        (r"data\.cache_bytes=1000 is too small to shuffle .*books", "0:48", {"train": output, "cache_bytes": 1000.0}),
-        (r"data\.cache_bytes is -1\.0\. Use a number of bytes", "0:48", {"train": output, "cache_bytes": -1.0}),
-        (r"data\.cache_bytes is inf\. Use a number of bytes", "0:48", {"train": output, "cache_bytes": float("inf")}),
-        (r"data\.cache_bytes=300000 is too small to shuffle .*news", "0:48", {"mixture": mixed}),
-        (r"has \d+ rows, fewer than the 251 lanes", "0:251", {"train": shards_dir, "cache_bytes": 1e9}),
-        (r"no manifest\.json in", "0:48", {"train": tmp_path}),
+        (r"data\.cache_bytes=1000 is too small to shuffle .*books", DEFAULT, {"train": output, "cache_bytes": 1000.0}),
+        (r"data\.cache_bytes is -1\.0\. Use a number of bytes", DEFAULT, {"train": output, "cache_bytes": -1.0}),
+        (r"data\.cache_bytes is inf\. Use a number of bytes", DEFAULT, {"train": output, "cache_bytes": float("inf")}),
+        (r"data\.cache_bytes=300000 is too small to shuffle .*news", DEFAULT, {"mixture": mixed}),
+        (r"has \d+ rows, fewer than the 251 lanes", {0: 251}, {"train": shards_dir, "cache_bytes": 1e9}),
+        (r"no manifest\.json in", DEFAULT, {"train": tmp_path}),
         (
             "nowhere/manifest.json does not exist",
-            "0:48",
+            DEFAULT,
             {"train": "gs://b/nowhere", "cache_dir": str(tmp_path / "cache")},
         ),
-        ("training reads Arrow shards", "0:48", {"train": edited(output, tmp_path / "tfds", format="tfds")}),
+        ("training reads Arrow shards", DEFAULT, {"train": edited(output, tmp_path / "tfds", format="tfds")}),
     ]
     for message, schedule, keys in cases:
         with pytest.raises(UserError, match=message) as caught, loader_of(schedule=schedule, **keys):
@@ -286,7 +294,13 @@ def test_a_run_on_streamed_rows_ends_bit_equal_after_kills(output, store, tmp_pa
     monkeypatch.setattr(pretraining, "PhasedLoader", DyingLoader)
 
     def train(name: str, *more: str) -> dict:
-        pace = ("steps=12", "log_every=1", "checkpoint.every_steps=3", "batch_schedule=0:16,7:32", "eval.max_rows=16")
+        pace = (
+            "steps=12",
+            "log_every=1",
+            "checkpoint.every_steps=3",
+            "batch_schedule={0: 16, 7: 32}",
+            "eval.max_rows=16",
+        )
         data = ("data.train=gs://bucket/books", "data.cache_bytes=3e5", f"data.cache_dir={tmp_path / 'cache'}")
         flags = [f"--config.{each}" for each in (*pace, *data, *more)]
         pretrain.main([f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *flags])

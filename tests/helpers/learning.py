@@ -84,7 +84,7 @@ CASES = {
         "--config.model.layers=2", "--config.model.shared_layers=all", "--config.model.embedding_width=64"
     ),
     "a generator's tokens": masked("--config.objective=replaced_tokens"),
-    "tokens after next tokens": masked("--config.objective=0:causal,100:mlm"),
+    "tokens after next tokens": masked("--config.objective={0: causal, 100: mlm}"),
     "next tokens": next_tokens(),
     "next tokens by an LSTM": next_tokens("--config.model.encoder=lstm", *RECURRENT, steps=150),
     "next tokens from a window": next_tokens(

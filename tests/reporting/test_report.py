@@ -86,7 +86,9 @@ def test_report_of_a_run_names_a_missing_result_and_missing_shards(tmp_path: Pat
 def test_report_of_a_mixture_has_a_table_of_its_sources_and_no_baselines_of_one_of_them(pretrained: Path) -> None:
     config = read_config(pretrained)
     shards = config.training["data"]["train"]
-    training = config.training | {"data": {"train": "", "eval": "", "mixture": f"wiki={shards}:0.7,books=/gone:0.3"}}
+    training = config.training | {
+        "data": {"train": "", "eval": "", "mixture": {"wiki": (str(shards), 0.7), "books": ("/gone", 0.3)}}
+    }
     write_config(pretrained, dataclasses.replace(config, training=training))
     early = {"epochs/wiki": 1.5, "epochs/books": 0.25, "eval_wiki/mlm_accuracy": 0.5, "eval_books/mlm_accuracy": 0.125}
     lines = [metric_line(100) | early, metric_line(110) | {"epochs/wiki": 1.75, "epochs/books": 0.5}]
@@ -133,7 +135,7 @@ def test_the_unigram_baseline_knows_the_training_rows_of_the_run_and_none_of_dat
     assert own and own == re.findall(r"unigram baseline: [\d.]+", words(train=str(shards_dir), eval=str(other)))
     gone = words(train=str(tmp_path / "gone"), eval=str(other))
     assert "There is no unigram baseline: no " in gone and "The first prediction is correct" in gone
-    assert "unigram baseline" not in words(mixture=f"wiki={shards_dir}:1", eval=str(other))
+    assert "unigram baseline" not in words(mixture={"wiki": (str(shards_dir), 1)}, eval=str(other))
 
 
 @pytest.mark.parametrize(

@@ -386,10 +386,10 @@ def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start:
     assert data.task.normalize is False
     said = "task.pooling='cls', task.normalize=False, task.prompt='x', task.query_prompt='query: ', task.truncate_dim=5"
     assert f"as in {config.init_from}: {said}" in lines
-    swept = dataclasses.replace(config, sweep="task.normalize=true,false;task.query_prompt=none,a: ")
+    swept = dataclasses.replace(config, sweep={"task.normalize": (True, False), "task.query_prompt": ("none", "a: ")})
     found = [prepare(one.config, tmp_path / "run")[1].task for one in finetuning.settings_of(swept)]
     assert [one.normalize for one in found] == [True, True, False, False]
-    assert [one.query_prompt for one in found] == ["", "a:", "", "a:"]
+    assert [one.query_prompt for one in found] == ["", "a: ", "", "a: "]
 
 
 def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: Path, start: Path) -> None:

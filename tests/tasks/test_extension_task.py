@@ -107,7 +107,9 @@ def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
     straight = finetune(config_of(ratings, 4), tmp_path / "straight", words)
     finetune(config_of(ratings, 2), tmp_path / "resumed", words)
     result = finetune(
-        dataclasses.replace(config_of(ratings, 4), allow_changes="steps,eval.every_steps"), tmp_path / "resumed", words
+        dataclasses.replace(config_of(ratings, 4), allow_changes=("steps", "eval.every_steps")),
+        tmp_path / "resumed",
+        words,
     )
     assert list(result["metrics"]) == ["weighted_kappa", "accuracy", "task_loss"]
     assert result["metrics"] == straight["metrics"] and result["steps"] == [4]

@@ -48,49 +48,39 @@ TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb"
 
 @pytest.mark.parametrize(
     ("given", "seed", "found"),
-    [((0,), 0, (0,)), ((1,), 0, (0,)), ((5,), 0, (0, 1, 2, 3, 4)), ((0, 1, 2), 0, (0, 1, 2)), ((7, 3), 5, (7, 3))]
-    + [((0,), 42, (42,)), ((2,), 42, (42, 43))],
+    [(1, 0, (0,)), (5, 0, (0, 1, 2, 3, 4)), ((0, 1, 2), 0, (0, 1, 2)), ((7, 3), 5, (7, 3)), ((7,), 0, (7,))]
+    + [(1, 42, (42,)), (2, 42, (42, 43))],
 )
-def test_one_number_is_the_count_of_seeds_and_several_are_the_seeds(given, seed, found):
-    assert trials.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
+def test_one_number_is_the_count_of_seeds_and_a_tuple_has_the_seeds(given, seed, found):
+    config = FinetuneConfig(seeds=given, seed=seed)
+    assert tuple(trial.seed for trial in trials.trials_of(config)) == found
 
 
-def test_flags_set_the_seeds_and_rates():
+def test_flags_set_the_seeds():
     recipe = str(ROOT / "configs" / "glue.py:task=rte")
     for flag, seeds in (("5", (0, 1, 2, 3, 4)), ("0,1,2", (0, 1, 2)), ("(3,4)", (3, 4))):
-        given = [f"--config.seeds={flag}", "--config.learning_rates=2e-5,3e-5,5e-5"]
-        config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, given))
-        assert trials.seeds_of(config) == seeds and trials.rates_of(config) == (2e-5, 3e-5, 5e-5)
-        assert len(trials.trials_of(config)) == 3 * len(seeds)
+        config = config_lib.from_flags(FinetuneConfig, recipe, [f"--config.seeds={flag}"])
+        assert tuple(trial.seed for trial in trials.trials_of(config)) == seeds
 
 
-def test_a_sweep_crosses_rates_and_seeds():
-    config = FinetuneConfig(seeds=(2,), learning_rates="2e-5, 1e-4")
-    assert trials.trials_of(config) == [
-        Trial(0, 2e-5, "rate-2e-05/seed-0"),
-        Trial(1, 2e-5, "rate-2e-05/seed-1"),
-        Trial(0, 1e-4, "rate-0.0001/seed-0"),
-        Trial(1, 1e-4, "rate-0.0001/seed-1"),
-    ]
-    assert trials.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
-    one = trials.settings(config, trials.trials_of(config)[3], named.TASKS["rte"].task, 96, measured=True)
-    assert (one.seed, one.optimizer.learning_rate, one.learning_rates) == (1, 1e-4, "")
-    assert trials.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
+def test_config_json_of_a_trial_is_that_of_the_same_run_alone():
+    config = FinetuneConfig(seeds=2)
+    assert trials.trials_of(config) == [Trial(0, "seed-0"), Trial(1, "seed-1")]
+    one = trials.settings(config, trials.trials_of(config)[1], named.TASKS["rte"].task, 96, measured=True)
+    assert trials.trials_of(one) == [Trial(1)]
 
 
-def test_the_best_run_has_the_rate_with_the_best_mean():
-    scores = {(0, 1.0): 0.9, (1, 1.0): 0.1, (0, 2.0): 0.6, (1, 2.0): 0.7, (0, 3.0): np.nan, (1, 3.0): 1.0}
-    by_trial = {Trial(seed, rate, f"{rate}/{seed}"): {"f1": value} for (seed, rate), value in scores.items()}
+def test_the_best_run_has_the_best_value():
+    by_trial = {Trial(seed, f"seed-{seed}"): {"f1": value} for seed, value in enumerate((0.6, 0.7, np.nan))}
     found = trials.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
-    assert found["best"] == {"seed": 1, "learning_rate": 2.0, "run": "2.0/1", "metric": "f1", "value": 0.7}
-    assert (found["seeds"], found["steps"]) == ([0, 1], [3, 3])
-    assert found["metrics"]["f1"]["mean"] == pytest.approx(0.65)
-    assert found["metrics"]["f1"]["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
-    assert [each["metrics"]["f1"]["mean"] for each in found["learning_rates"]] == [0.5, pytest.approx(0.65), None]
-    sweep, shown = trials.tables(found)
+    assert found["best"] == {"seed": 1, "run": "seed-1", "metric": "f1", "value": 0.7}
+    assert (found["seeds"], found["steps"], found["metrics"]["f1"]["mean"]) == ([0, 1, 2], [3, 3, 3], None)
+    known = dict(list(by_trial.items())[:2])
+    statistics = trials.result("mrpc", "f1", known, dict.fromkeys(known, 3), {})["metrics"]["f1"]
+    assert statistics["mean"] == pytest.approx(0.65) and statistics["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    shown = trials.table(found)
     assert shown.caption == f"another model: published figures of {registry.FIGURES['mrpc'].source}"
     assert [list(column.cells) for column in shown.columns][-1] == ["0.8900"]
-    assert list(sweep.columns[1].cells) == ["0.5000", "0.6500", "-"]
 
 
 def test_published_scores_have_known_tasks_and_metrics():
@@ -101,9 +91,9 @@ def test_published_scores_have_known_tasks_and_metrics():
 
 def test_published_scores_are_shown_of_the_task_that_was_measured_alone():
     """A user's own file, other training questions or another split have none."""
-    trial = Trial(0, 1.0, "run")
+    trial = Trial(0, "run")
     for name, cells in (("conll2003", ["0.9640", "0.9240"]), ("own", None), ("new_wiki", None)):
-        (shown,) = trials.tables(trials.result(name, "f1", {trial: {"f1": 0.9, "test_f1": 0.8}}, {trial: 3}, {}))
+        shown = trials.table(trials.result(name, "f1", {trial: {"f1": 0.9, "test_f1": 0.8}}, {trial: 3}, {}))
         others = [list(column.cells) for column in shown.columns if column.header == "another model"]
         assert others == ([cells] if cells else []), name
         assert (shown.caption is None) == (cells is None)
@@ -133,22 +123,8 @@ def test_a_run_stops_after_several_evaluations_without_a_better_one():
 def test_early_stopping_needs_a_dev_file_and_follows_its_first_metric():
     config, task = FinetuneConfig(early_stop=2), named.TASKS["cola"].task
     with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
-        trials.settings(config, Trial(0, 1e-5), task, 96, measured=False)
-    several, one = (FinetuneConfig(learning_rates=rates) for rates in ("1e-5,3e-5", "1e-5"))
-    with pytest.raises(UserError, match="learning_rates=1e-5,3e-5, but there is no dev file to evaluate"):
-        trials.settings(several, Trial(0, 1e-5), task, 96, measured=False)
-    assert trials.settings(one, Trial(0, 1e-5), task, 96, measured=False).optimizer.learning_rate == 1e-5
-    assert trials.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
-        "eval_matthews_correlation"
-    )
-
-
-def test_layouts_of_seeds_and_of_rates_do_not_share_a_workdir(tmp_path):
-    (tmp_path / "rate-0.1" / "seed-0").mkdir(parents=True)
-    (tmp_path / "rate-0.1" / "seed-0" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds runs of several learning rates"):
-        trials.check_seeds(FinetuneConfig(seeds=(2,)), tmp_path)
-    trials.check_seeds(FinetuneConfig(learning_rates="0.1"), tmp_path)
+        trials.settings(config, Trial(0), task, 96, measured=False)
+    assert trials.settings(config, Trial(0), task, 96, measured=True).checkpoint.best == "eval_matthews_correlation"
 
 
 class Killed(Exception):
@@ -172,7 +148,7 @@ def config(start, reviews):
     return config_of(
         start,
         task,
-        seeds=(2,),
+        seeds=2,
         steps=11,
         model=ModelOptions(dropout=0.1, attention_dropout=0.1),
         eval=EvalConfig(every_steps=3),
@@ -222,9 +198,7 @@ def test_seeds_that_are_killed_resume_bit_for_bit(config, tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_path):
-    config = dataclasses.replace(
-        config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), learning_rates="1e-3,2e-2"
-    )
+    config = dataclasses.replace(config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), seeds=4)
     both = tmp_path / "both"
     result = finetune(config, both)
     assert finetune(config, both) == result
@@ -245,73 +219,67 @@ def test_early_stopping_keeps_the_best_step_of_each_run(config, reviews, tmp_pat
 
 def test_a_flag_gives_every_combination_of_typed_values() -> None:
     recipe = str(ROOT / "configs" / "glue.py:task=rte")
-    flag = "--config.sweep=optimizer.learning_rate=1e-5,3e-5;batch_size=16,32;task.layer_mix=true"
-    config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, [flag]))
+    flag = "--config.sweep={optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, 32), task.layer_mix: true}"
+    config = config_lib.from_flags(FinetuneConfig, recipe, [flag])
     found = finetuning.settings_of(config)
     wanted = [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
     assert [(one.config.optimizer.learning_rate, one.config.batch_size) for one in found] == wanted
-    assert all(one.config.task.layer_mix is True and one.config.sweep == "" for one in found)
-    assert found[1].folder == "sweep-optimizer.learning_rate=1e-5,batch_size=32,task.layer_mix=true"
+    assert all(one.config.task.layer_mix is True and one.config.sweep == {} for one in found)
+    assert found[1].folder == "sweep-optimizer.learning_rate=1e-05,batch_size=32,task.layer_mix=True"
     same = dataclasses.replace(found[1].config, optimizer=config.optimizer, batch_size=config.batch_size)
-    assert dataclasses.replace(same, task=config.task) == dataclasses.replace(config, sweep="")
-
-
-def test_values_of_keys_that_are_unset_have_the_types_of_these_keys() -> None:
-    found = finetuning.settings_of(FinetuneConfig(sweep="task.normalize=true,False;task.null_threshold=0.5"))
-    assert [(one.config.task.normalize, one.config.task.null_threshold) for one in found] == [(True, 0.5), (False, 0.5)]
+    assert dataclasses.replace(same, task=config.task) == dataclasses.replace(config, sweep={})
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("batch_size", "has the part 'batch_size'; write KEY=VALUE"),
-        ("batch_size=16,16", "each key and each of its values once"),
-        ("batch_size=16;batch_size=32", "each key and each of its values once"),
-        ("batch_sise=16,32", "unknown key config.batch_sise; did you mean config.batch_size"),
-        ("optimizer=16,32", "the key optimizer, which is not a key with a value"),
-        ("batch_size.x=16", "the key batch_size.x, which is not a key with a value"),
-        ('init_layers="0,2","0,2"', "each of its values once"),
-        ('init_layers="0,2', "a value with commas in double quotes"),
-        ("init_layers=0,x", r"config\.init_layers is 'x'\. Give a value of type int"),
-        ('init_layers="0,2",(0,2)', r"the settings .* and .*, which are equal\. Omit one"),
-        ("batch_size=16,many", "config.batch_size is 'many'. Give a value of type int"),
-        ("task.crf=maybe", "config.task.crf is 'maybe'. Give a value of type bool"),
-        ("seeds=1,2", "a sweep cannot have: every setting has the same seeds"),
-        ("task.metrics=f1,accuracy", "the settings are compared by one metric"),
-        ("init_from=a/b,a_b", "two settings the same folder"),
+        ({"batch_size": (16, 16)}, r"the settings .* and .*, which are equal\. Omit one"),
+        ({"batch_size": ()}, "config.sweep has no value for batch_size"),
+        ({"batch_sise": (16, 32)}, "unknown key config.batch_sise; did you mean config.batch_size"),
+        ({"optimizer": (16, 32)}, "config.optimizer is 16, but has keys of its own"),
+        ({"batch_size.x": (16,)}, "unknown key config.batch_size.x; config.batch_size is a single value"),
+        ({"init_layers": ((0, "x"),)}, r"config\.init_layers is \(0, 'x'\)\. Give a value of type tuple"),
+        ({"batch_size": (16, "many")}, "config.batch_size is 'many'. Give a value of type int"),
+        ({"task.crf": ("maybe",)}, "config.task.crf is 'maybe'. Give a value of type bool"),
+        ({"seeds": (1, 2)}, "a sweep cannot have: every setting has the same seeds"),
+        ({"task.metrics": ("f1", "accuracy")}, "the settings are compared by one metric"),
+        ({"init_from": ("a/b", "a_b")}, "two settings the same folder"),
     ],
 )
-def test_what_is_no_sweep_is_refused(given: str, said: str) -> None:
+def test_what_is_no_sweep_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         finetuning.settings_of(FinetuneConfig(sweep=given))
 
 
-def test_a_value_in_quotes_may_have_commas_and_semicolons() -> None:
-    given = 'init_layers="0,2,4",(1, 3);optimizer.rates="encoder=0.5;head=2","";task.class_weights=balanced,"a=1,b=2"'
-    found = finetuning.settings_of(FinetuneConfig(init_from="base", sweep=given))
-    assert [one.config.init_layers for one in found[::4]] == [(0, 2, 4), (1, 3)]
-    assert [one.config.optimizer.rates for one in found[:4:2]] == ["encoder=0.5;head=2", ""]
-    assert [one.config.task.class_weights for one in found[:2]] == ["balanced", "a=1,b=2"]
-    assert found[0].folder == "sweep-init_layers=0_2_4,optimizer.rates=encoder_0.5_head_2,task.class_weights=balanced"
+def test_values_may_be_of_any_type() -> None:
+    sweep = {"init_layers": ((0, 2, 4), (1, 3)), "optimizer.rates": ({"encoder": 0.5, "head": 2}, {})}
+    found = finetuning.settings_of(FinetuneConfig(init_from="base", sweep=sweep))
+    assert [one.config.init_layers for one in found] == [(0, 2, 4), (0, 2, 4), (1, 3), (1, 3)]
+    assert [one.config.optimizer.rates for one in found[:2]] == [{"encoder": 0.5, "head": 2.0}, {}]
+    assert found[0].folder == "sweep-init_layers=_0_2_4_,optimizer.rates=__encoder__0.5__head__2_"
 
 
-@pytest.mark.parametrize(("base", "given"), [({"targets": "query"}, "lora.rank=4,8"), ({"rank": 8}, "init_from=a,b")])
-def test_a_sweep_may_set_what_other_keys_of_adapters_need(base: dict[str, Any], given: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "given"), [({"targets": "query"}, {"lora.rank": (4, 8)}), ({"rank": 8}, {"init_from": ("a", "b")})]
+)
+def test_a_sweep_may_set_what_other_keys_of_adapters_need(base: dict[str, Any], given: dict[str, Any]) -> None:
     config = FinetuneConfig(init_from="" if "rank" in base else "start", lora=LoraConfig(**base), sweep=given)
     assert len(finetuning.settings_of(config)) == 2
     with pytest.raises(UserError, match=r"lora\.rank is 0|init_from is not set"):
-        dataclasses.replace(config, sweep="")
+        dataclasses.replace(config, sweep={})
 
 
 @pytest.mark.parametrize(
     ("base", "given"),
     [
-        ({"layers": "uniform", "hidden_loss": "mse"}, "distill.hidden_weight=1,2"),
-        ({"soft_weight": 0.0}, "distill.hidden_weight=1,2"),
-        ({"hidden_weight": 1.0, "soft_weight": 0.0, "temperature": 3.0}, "distill.soft_weight=0.5,1"),
+        ({"layers": "uniform", "hidden_loss": "mse"}, {"distill.hidden_weight": (1, 2)}),
+        ({"soft_weight": 0.0}, {"distill.hidden_weight": (1, 2)}),
+        ({"hidden_weight": 1.0, "soft_weight": 0.0, "temperature": 3.0}, {"distill.soft_weight": (0.5, 1)}),
     ],
 )
-def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base: dict[str, Any], given: str) -> None:
+def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(
+    base: dict[str, Any], given: dict[str, Any]
+) -> None:
     config = FinetuneConfig(distill=DistillConfig(teacher="T", **base), sweep=given)
     found = finetuning.settings_of(config)
     assert len(found) == 2
@@ -321,39 +289,49 @@ def test_a_sweep_may_set_the_weight_that_other_keys_of_distillation_need(base: d
         config.distill.check_unused()
 
 
-def test_a_sweep_of_rates_by_both_keys_and_a_workdir_of_other_runs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.sweep and config\.learning_rates are both set"):
-        finetuning.settings_of(FinetuneConfig(sweep="batch_size=16", learning_rates="1e-5"))
+def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds runs of several seeds\. Name another --workdir for a sweep"):
-        trials.check_seeds(FinetuneConfig(sweep="batch_size=16"), tmp_path)
+        trials.check_seeds(FinetuneConfig(sweep={"batch_size": (16,)}), tmp_path)
     (tmp_path / "sweep-batch_size=16").mkdir()
     with pytest.raises(UserError, match=r"holds a sweep\. Name another --workdir for runs of several seeds"):
-        trials.check_seeds(FinetuneConfig(seeds=(2,)), tmp_path)
+        trials.check_seeds(FinetuneConfig(seeds=2), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("task.pooling=cls,maen", "task.pooling is 'maen'"),
-        ("task.max_length=32,4", "task.max_length is 4"),
-        ("task.label_smoothing=0.1,1.5", "task.label_smoothing is 1.5"),
-        ("task.class_weights=balanced,y3", "task.class_weights names '' in 'y3'"),
-        ("init_from={start},missing", "no checkpoint at missing"),
-        ("train_layers=all,lst:2", "train_layers is 'lst:2'"),
-        ("optimizer.name=adamw,adamx", "adamx"),
-        ("checkpoint.keep=2,-1", "checkpoint.keep is -1"),
-        ("data.prefetch=4,-1", "data.prefetch is -1"),
+        ({"task.pooling": ("cls", "maen")}, "task.pooling is 'maen'"),
+        ({"task.max_length": (32, 4)}, "task.max_length is 4"),
+        ({"task.label_smoothing": (0.1, 1.5)}, "task.label_smoothing is 1.5"),
+        ({"task.class_weights": ("balanced", "y3")}, "task.class_weights names '' in 'y3'"),
+        ({"init_from": ("{start}", "missing")}, "no checkpoint at missing"),
+        ({"train_layers": ("all", "lst:2")}, "train_layers is 'lst:2'"),
+        ({"optimizer.name": ("adamw", "adamx")}, "adamx"),
+        ({"checkpoint.keep": (2, -1)}, "checkpoint.keep is -1"),
+        ({"data.prefetch": (4, -1)}, "data.prefetch is -1"),
     ],
 )
 def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
-    start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+    start: Path,
+    reviews: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    said: str,
 ) -> None:
     monkeypatch.setattr(trials, "train", lambda *arguments: pytest.fail("a setting was trained"))
     columns = {"text": "review", "text_pair": "pair", "label": "stars", "max_length": 32}
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], **columns)
-    config = config_of(start, task, seeds=(2,), sweep=given.format(start=start))
+    config = config_of(
+        start,
+        task,
+        seeds=2,
+        sweep={
+            key: tuple(str(start) if value == "{start}" else value for value in values) for key, values in given.items()
+        },
+    )
     with pytest.raises(UserError, match=said):
         finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
@@ -362,9 +340,9 @@ def test_a_mistake_in_a_later_setting_is_found_before_the_first_one_trains(
 @pytest.mark.parametrize(
     ("given", "reads", "opens"),
     [
-        ("optimizer.learning_rate=1e-5,2e-5,3e-5", 2, 1),
-        ("task.max_length=16,32", 8, 1),
-        ("init_average=last:2,ema", 2, 4),
+        ({"optimizer.learning_rate": (1e-5, 2e-5, 3e-5)}, 2, 1),
+        ({"task.max_length": (16, 32)}, 8, 1),
+        ({"init_average": ("last:2", "ema")}, 2, 4),
     ],
 )
 def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory(
@@ -373,7 +351,7 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    given: str,
+    given: dict[str, Any],
     reads: int,
     opens: int,
 ) -> None:
@@ -408,8 +386,10 @@ def test_settings_share_files_and_checkpoint_and_only_those_of_one_are_in_memory
 
 def test_several_settings_need_a_dev_file(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
     task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
-    config = config_of(start, task, sweep="batch_size=16,32")
-    with pytest.raises(UserError, match=r"sweep='batch_size=16,32', but there is no dev file to evaluate. Name one"):
+    config = config_of(start, task, sweep={"batch_size": (16, 32)})
+    with pytest.raises(
+        UserError, match=r"sweep=\{'batch_size': \(16, 32\)\}, but there is no dev file to evaluate. Name one"
+    ):
         finetune(config, tmp_path / "sweep")
 
 
@@ -427,17 +407,17 @@ def test_the_best_setting_has_the_best_mean_of_the_selecting_metric(
         found = {"task": "own", "seeds": [0, 1], "metrics": metrics, "steps": [1, 1], "counts": {}}
         return found, "f1", config.batch_size == stops_after
 
-    settings = finetuning.settings_of(FinetuneConfig(sweep="batch_size=16,32,64"))
+    settings = finetuning.settings_of(FinetuneConfig(sweep={"batch_size": (16, 32, 64)}))
     found = finetuning.run_sweep(settings, tmp_path, one)
     assert kept == ["sweep-batch_size=32"] and found == json.loads((tmp_path / "result.json").read_text())
     assert found["best"] == {
         "run": "sweep-batch_size=32",
-        "values": {"batch_size": "32"},
+        "values": {"batch_size": 32},
         "metric": "f1",
         "value": pytest.approx(0.8),
     }
     assert found["metrics"]["f1"]["values"] == [0.8, 0.8] and len(found["sweep"]) == 3
-    columns = [list(column.cells) for column in finetuning.table(found).columns]
+    columns = [list(column.cells) for column in trials.comparison(found).columns]
     assert columns[:2] == [["16", "32", "64"], ["0.7000", "0.8000", "-"]]
     stops_after = 64  # SIGTERM at the end of the last setting
     assert finetuning.run_sweep(settings, tmp_path, one) == found
@@ -452,7 +432,7 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
     start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
-    given = "optimizer.learning_rate=1e-6,5e-3;task.pooling=mean"
+    given = {"optimizer.learning_rate": (1e-6, 5e-3), "task.pooling": ("mean",)}
     best = CheckpointConfig(best="eval_task_loss")  # of a few steps, the loss distinguishes the rates
     config = config_of(start, task, sweep=given, checkpoint=best)
     fits, original = [], loop.fit
@@ -469,9 +449,9 @@ def test_an_interrupted_sweep_resumes_and_opens_as_its_best_setting(
             finetune(config, tmp_path / "sweep")
     assert not (tmp_path / "sweep" / "result.json").exists()
     result = finetune(config, tmp_path / "sweep")
-    alone = dataclasses.replace(config, sweep="", task=dataclasses.replace(task, pooling="mean", max_length=32))
+    alone = dataclasses.replace(config, sweep={}, task=dataclasses.replace(task, pooling="mean", max_length=32))
     same = finetune(alone, tmp_path / "alone")
-    assert result["best"]["values"] == {"optimizer.learning_rate": "5e-3", "task.pooling": "mean"}
+    assert result["best"]["values"] == {"optimizer.learning_rate": 5e-3, "task.pooling": "mean"}
     assert result["metrics"] == same["metrics"] == result["sweep"][1]["metrics"]
     for path, value in read_params(tmp_path / "alone").items():
         np.testing.assert_array_equal(value, read_params(tmp_path / "sweep")[path])
@@ -484,7 +464,7 @@ def test_the_last_layers_and_the_pooler_begin_as_in_a_run_from_scratch(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
     task = TaskConfig(train=reviews["train"], text="review", text_pair="pair", label="stars")
-    config = config_of(start, task, seeds=(2,), reinit_layers=1)
+    config = config_of(start, task, seeds=2, reinit_layers=1)
     loaded, (_, _, runs) = open_checkpoint(start).params, prepare(config, tmp_path)
     tops = []
     for trial, run in runs.items():
@@ -532,7 +512,7 @@ def test_layers_that_cannot_be_initialized_are_refused(
 def test_a_sweep_submits_once_by_its_best_setting(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_nli(tmp_path / "glue")
     task = TaskConfig(name="mnli", data_dir=str(tmp_path), submission=str(tmp_path / "leaderboard"))
-    config = config_of(start, task, steps=1, sweep="optimizer.learning_rate=1e-3,1e-9")
+    config = config_of(start, task, steps=1, sweep={"optimizer.learning_rate": (1e-3, 1e-9)})
     opened = []
 
     def open_best(folder: Path) -> LoadedModel:

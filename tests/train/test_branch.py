@@ -182,7 +182,7 @@ def test_a_branch_with_other_batches_counts_on_from_the_tokens_of_its_trunk(shar
 
 @pytest.mark.slow
 def test_a_branch_on_other_data_reports_the_epochs_that_it_reads(shards_dir, trunk, tmp_path, capsys):
-    mixture = ("--config.data.train=", f"--config.data.mixture=all={shards_dir}:1")
+    mixture = ("--config.data.train=", f"--config.data.mixture={{all: ('{shards_dir}', 1)}}")
     flags = (*mixture, f"--config.branch_from={trunk}/checkpoints/4")
     capsys.readouterr()
     train(shards_dir, tmp_path / "branch", *flags)

@@ -337,7 +337,7 @@ def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
         ("model.causal=true", r"objective is diffusion, but the model is causal; use --config\.model\.causal=false"),
         ("span_boundary=true", r"samples its own mask rates and masks; leave out config\.span_boundary"),
         ("data.mask_rate=0.3", r"samples its own mask rates and masks"),
-        ("data.mask_schedule=0:0.3,5:0.1", r"samples its own mask rates and masks"),
+        ("data.mask_schedule={0: 0.3, 5: 0.1}", r"samples its own mask rates and masks"),
     ],
 )
 def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, option, message):

@@ -145,7 +145,7 @@ def test_a_student_learns_from_its_teacher_alone(reviews, vocab_dir, tmp_path):
     assert taught["metrics"]["accuracy"]["mean"] == 1.0
     distill = DistillConfig(teacher=str(tmp_path / "teacher"), hard_weight=0.0, hidden_weight=1.0)
     student = {"init_layers": (0,), "distill": distill, "epochs": 8.0, "task": {"train": reviews["random"]}}
-    result = finetune(config_of(start, reviews, seeds=(2,), **student), tmp_path / "student")
+    result = finetune(config_of(start, reviews, seeds=2, **student), tmp_path / "student")
     assert result["metrics"]["accuracy"]["values"] == [1.0, 1.0]
     model = open_checkpoint(tmp_path / "student").model
     assert model.layers == 1
@@ -191,7 +191,7 @@ def test_teachers_that_cannot_teach_a_task_are_refused(reviews, vocab_dir, teach
     hidden = {"soft_weight": 0.0, "hidden_weight": 1.0}
     refused(with_teacher(causal, **hidden), tmp_path, "is causal, .* Use a teacher that sees the same tokens")
     refused(with_teacher(teacher, positions="all"), tmp_path, "distill.positions is all, which is for pretraining")
-    refused(with_teacher(teacher, layers="3:4", **hidden), tmp_path, "layer 3 of the student, which has 2")
+    refused(with_teacher(teacher, layers={3: 4}, **hidden), tmp_path, "layer 3 of the student, which has 2")
     short = checkpoint(tmp_path / "short", vocab_dir, max_positions=16)
     refused(with_teacher(short, **hidden), tmp_path, "task.max_length is 32, but distill.teacher=.* has 16 positions")
     random_checkpoint(tmp_path / "words", MODEL)

@@ -234,7 +234,7 @@ def test_the_term_is_the_mean_squared_normalizer_of_the_predictions(term: str, a
 
 @pytest.mark.slow
 def test_every_phase_has_the_term() -> None:
-    config = PretrainConfig(objective="0:causal,3:mlm", z_loss=WEIGHT, next_sentence=False)
+    config = PretrainConfig(objective={0: "causal", 3: "mlm"}, z_loss=WEIGHT, next_sentence=False)
     objective, batch = pretraining_objective(config, MASKED, []), packed_batch()
     params = random_params(MASKED, objective)
     found = [

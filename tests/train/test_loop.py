@@ -136,7 +136,7 @@ def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
     with pytest.raises(Killed):
         loop.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
     averaged = dataclasses.replace(config.optimizer, ema_decay=0.9)
-    again = dataclasses.replace(config, optimizer=averaged, allow_changes="optimizer.ema_decay")
+    again = dataclasses.replace(config, optimizer=averaged, allow_changes=("optimizer.ema_decay",))
     evaluation = loop.fit(run("killed", again)).evaluation
     assert_same_item(run("whole").workdir, killed.workdir, PARAMS)
     assert evaluation["ema_loss"] != evaluation["loss"]
@@ -277,7 +277,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
     with pytest.raises(UserError, match="belongs to another run: batch_size: 8 -> 16"):
         loop.fit(run("taken", other))
     capsys.readouterr()
-    assert loop.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
+    assert loop.fit(run("taken", dataclasses.replace(other, allow_changes=("batch_size", "seed")))).step == 7
     said = " ".join(capsys.readouterr().err.split())
     assert "resuming from step 6" in said
     for line in ("batch_size: 8 -> 16", "seed: 0 -> 1", "steps: 6 -> 7"):
@@ -414,7 +414,7 @@ def test_training_starts_from_given_parameters(run, capsys):
 
 @pytest.mark.slow
 def test_a_trace_contains_the_requested_steps(run):
-    traced = run("traced", dataclasses.replace(CONFIG, profile="2:4"))
+    traced = run("traced", dataclasses.replace(CONFIG, profile=(2, 4)))
     loop.fit(traced)
     (trace,) = (traced.workdir / "profile").glob("plugins/profile/*/*.trace.json.gz")
     (xplane,) = trace.parent.glob("*.xplane.pb")
@@ -425,7 +425,7 @@ def test_a_trace_contains_the_requested_steps(run):
 
 
 def test_a_run_warns_of_a_weight_decay_without_effect(run):
-    config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays=".*=0.2")
+    config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, decays={".*": 0.2})
     (told,) = optimizer_warnings(run("decayed", dataclasses.replace(CONFIG, optimizer=config)), {})
     assert "optimizer.weight_decay=0.1 has no effect" in told
 

@@ -241,7 +241,7 @@ def test_layer_decay_reduces_the_rate_of_lower_layers():
 
 def test_rate_factors_multiply_and_zero_freezes():
     params = layers()
-    config = OptimizerConfig(layer_decay=0.5, rates="^embeddings/=0;layers/2/.*bias=4")
+    config = OptimizerConfig(layer_decay=0.5, rates={"^embeddings/": 0, "layers/2/.*bias": 4})
     factors = optim.rate_factors(config, params, rules.trainable("last:2", params))
     by_path = paths.flatten(factors)
     np.testing.assert_array_equal(by_path["encoder/layers/feed_forward/output/bias"].ravel(), [0, 1 / 4, 2])
@@ -252,7 +252,7 @@ def test_rate_factors_multiply_and_zero_freezes():
 
 
 def test_weight_decay_applies_to_matrices_unless_a_rule_matches():
-    decays = paths.flatten(optim.decays(OptimizerConfig(decays="layers/0/=0.5;head/bias$=0.25"), layers()))
+    decays = paths.flatten(optim.decays(OptimizerConfig(decays={"layers/0/": 0.5, "head/bias$": 0.25}), layers()))
     np.testing.assert_array_equal(
         decays["encoder/layers/feed_forward/output/kernel"].ravel(), np.float32([0.5, 0.01, 0.01])
     )

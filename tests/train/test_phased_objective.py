@@ -22,7 +22,7 @@ from bert_jax.commands import pretrain
 from bert_jax.config import PretrainConfig
 from bert_jax.data import schedules
 from bert_jax.data.example import Batch
-from bert_jax.data.schedules import batch_schedule, rate_schedule
+from bert_jax.data.schedules import batch_schedule, mask_rates
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, layers, sizes
@@ -218,7 +218,7 @@ def test_phases_that_cannot_be_trained_are_refused(text, changes, model, traits,
 
 def test_the_borders_of_the_recipe_agree_with_its_tokens():
     """Rows are full, so a step reads rows x positions tokens; the steps of borders and the tokens may differ by one."""
-    recipe = config_lib.load(PretrainConfig, config_lib.read_flags(str(ROOT / "configs" / "phases.py")))
+    recipe = config_lib.from_flags(PretrainConfig, str(ROOT / "configs" / "phases.py"))
     model = sizes.model_config(recipe.model, vocab_size=50_368)
     objective = pretraining_objective(recipe, model, [TRAITS])
     causal, masked = objective.changes
@@ -235,11 +235,11 @@ def test_the_borders_of_the_recipe_agree_with_its_tokens():
     assert causal == 0 and abs(2 * masked - decay) <= 1
     assert rate(masked) == rate(decay - 1) == rate(decay) == pytest.approx(recipe.optimizer.learning_rate)
     assert rate(decay + 2) < rate(decay) and rate(length.steps) == pytest.approx(1e-3 * rate(decay))
-    rates = rate_schedule(recipe.data.mask_schedule, None, recipe.data.mask_shape)
+    rates = mask_rates(None, recipe.data.mask_schedule, recipe.data.mask_shape)
     assert rates.steps[1] == decay and abs(rates.steps[2] - length.steps) <= 1
     assert [rates.at(step) for step in (0, decay, length.steps)] == [0.3, 0.3, 0.15]
     assert rates.at(decay + 1000) == pytest.approx(0.3 - 0.15 * 1000 / (rates.steps[2] - decay))
-    assert f"data.phases={decay}:LONG" in (ROOT / "configs" / "phases.py").read_text()
+    assert f"data.phases=\"{{{decay}: 'LONG'}}\"" in (ROOT / "configs" / "phases.py").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -272,10 +272,10 @@ def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
             f"--workdir={workdir}",
             f"--config.data.train={short}",
             *TINY,
-            "--config.objective=0:causal,3:mlm",
-            f"--config.data.phases=6:{long}",
-            "--config.batch_schedule=0:16,6:8",
-            "--config.data.mask_schedule=0:0.3,6:0.3,8:0.1",
+            "--config.objective={0: causal, 3: mlm}",
+            f"--config.data.phases={{6: '{long}'}}",
+            "--config.batch_schedule={0: 16, 6: 8}",
+            "--config.data.mask_schedule={0: 0.3, 6: 0.3, 8: 0.1}",
             "--config.data.mask_shape=linear",
             "--config.steps=0",
             f"--config.tokens={tokens}",

@@ -89,7 +89,7 @@ def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, c
     ("overrides", "rows"),
     [
         (["batch_size=64", "microbatches=4"], 16),
-        (["batch_schedule=0:128,5:64", "microbatches=2"], 32),
+        (["batch_schedule={0: 128, 5: 64}", "microbatches=2"], 32),
         (["batch_size=64", "microbatches=4", "eval.batch_size=48"], 48),
         (["batch_size=64"], 64),
     ],
@@ -144,12 +144,18 @@ def test_mask_schedule_of_a_span_run_cannot_change_on_resume(sample_text, vocab_
             workers=1,
         )
     )
-    schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
+    schedule = "--config.data.mask_schedule={0: 0.3, 2: 0.1}"
     pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_mlm_loss"] > 0
     for other, message in (
-        ("--config.data.mask_schedule=0:0.3,3:0.1", r"data\.mask_schedule: 0:0\.3,2:0\.1 -> 0:0\.3,3:0\.1"),
-        ("--config.data.mask_rate=0.3", r"data\.mask_rate: none -> 0\.3; data\.mask_schedule: 0:0\.3,2:0\.1 -> none"),
+        (
+            "--config.data.mask_schedule={0: 0.3, 3: 0.1}",
+            r"data\.mask_schedule: {0: 0\.3, 2: 0\.1} -> {0: 0\.3, 3: 0\.1}",
+        ),
+        (
+            "--config.data.mask_rate=0.3",
+            r"data\.mask_rate: none -> 0\.3; data\.mask_schedule: {0: 0\.3, 2: 0\.1} -> none",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             pretrain.main(arguments(shards, tmp_path / "run", other, "--config.microbatches=2", "--config.steps=5"))
@@ -177,7 +183,7 @@ def test_the_ablation_recipes_ignore_the_labels_of_pairs(shards_dir):
     traits = ShardTraits.of(dataset, dataset.vocabulary())
     objectives = []
     for name in ("bert_base.py", "ablation.py:no_nsp", "ablation.py:ltr"):
-        recipe = config.load(PretrainConfig, config.read_flags(f"{ROOT}/configs/{name}"))
+        recipe = config.from_flags(PretrainConfig, f"{ROOT}/configs/{name}")
         model = sizes.model_config(recipe.model, vocab_size=1000)
         objectives.append(pretraining_objective(recipe, model, [traits]))
     full, no_nsp, left_to_right = objectives
@@ -293,9 +299,9 @@ def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
         (["--config.data.train="], r"data\.train is not set; set --config\.data\.train=DIR"),
         (["--config.model.preset=checkpoint"], r"init_from is not set; set --config\.init_from=CHECKPOINT"),
         (["--config.data.train=/nowhere/shards"], "/nowhere/shards"),
-        (["--config.data.mask_rate=0.2", "--config.data.mask_schedule=0:0.3"], "both set; set only one of them"),
+        (["--config.data.mask_rate=0.2", "--config.data.mask_schedule={0: 0.3}"], "both set; set only one of them"),
         (["--config.data.mask_rate=1.5"], "mask rate 1.5"),
-        (["--config.data.mask_schedule=9:0.3"], "Its steps must ascend from 0"),
+        (["--config.data.mask_schedule={9: 0.3}"], "Its steps must begin at 0"),
         (["--config.model.preset=huge"], "preset"),
         (["--config.model.max_positions=32"], "model supports only 32; use --config.model.max_positions=64"),
         (["--config.batch_size=12"], "batch_size=16"),

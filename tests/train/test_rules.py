@@ -147,7 +147,7 @@ def test_a_stack_has_the_layers_of_its_parts_that_are_not_shared(tiny_config, sh
 
 OBJECTIVE = OBJECTIVES["classification"]
 DEEP = dataclasses.replace(MODEL, layers=4, dropout=0.0, attention_dropout=0.0)
-CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=0, clip_norm=0.05, epsilon=1e-3, decays="layers/3/=0.1")
+CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=0, clip_norm=0.05, epsilon=1e-3, decays={"layers/3/": 0.1})
 FRACTION, KEY = jnp.float32(0.5), jax.random.key(0)
 
 
@@ -252,7 +252,7 @@ def deep_leaf(path: str) -> np.ndarray:
 
 @pytest.mark.slow
 def test_layers_that_a_rate_of_zero_freezes_may_lie_between_others():
-    config = dataclasses.replace(CONFIG, rates="layers/(0|2)/=0;^embeddings/token=0")
+    config = dataclasses.replace(CONFIG, rates={"layers/(0|2)/": 0, "^embeddings/token": 0})
     plan = plan_of("all", config)
     state = train(plan)
     assert_close(state.params, train_masked(plan.factors, config))
@@ -437,7 +437,7 @@ def test_a_gradient_that_is_not_finite_counts_only_where_a_parameter_trains():
 
 
 def test_a_rate_of_zero_freezes_in_gradual_unfreezing_too():
-    plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates="layers/1/=0"))
+    plan = unfreezing_plan(config=dataclasses.replace(CONFIG, rates={"layers/1/": 0}))
     begins = layers.flatten(plan.unfreezing.begins)
     assert begins["encoder/layers/feed_forward/input/kernel"].ravel().tolist() == [8, 4, 2]
     assert begins["embeddings/norm/scale"] == 10 and begins["classifier/dense/kernel"] == 0

@@ -24,7 +24,7 @@ AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
 WITH_Z_LOSS = (MASKED, CAUSAL)
 WITHOUT_GENERATOR = (AUTO, MASKED, CAUSAL, "diffusion")
-EXAMPLE = "0:causal,5000:mlm"
+EXAMPLE = "{0: causal, 5000: mlm}"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
     if not 0 <= config.z_loss < math.inf:
         raise UserError(f"config.z_loss is {config.z_loss}; use a weight such as 1e-4, or 0 for none")
     _check_generator(config)
-    if is_schedule(config.objective):
-        return _phased(config, model, shards)
+    if isinstance(config.objective, dict):
+        return _phased(config, config.objective, model, shards)
     name = config.objective
     if name == AUTO:
         name = ENCODERS[model.encoder].objective or ("causal" if model.causal else "mlm")
@@ -84,44 +84,40 @@ def _shards_hint(name: str) -> str:
     return f". {name} is an objective of shards: bert-jax build-examples --objective {name}"
 
 
-def is_schedule(objective: str) -> bool:
-    """Whether config.objective names an objective for each phase of the run."""
-    return ":" in objective
-
-
-def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
-    text = config.objective
-    phases = schedules.parse(text, "config.objective", str.strip, EXAMPLE)
+def _phased(
+    config: PretrainConfig, text: dict[int, str], model: ModelConfig, shards: Sequence[ShardTraits]
+) -> Objective:
+    phases = schedules.read_steps(text, "config.objective", EXAMPLE)
     for name in phases.values:
         if name not in OBJECTIVES:
             raise UserError(
-                f"config.objective is {text!r}: unknown {name!r}; choose from {CAUSAL}, {MASKED}{_shards_hint(name)}"
+                f"config.objective is {text}: unknown {name!r}; choose from {CAUSAL}, {MASKED}{_shards_hint(name)}"
             )
         if name not in TYPES:
             raise UserError(
-                f"config.objective is {text!r}, but {name} trains other parameters than the other phases; choose from "
+                f"config.objective is {text}, but {name} trains other parameters than the other phases; choose from "
                 f"{CAUSAL}, {MASKED}"
             )
     if phases.values[-1] != MASKED:
         raise UserError(
-            f"config.objective is {text!r}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as "
+            f"config.objective is {text}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as "
             f"{EXAMPLE}, or train a causal model: --config.objective=causal --config.model.causal=true"
         )
     if model.encoder != "transformer":
         raise UserError(
-            f"config.objective is {text!r}, whose phases set the attention mask, but model.encoder={model.encoder} has "
+            f"config.objective is {text}, whose phases set the attention mask, but model.encoder={model.encoder} has "
             "no attention; use --config.model.encoder=transformer"
         )
     if model.causal:
         raise UserError(
-            f"config.objective is {text!r}, but the model is causal in all phases; use --config.model.causal=false"
+            f"config.objective is {text}, but the model is causal in all phases; use --config.model.causal=false"
         )
     trained_alone = "that loss would have parameters that causal phases do not train"
     if config.span_boundary:
-        raise UserError(f"config.objective is {text!r}, but config.span_boundary is set: {trained_alone}; leave it out")
+        raise UserError(f"config.objective is {text}, but config.span_boundary is set: {trained_alone}; leave it out")
     if config.next_sentence and (labelled := [each.name for each in shards if each.labelled and not each.held_out]):
         raise UserError(
-            f"config.objective is {text!r}, but {labelled[0]} has labelled pairs: {trained_alone}; use "
+            f"config.objective is {text}, but {labelled[0]} has labelled pairs: {trained_alone}; use "
             "--config.next_sentence=false"
         )
     if CAUSAL in phases.values:
@@ -129,7 +125,7 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
     if config.checkpoint.best:
         raise UserError(
             f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
-            f"{text!r}; leave it out"
+            f"{text}; leave it out"
         )
     return PhasedObjective(phases, z_loss=config.z_loss)
 
@@ -209,7 +205,7 @@ def _check_generator(config: PretrainConfig) -> None:
         )
     if not 0 <= config.replaced_weight < math.inf:
         raise UserError(f"config.replaced_weight is {config.replaced_weight}; use a weight of at least 0, such as 50")
-    if config.objective in WITHOUT_GENERATOR or is_schedule(config.objective):
+    if isinstance(config.objective, dict) or config.objective in WITHOUT_GENERATOR:
         check_no_generator(config)
 
 

@@ -4,7 +4,7 @@ Read first rate_factors and decays, the learning-rate factor and the weight deca
 then build, whose chain gives a direction that is not yet multiplied by the learning rate; then apply_updates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ def rate_factors(
     config.rates and config.layer_decay. With layer decay, each layer learns at layer_decay times
     the rate of the layer above it, the embeddings at layer_decay times the rate of the first layer,
     and the heads at the full rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020,
-    appendix B). params may be abstract. Raises UserError for rules that rules.parse rejects and for
+    appendix B). params may be abstract. Raises UserError for rules that rules.check rejects and for
     a layer_decay outside (0, 1].
     """
     if not 0.0 < config.layer_decay <= 1.0:
@@ -49,7 +49,7 @@ def rate_factors(
     if config.layer_decay != 1.0:
         decay = config.layer_decay
         trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
-    if given := rules.parse(config.rates, "optimizer.rates", params):
+    if given := rules.check(config.rates, "optimizer.rates", params):
         trees.append(rules.per_layer((*given, (r".*", 1.0)), params))
     if not trees:
         return None
@@ -63,18 +63,18 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
     The first matching rule of config.decays decides. Where none matches, biases and normalization
     parameters have no decay and all other parameters have config.weight_decay. params may be
     abstract, and a part of the model's (rules.Trained.abstract). Raises UserError for rules that
-    rules.parse rejects; `build` refuses those that match no parameter of the model.
+    rules.check rejects; `build` refuses those that match no parameter of the model.
     """
-    given = rules.parse(config.decays, "optimizer.decays")
+    given = rules.check(config.decays, "optimizer.decays")
     return rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", config.weight_decay)), params)
 
 
-def overrides_weight_decay(rule_text: str, params: dict[str, Any]) -> bool:
-    """Whether optimizer.decays=rule_text leaves no parameter to optimizer.weight_decay; False without rules.
+def overrides_weight_decay(decays: Mapping[str, float], params: dict[str, Any]) -> bool:
+    """Whether optimizer.decays leaves no parameter to optimizer.weight_decay; False without rules.
 
-    params may be abstract. Raises UserError for rules that rules.parse rejects.
+    params may be abstract. Raises UserError for rules that rules.check rejects.
     """
-    given = tuple((pattern, 0.0) for pattern, _ in rules.parse(rule_text, "optimizer.decays"))
+    given = tuple((pattern, 0.0) for pattern, _ in rules.check(decays, "optimizer.decays"))
     if not given:
         return False
     left = rules.per_layer((*given, *_WITHOUT_DECAY, (r".*", 1.0)), params)
@@ -133,7 +133,7 @@ def build(
             "feed-forward kernels of layers. Use --config.optimizer.name=adamw"
         )
     check_schedule(config)
-    rules.parse(config.decays, "optimizer.decays", params)
+    rules.check(config.decays, "optimizer.decays", params)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
     updated = params if trained is None else trained.abstract(params)
     # The chain stays flat because the tree structure of its state is part of the checkpoint format.
