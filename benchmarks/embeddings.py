@@ -43,7 +43,7 @@ from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.host import keep_freed_memory
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks import finetuning, registry, trials
 from bert_jax.tasks.embedder import Embedder, settings_of
 from bert_jax.tasks.metrics import REGRESSION_METRICS
 from bert_jax.train.compilation import enable_compilation_cache
@@ -151,7 +151,9 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         values = finetuning.finetune(config, Path(folder) / "run")["metrics"]["spearman"]["values"]
         if flags.peer_python:
-            line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
+            line = peer_line(
+                flags, config, ",".join(str(trial.seed) for trial in trials.trials_of(config)), Path(folder)
+            )
             versions, scores = peer_answers(line)
             peers = [one["spearman"] for one in scores]
     common.emit(

@@ -42,7 +42,7 @@ from bert_jax.interop.initial import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import layers
 from bert_jax.model.bert import init_params
-from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks import finetuning, registry, trials
 from bert_jax.tasks.batches import TaskSource, best_lengths
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import optim, sharding
@@ -152,7 +152,9 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
         workdir = flags.workdir or Path(folder) / "run"
         result = finetuning.finetune(config, workdir)
         if flags.peer_python:
-            line = peer_line(flags, config, ",".join(map(str, config.seeds)), Path(folder))
+            line = peer_line(
+                flags, config, ",".join(str(trial.seed) for trial in trials.trials_of(config)), Path(folder)
+            )
             versions, theirs = peer_answers(line)
     for name in SCORES[flags.task]:
         values = result["metrics"][name]["values"]
@@ -164,7 +166,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
             name,
             peer=peer_name(config) if peers else None,
             peer_value=statistics.mean(peers) if peers else None,
-            settings={"seeds": list(config.seeds), "epochs": config.epochs, **found},
+            settings={"seeds": [trial.seed for trial in trials.trials_of(config)], "epochs": config.epochs, **found},
             peer_versions=versions,
         )
 

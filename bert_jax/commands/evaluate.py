@@ -1,10 +1,12 @@
 """Evaluates a checkpoint on held-out shards, on labelled files or by retrieval, and prints the metrics as JSON."""
 
+import argparse
 import json
 from collections.abc import Sequence
 
 from bert_jax import command_line
 from bert_jax.config import MeshConfig
+from bert_jax.config.loading import literal
 from bert_jax.interop.open_checkpoint import add_average_flag
 from bert_jax.tasks.evaluation import MESH_FLAG, evaluate
 from bert_jax.tasks.reading.tables import Columns
@@ -64,10 +66,10 @@ def _parser() -> command_line.Parser:
         meaning = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=meaning)
     meaning = (
-        "what the labels of a task file mean, such as 0:NEGATIVE,1:POSITIVE (default: what they say, without regard to "
-        "case; the number I means LABEL_I)"
+        "what the labels of a task file mean, such as '{0: NEGATIVE, 1: POSITIVE}' (default: what they say, without "
+        "regard to case; the number I means LABEL_I)"
     )
-    parser.add_argument("--label_map", default="", metavar="LABEL:NAME,...", help=meaning)
+    parser.add_argument("--label_map", default={}, type=_label_map, metavar="{LABEL: NAME}", help=meaning)
     meaning = "of a task file: those to print, such as accuracy,macro_f1 (default: as fine-tuned)"
     parser.add_argument("--metrics", default="", metavar="NAME,...", help=meaning)
     meaning = "the class that f1, precision and recall are of (default: as fine-tuned)"
@@ -89,6 +91,16 @@ def _parser() -> command_line.Parser:
     return parser
 
 
+def _label_map(text: str) -> dict[str, str]:
+    try:
+        labels = literal(text)
+        return {str(label): str(name) for label, name in labels.items()}
+    except (ValueError, AttributeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a map of labels, such as {{0: NEGATIVE, 1: POSITIVE}}"
+        ) from None
+
+
 def main(arguments: Sequence[str]) -> None:
     known = _parser().parse_args(list(arguments))
     enable_compilation_cache()
@@ -107,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
             max_length=known.max_length,
             truncate_dim=known.truncate_dim,
             skip_self=known.skip_self,
-            metrics=known.metrics,
+            metrics=tuple(filter(None, known.metrics.split(","))),
             positive=known.positive,
             null_threshold=known.null_threshold,
             average=known.average,

@@ -37,7 +37,7 @@ Common configuration keys (see also docs/finetuning.md):
   --config.task.metrics=f1,accuracy            the metrics; the first one selects the seed and the rate, and with
                               early_stop the step of a run, which otherwise is the last one
                               (or --config.checkpoint.best=eval_NAME, if given)
-  --config.task.labels=no,yes --config.task.label_map=0:no,1:yes --config.task.positive=yes
+  --config.task.labels=no,yes --config.task.label_map='{{0: no, 1: yes}}' --config.task.positive=yes
                               the order of the labels, what those of the files mean, and the one that f1 is of
   --config.sweep='{{optimizer.learning_rate: (1e-5, 3e-5), batch_size: (16, 32)}}'
                               a sweep over any keys, each setting with each seed in WORKDIR/sweep-SETTING

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config.model import LoraConfig
-from bert_jax.config.options import group, option
+from bert_jax.config.options import check, group, option
 from bert_jax.config.training import OptimizerConfig, TrainConfig
 from bert_jax.errors import UserError
 
@@ -22,25 +22,19 @@ class TaskConfig:
     test: str = option("", "a file that is never trained on, for task.submission; empty: none", "file")
     text: str = option("", "a column, by its header name or its number from 0")
     text_pair: str = option("", "the column of the second text of a pair; empty: single texts")
-    label: str = option("", "the column of the label; for tags a column or a field of the words")
-    marks: str = option(
-        "", "for a question about one word in each text: the columns of the word's start and end: a,b,..."
-    )
-    choices: str = option("", "multiple choice: a comma-separated list of columns, or one column that holds a list")
+    label: str | tuple[str, ...] = option("", "the column of the label, or of tags; multilabel: also several columns")
+    marks: tuple[str, ...] = option((), "for a question about a word in each text: the columns of its start and end")
+    choices: tuple[str, ...] = option((), "multiple choice: the columns of the choices, or one that holds a list")
     kind: str = option(
         "",
         "classification, regression, multilabel, choice, tagging, token_regression, question, spans, span_pairs, "
-        "embedding",
+        "embedding; empty: by the format of the files",
     )
-    metrics: str = option(
-        "", "names, separated by commas; the first one selects seeds and rates, and with early_stop steps"
+    metrics: tuple[str, ...] = option(
+        (), "the first one selects seeds and settings, and with early_stop steps; empty: those of the kind"
     )
-    labels: str = option(
-        "", "names, separated by commas, in the order of the classes; empty: those of the training file"
-    )
-    label_map: str = option(
-        "", "what labels of the files mean: LABEL_OF_THE_FILE:LABEL,..., such as 0:NEGATIVE,1:POSITIVE"
-    )
+    labels: tuple[str, ...] = option((), "the labels in the order of the classes; empty: those of the training file")
+    label_map: dict[str, str] = option({}, "what labels of the files mean, such as {0: NEGATIVE, 1: POSITIVE}")
     positive: str = option(
         "", "classification: the label that f1, precision and recall measure; empty: the second label"
     )
@@ -50,7 +44,9 @@ class TaskConfig:
         "pooling for a class, a score or a vector: cls, mean, max, last, and, except for vectors, attention_dot and "
         "attention_additive; empty: that of init_from",
     )
-    class_weights: str = option("", "loss weights: balanced, or LABEL=WEIGHT,... (1 for other labels)")
+    class_weights: str | dict[str, float] = option(
+        "", "loss weights: balanced, or {LABEL: WEIGHT}, and 1 for other labels; empty: 1"
+    )
     label_smoothing: float = option(0.0, "weight of the uniform distribution in the targets, such as 0.1")
     label_subwords: str = option(
         "", "tagging: the pieces of a word that its tag is the target of: first, all; empty: first"
@@ -95,7 +91,7 @@ class TaskConfig:
         "embedding: put before text_pair and negatives, in pairs without a score; none: no prompt; empty: that of "
         "init_from",
     )
-    negatives: str = option("", "embedding: the columns of hard negatives, separated by commas")
+    negatives: tuple[str, ...] = option((), "embedding: the columns of hard negatives, or one that holds a list")
     loss: str = option("", "embedding: contrastive, cosent; empty: cosent if the training file has scores (label)")
     scale: float = option(20.0, "embedding: factor of the cosines; the inverse of the temperature")
     symmetric: bool = option(False, "embedding: also find text by text_pair")
@@ -115,6 +111,9 @@ class TaskConfig:
         "question: predict no answer above this probability of none; unset: the best on dev",
         "measured",
     )
+
+    def __post_init__(self) -> None:
+        check(self, "config.task.")
 
 
 @dataclass(frozen=True)

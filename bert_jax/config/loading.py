@@ -251,7 +251,8 @@ def _read(hint: Any, text: str, where: str) -> Any:
     if accepts_text and not others:
         return text
     if others == (tuple[str, ...],) and text[:1] not in ("(", "[", "'", '"'):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        return text if accepts_text and len(parts) < 2 else parts
     try:
         value = literal(text)
     except ValueError as error:
@@ -316,7 +317,7 @@ def _described(hint: Any) -> str:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Converts a value to a type. Raises UserError for a value of another type."""
     for kind in _members(hint):
-        if dataclasses.is_dataclass(kind) and value is not None:
+        if dataclasses.is_dataclass(kind) and not (value is None and types.NoneType in _members(hint)):
             if not isinstance(value, Mapping | ml_collections.ConfigDict):
                 raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
             return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)

@@ -75,7 +75,7 @@ def option(
         aliases: Further names of its flag, which other commands have for the same thing.
         dashes: Whether its value may look like a flag, as in `--separator ---`.
     """
-    metadata = {"help": help, "marks": marks, "choices": choices, "valid": valid}
+    metadata: dict[str, Any] = {"help": help, "marks": marks, "choices": choices, "valid": valid}
     metadata |= {"metavar": metavar, "aliases": tuple(aliases), "dashes": dashes}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
@@ -94,6 +94,8 @@ def check(options: Any, prefix: str = "--") -> None:
         choices, valid = field.metadata.get("choices"), field.metadata.get("valid")
         if value is None:
             continue
+        if isinstance(field.default, tuple) and isinstance(value, str):  # its letters would count as values
+            raise UserError(f"{prefix}{field.name} is {value!r}. Give a tuple, such as {(value,)}")
         if choices and value not in choices:
             raise UserError(f"unknown {prefix}{field.name} {value!r}; choose from {', '.join(choices)}")
         if valid and not valid.holds(value):

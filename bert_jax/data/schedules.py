@@ -43,7 +43,7 @@ def read_steps(values: Mapping[Any, Value], key: str, example: str, first: int =
         UserError: for a schedule that begins elsewhere.
     """
     steps = sorted((int(step), value) for step, value in values.items())
-    if not (steps[0][0] >= 1 if first else steps[0][0] == 0):
+    if not steps or not (steps[0][0] >= 1 if first else steps[0][0] == 0):
         raise UserError(f"{key} is {dict(values)!r}. Its steps must begin at {first}, such as {example}")
     return StepSchedule(tuple(step for step, _ in steps), tuple(value for _, value in steps))
 
@@ -137,7 +137,8 @@ def mask_rates(rate: float | None, schedule: Mapping[Any, float], shape: str = S
         raise UserError(f"unknown data.mask_shape {shape!r}; choose from {STEPS}, {LINEAR}")
     if rate is None and not schedule and shape == STEPS:
         return None
-    rates = read_steps(schedule or {0: rate}, "data.mask_schedule", EXAMPLE)
+    constant = {} if rate is None else {0: rate}
+    rates = read_steps(constant or schedule, "data.mask_schedule", EXAMPLE)
     if shape == LINEAR and len(rates.steps) < 2:
         raise UserError(
             "data.mask_shape is linear, but there is only one mask rate. Give at least two points, such as "

@@ -63,8 +63,8 @@ class RowSpec:
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train or config.data.mixture:
-            [phase] = open_phases(dataclasses.replace(config.data, phases=""), only_manifests=True)
-            named = config.data.train or config.data.mixture
+            [phase] = open_phases(dataclasses.replace(config.data, phases={}), only_manifests=True)
+            named = config.data.train or ", ".join(config.data.mixture)
             data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
             if seq_len not in (None, data.seq_len):
                 raise UserError(
@@ -122,7 +122,7 @@ class AbstractStep:
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
         model = sizes.model_config(config.model, rows.vocab_size)
         # The traits of the shards that training would read; without shards, those that the configuration needs.
-        name = config.data.train or config.data.mixture or "the shards"
+        name = config.data.train or ", ".join(config.data.mixture) or "the shards"
         traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
         sizes.check_positions(model, rows.seq_len, traits.name)
         sizes.check_truncation(model, rows.seq_len, traits.name)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -162,11 +162,11 @@ class EvaluateOptions(TypedDict, total=False):
     batch_size: int
     compute_dtype: str
     max_rows: int
-    label_map: str
+    label_map: Mapping[str, str]
     max_length: int
     truncate_dim: int
     skip_self: bool
-    metrics: str
+    metrics: Sequence[str]
     positive: str
     null_threshold: float | None
     mesh: MeshConfig | None
@@ -181,11 +181,11 @@ def evaluate(
     compute_dtype: str = "auto",
     max_rows: int = 0,
     columns: Columns | None = None,
-    label_map: str = "",
+    label_map: Mapping[str, str] | None = None,
     max_length: int = 0,
     truncate_dim: int = 0,
     skip_self: bool = False,
-    metrics: str = "",
+    metrics: Sequence[str] = (),
     positive: str = "",
     null_threshold: float | None = None,
     average: str = "",

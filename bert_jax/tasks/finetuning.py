@@ -65,10 +65,10 @@ def settings_of(config: FinetuneConfig) -> list[Setting]:
     Raises UserError for an unknown key, one that a sweep cannot have, a value of another type, and two settings that
     are equal or have the same folder.
     """
-    for key, values in config.sweep.items():
+    for key, choices in config.sweep.items():
         if key in REFUSED:
             raise UserError(f"config.sweep has the key {key}, which a sweep cannot have: {REFUSED[key]}")
-        if not values:
+        if not choices:
             raise UserError(f"config.sweep has no value for {key}. Give at least one")
     settings = []
     for combination in itertools.product(*config.sweep.values()):

@@ -96,12 +96,12 @@ def measured_file(table: Table, path: Path, loaded: LoadedModel, columns: Column
     task = task_of(loaded)
     used = columns.filled(task.columns)
     config = TaskConfig(kind=task.kind, text=used.text, text_pair=used.text_pair, label=used.label)
-    return data_file(table, path, dataclasses.replace(config, marks=",".join(used.marks)))
+    return data_file(table, path, dataclasses.replace(config, marks=used.marks))
 
 
 def _line(where: str, row: Mapping[Any, Any], task: TaskConfig) -> str:
-    labels = _names(task.label)
-    read = labels | _names(task.text, task.text_pair, task.marks, task.choices, task.negatives)
+    labels = {*task.label.split(",")} if isinstance(task.label, str) else {*task.label}
+    read = {task.text, task.text_pair, *labels, *task.marks, *task.choices, *task.negatives}
     read.update([] if task.kind else [CHOICES], [] if task.kind in _OF_NAMED_COLUMNS else _DEFAULT_COLUMNS)
     values = {}
     for name, value in row.items():
@@ -136,11 +136,6 @@ def _rows(table: Any) -> list[Any]:
     if hasattr(table, "columns") and hasattr(table, "to_dict"):  # pandas
         return list(table.to_dict("records"))
     return list(table) if is_iterable(table) else []
-
-
-def _names(*columns: str) -> set[str]:
-    """The names in keys that each name one column, or several separated by commas."""
-    return {name.strip() for names in columns for name in names.split(",")} - {""}
 
 
 def _plain(value: Any, sets: bool = False) -> Any:

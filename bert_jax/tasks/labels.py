@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bert_jax.config import TaskConfig
@@ -28,30 +28,10 @@ from bert_jax.train.losses import ClassCosts
 _UNNAMED = "label_"
 
 
-def parse_names(field: str, given: str) -> tuple[str, ...]:
-    """The names in a comma-separated list. Raises UserError for an empty or repeated one; field is its key."""
-    names = tuple(name.strip() for name in given.split(",")) if given else ()
+def check_names(key: str, names: Sequence[str]) -> None:
+    """Raises UserError for an empty or repeated name."""
     if not all(names) or len(set(names)) < len(names):
-        raise UserError(f"{field} is {given!r}; give different names, separated by commas")
-    return names
-
-
-def parse_label_map(given: str) -> dict[str, str]:
-    """The label of the task for each label of a file, from FILE_LABEL:LABEL,...
-
-    The last colon separates the two. Raises UserError for a malformed part and for a label that is mapped twice.
-    """
-    found: dict[str, str] = {}
-    for part in given.split(",") if given else ():
-        old, colon, new = (one.strip() for one in part.rpartition(":"))
-        if not (old and colon and new) or old in found:
-            what = "maps a label twice" if old in found else f"has the part {part!r}"
-            raise UserError(
-                f"the label map {given!r} {what}; write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..., such as "
-                "0:NEGATIVE,1:POSITIVE"
-            )
-        found[old] = new
-    return found
+        raise UserError(f"{key} is {','.join(names)!r}; give different names, such as a,b")
 
 
 def same_names(found: Iterable[str], known: Sequence[str]) -> dict[str, str]:
@@ -89,19 +69,19 @@ def _form(label: str) -> str:
 class NamedLabelsTask(Task[Item, Rows]):
     """A task whose items have labels with names.
 
-    label_map: what labels of files mean, FILE_LABEL:LABEL,... (same_names); empty: what they say.
+    label_map: what labels of files mean, {FILE_LABEL: LABEL} (same_names); empty: what they say.
     """
 
-    label_map: str = TaskConfig.label_map
+    label_map: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mapped = parse_label_map(self.label_map).values() if self.labels else ()
+        mapped = self.label_map.values() if self.labels else ()
         unknown = [label for label in mapped if label not in self.labels]
         if unknown:
             raise UserError(
-                f"the label map {self.label_map!r} names {unknown[0]!r}, which is not a label of the task: "
-                f"{shown_labels(self.labels)}. Write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..."
+                f"the label map {self.label_map} names {unknown[0]!r}, which is not a label of the task: "
+                f"{shown_labels(self.labels)}. Write {{LABEL_OF_THE_FILE: LABEL_OF_THE_TASK}}"
             )
 
     @property
@@ -120,8 +100,7 @@ class NamedLabelsTask(Task[Item, Rows]):
     def with_names(self, split: Split[Item]) -> Split[Item]:
         """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
         found = self.labels_in(split)
-        names = parse_label_map(self.label_map)
-        names |= same_names(found - set(names), self.labels)
+        names = self.label_map | same_names(found - set(self.label_map), self.labels)
         if not found & set(names):
             return split
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
@@ -134,12 +113,12 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
 
     | option | |
     |---|---|
-    | class_weights | balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 |
+    | class_weights | balanced, or {LABEL: WEIGHT}; empty: each class weighs 1 |
     | class_weight_values | the resulting weights on the training file, by label id |
     | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
     """
 
-    class_weights: str = TaskConfig.class_weights
+    class_weights: str | dict[str, float] = TaskConfig.class_weights
     class_weight_values: tuple[float, ...] = ()
     label_smoothing: float = TaskConfig.label_smoothing
 
@@ -169,7 +148,7 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
             counts = Counter(labels)
             weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
         else:
-            weights = dict(self._given_weight(train, part) for part in self.class_weights.split(","))
+            weights = self._checked_weights(train)
         values = tuple(weights.get(label, 1.0) for label in self.labels)
         if not any(values):
             raise UserError(
@@ -177,20 +156,19 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
             )
         return values
 
-    def _given_weight(self, train: Split, given: str) -> tuple[str, float]:
-        label, _, number = given.rpartition("=")
-        label = label.strip()
-        if label not in self.labels:
-            raise UserError(
-                f"task.class_weights names {label!r} in {given!r}, which is not a label of {train.path}: "
-                f"{shown_labels(self.labels)}. Use balanced, or LABEL=WEIGHT,..."
-            )
-        weight = parse_number(number)
-        if not 0 <= weight < math.inf:
-            raise UserError(
-                f"task.class_weights has {given!r}, but {number!r} is not a weight; use a number of 0 or more"
-            )
-        return label, weight
+    def _checked_weights(self, train: Split) -> dict[str, float]:
+        weights = self.class_weights
+        if not isinstance(weights, dict):
+            raise UserError(f"task.class_weights is {weights!r}; use balanced, or {{LABEL: WEIGHT}}")
+        for label, weight in weights.items():
+            if label not in self.labels:
+                raise UserError(
+                    f"task.class_weights names {label!r}, which is not a label of {train.path}: "
+                    f"{shown_labels(self.labels)}"
+                )
+            if not 0 <= weight < math.inf:
+                raise UserError(f"task.class_weights has {label!r}: {weight}. Use a number of 0 or more")
+        return weights
 
 
 def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[str]:

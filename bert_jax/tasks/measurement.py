@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bert_jax.tasks.inference import (
 )
 from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
-from bert_jax.tasks.labels import NamedLabelsTask, parse_names
+from bert_jax.tasks.labels import NamedLabelsTask, check_names
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.registry import task_of
@@ -114,9 +114,9 @@ def evaluate(
     data: str | Path,
     config: TrainConfig | None = None,
     columns: Columns | None = None,
-    label_map: str = "",
+    label_map: Mapping[str, str] | None = None,
     max_length: int = 0,
-    metrics: str = "",
+    metrics: Sequence[str] = (),
     positive: str = "",
     null_threshold: float | None = None,
     truncate_dim: int = 0,
@@ -168,7 +168,9 @@ def evaluate(
     return Evaluation(values, sizes, tuple(messages))
 
 
-def _with_options(task: Task, label_map: str, metrics: str, positive: str, truncate_dim: int) -> Task:
+def _with_options(
+    task: Task, label_map: Mapping[str, str] | None, metrics: Sequence[str], positive: str, truncate_dim: int
+) -> Task:
     """The task with the options that are given, each of which only some kinds have."""
 
     def changed(kind: Any, flag: str, value: object, lacks: str, **changes: Any) -> Task:
@@ -177,13 +179,15 @@ def _with_options(task: Task, label_map: str, metrics: str, positive: str, trunc
         return dataclasses.replace(task, **changes)
 
     if label_map:
-        task = changed(NamedLabelsTask, "label_map", label_map, "labels to map", label_map=label_map)
+        task = changed(NamedLabelsTask, "label_map", label_map, "labels to map", label_map=dict(label_map))
     if truncate_dim:
         task = changed(EmbeddingTask, "truncate_dim", truncate_dim, "vectors", truncate_dim=truncate_dim)
     if positive:
         task = changed(ClassificationTask, "positive", positive, "positive class", positive=positive, metrics=())
         task = task.with_metrics()
-    return dataclasses.replace(task, metrics=parse_names("--metrics", metrics)) if metrics else task
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    check_names("--metrics", names)
+    return dataclasses.replace(task, metrics=names) if names else task
 
 
 def metric_prefix(split: str) -> str:

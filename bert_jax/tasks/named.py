@@ -252,14 +252,16 @@ SWAG = NamedTask(
         "swag",
         metrics=("accuracy",),
         columns=Columns("sent1", "sent2", "label"),
-        choices="ending0,ending1,ending2,ending3",
+        choices=("ending0", "ending1", "ending2", "ending3"),
     ),
     ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
     {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
     stored_splits=STORED_SPLITS,
 )
 COPA = NamedTask(
-    CopaTask("copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices="choice1,choice2"),
+    CopaTask(
+        "copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices=("choice1", "choice2")
+    ),
     superglue_folders("COPA"),
     FILES,
     stored="super_glue/copa",

@@ -6,7 +6,7 @@ Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
-from bert_jax.tasks.labels import NamedLabelsTask, parse_label_map, parse_names
+from bert_jax.tasks.labels import NamedLabelsTask, check_names
 from bert_jax.tasks.named import SPLITS, TASKS, NamedTask
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import TFDS, Columns, is_stored, plain_name
@@ -49,7 +49,6 @@ BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ew
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 STORED_ENDINGS = (".parquet", ".jsonl")
-NAME_LISTS = ("metrics", "labels")  # options that a configuration holds as one text, separated by commas
 PROMPTS = ("prompt", "query_prompt", "document_prompt")  # for which none stands for no text
 # Keys that describe a user's own files.
 OWN_KEYS = ("text", "text_pair", "label", "choices", "negatives", "marks", "kind")
@@ -98,7 +97,8 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         files = _find_files(TASKS[config.name], config, given) | given
     elif config.train:
         kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[tables.kind_of_file(Path(config.train))])
-        columns = Columns(config.text, config.text_pair, config.label, _marks(config))
+        label = config.label if isinstance(config.label, str) else ",".join(config.label)
+        columns = Columns(config.text, config.text_pair, label, _marks(config))
         task = kind_class(kind)("own", columns=columns)
         for key in task.unread_columns:
             if getattr(config, key):
@@ -126,30 +126,32 @@ def _options(config: TaskConfig, task: Task) -> dict[str, Any]:
     """
     every = {name: {item.name: item.default for item in fields(kind)} for name, kind in KINDS.items()}
     own = {item.name for item in fields(task)}
+    defaults = TaskConfig()
+    check_names("task.metrics", config.metrics)
+    check_names("task.labels", config.labels)
     options = {}
     for item in fields(config):
-        value = getattr(config, item.name)
+        value, default = getattr(config, item.name), getattr(defaults, item.name)
         kinds = [kind for kind, defaults in every.items() if item.name in defaults]
-        if item.name == "name" or value == item.default or not (kinds or item.name in own):
+        if item.name == "name" or value == default or not (kinds or item.name in own):
             continue
         if item.name not in own or (item.name == "labels" and not task.has_labels):
             kinds = [kind for kind in kinds if item.name != "labels" or KINDS[kind].has_labels]
             raise UserError(f"task.{item.name} is for {', '.join(kinds)}, not for {task.kind}; leave it out")
         if item.name in PROMPTS and value.lower() == "none":
             value = ""
-        options[item.name] = parse_names(f"task.{item.name}", value) if item.name in NAME_LISTS else value
+        options[item.name] = value
     if "label_map" in options and task.labels and "labels" not in options:  # a named task takes the new names
-        names = parse_label_map(config.label_map)
-        options["labels"] = tuple(dict.fromkeys(names.get(label, label) for label in task.labels))
+        options["labels"] = tuple(dict.fromkeys(config.label_map.get(label, label) for label in task.labels))
     return options
 
 
 def _marks(config: TaskConfig) -> tuple[str, ...]:
-    marks = tuple(name.strip() for name in config.marks.split(",")) if config.marks else ()
+    marks = config.marks
     expected = 4 if config.text_pair else 2
     if marks and len(marks) != expected:
         raise UserError(
-            f"task.marks is {config.marks!r}; give {expected} columns, separated by commas: the first character of a "
+            f"task.marks is {','.join(marks)!r}; give {expected} columns: the first character of a "
             "word and the one after its last, for each text"
         )
     return marks
@@ -248,9 +250,13 @@ def _find_prepared(named: NamedTask, name: str, needed: Sequence[str]) -> dict[s
 # have.
 
 
+def _default(item: Field[Any]) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
 FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
 # Where kinds differ in a default, that of the first kind is written for those without the option.
-OPTIONS = {item.name: item.default for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
+OPTIONS = {item.name: _default(item) for kind in (*BUILT_IN, *reversed(BUILT_IN)) for item in fields(kind)}
 DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
 
 

@@ -228,7 +228,7 @@ class Trained:
             return None
         return cls.where(factors)
 
-    def check(self, rates: str, train_layers: str = "all") -> None:
+    def check(self, rates: Mapping[str, float], train_layers: str = "all") -> None:
         """Raises UserError where nothing trains, by optimizer.rates or by train_layers."""
         if self.layers:
             return

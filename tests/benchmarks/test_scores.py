@@ -89,7 +89,7 @@ def test_the_methods_of_a_table_have_the_same_seeds_epochs_and_task(table: str, 
     assert len({(one.task.name, one.task.kind, one.batch_size) for one in configs.values()}) == 1
     assert {one.epochs for one in configs.values()} == {found.epochs}
     assert {name: one.seeds for name, one in configs.items() if name != scores.TEACHER} == {
-        name: (found.seeds,) for name in configs if name != scores.TEACHER
+        name: found.seeds for name in configs if name != scores.TEACHER
     }
 
 
@@ -100,7 +100,7 @@ def test_adapters_and_students_are_those_that_the_tables_name(tmp_path: Path):
     ranks = {method: config_of("lora", method, tmp_path).lora.rank for method in matrices}
     assert (matrices, ranks) == ({"full": 6, "lora": 2, "lora_all": 6}, {"full": 0, "lora": 8, "lora_all": 8})
     teacher, student, alone = (config_of("distillation", name, tmp_path) for name in ("teacher", "student", "alone"))
-    assert teacher.init_layers == () and teacher.seeds == (1,) and not teacher.distill.teacher
+    assert teacher.init_layers == () and teacher.seeds == 1 and not teacher.distill.teacher
     assert student.init_layers == alone.init_layers == (1, 3, 5)
     assert student.optimizer.learning_rate == alone.optimizer.learning_rate == 2e-4 > teacher.optimizer.learning_rate
     assert student.distill.teacher == student.init_from == str(tmp_path / "mrpc-teacher")

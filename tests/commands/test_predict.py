@@ -547,12 +547,12 @@ def test_squad_s_files_hold_the_answers_and_the_odds_of_none(
     right = [compared_words(texts[f"q{n}"]) == expected for n, expected in enumerate(words)]
     found = measurement.evaluate(asked, file).metrics
     assert found["exact"] == np.mean(right) and found["NoAns_exact"] == np.mean(right[1::2])
-    assert set(measurement.evaluate(asked, file, metrics="NoAns_f1,exact").metrics) == {
+    assert set(measurement.evaluate(asked, file, metrics=("NoAns_f1", "exact")).metrics) == {
         "NoAns_f1",
         "exact",
         "task_loss",
     }
-    for given in ("exact_match", "f1,exact_match"):
+    for given in ("exact_match", ("f1", "exact_match")):
         with pytest.raises(
             UserError, match=r"\(in evaluate: --metrics\) has 'exact_match', but .*dev.json has questions"
         ):
@@ -610,7 +610,7 @@ def test_a_threshold_of_no_answer_is_for_questions(workdir: Path, classifier: Lo
             CHOICES,
             {"text": "a", "choices": ["the cat", "mat"]},
             ["choice", "label", "score"],
-            {"text": "a", "choices": "the cat"},
+            {"text": "a", "choices": ("the cat",)},
         ),
     ],
     ids=["question", "token_regression", "spans", "choice"],

@@ -13,7 +13,7 @@ from data_prep.vocabulary import TokenizerOptions
 from website import reference
 
 VALUES = {"learning_rate": "0.5", "batch_size": "48", "compute_dtype": "bfloat16", "budget_minutes": "2.5"}
-VALUES |= {"seed": "7", "seeds": "0,7,9", "max_length": "64"}
+VALUES |= {"seed": "7", "seeds": "0,7,9", "max_length": "64", "label_map": "{0: no}"}
 RECIPES = {"bert_tiny": PretrainConfig, "own": FinetuneConfig}
 LENGTH = r"--seq_len( T)?, --max_length T"  # Python 3.13 and later print the value once, after the last name
 TEXT = r"--text_field( NAME)?, --text NAME"

@@ -156,7 +156,7 @@ def test_a_fine_tuned_mix_is_saved_measured_and_exported(reviews, tmp_path, monk
 def test_other_kinds_of_tasks_refuse_a_mix(tmp_path):
     file = tmp_path / "choices.tsv"
     file.write_text("context\tone\ttwo\tlabel\n")
-    config = TaskConfig(train=str(file), text="context", choices="one,two", label="label", layer_mix=True)
+    config = TaskConfig(train=str(file), text="context", choices=("one", "two"), label="label", layer_mix=True)
     with pytest.raises(UserError, match=r"task\.layer_mix is for .*regression, tagging.*, not for choice"):
         registry.resolve(config)
 

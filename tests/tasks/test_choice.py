@@ -247,11 +247,11 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
             {"context": "a", "options": ["b", "c"], "right": "b"},
         ],
     )
-    split = own(listed, choices="options")
+    split = own(listed, choices=("options",))
     assert TASK.encode(split, letters).labels.tolist() == [2, 1, 0]
     columns = tmp_path / "own.tsv"
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
-    split = own(columns, choices="one,two,three")
+    split = own(columns, choices=("one", "two", "three"))
     assert split.items[0].choices == ("b", "c", "")
     assert TASK.encode(split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
 
@@ -282,7 +282,7 @@ def test_a_label_that_two_readings_give_different_choices_is_refused(letters: To
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
     choices = ["1", "2", "3", "4"]
     return own(
-        json_lines(path, [{"context": "a", "options": choices, "right": one} for one in labels]), choices="options"
+        json_lines(path, [{"context": "a", "options": choices, "right": one} for one in labels]), choices=("options",)
     )
 
 
@@ -343,7 +343,7 @@ def test_an_invalid_item_is_refused_with_file_and_line(
 ) -> None:
     whole = {"context": "a", "options": ["b", "c"], "right": 0} | record
     with pytest.raises(UserError, match=said):
-        TASK.encode(own(json_lines(tmp_path / "own.jsonl", [whole]), choices="options"), letters)
+        TASK.encode(own(json_lines(tmp_path / "own.jsonl", [whole]), choices=("options",)), letters)
 
 
 def test_a_table_needs_the_columns_of_all_choices(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_table_needs_the_columns_of_all_choices(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name one column for each choice"):
         own(path, kind="choice")
     with pytest.raises(UserError, match=r"task.choices is for choice, not for regression; leave it out"):
-        own(path, choices="a,b", kind="regression")
+        own(path, choices=("a", "b"), kind="regression")
 
 
 def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:

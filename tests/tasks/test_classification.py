@@ -420,7 +420,11 @@ def test_labels_are_sorted_or_in_the_order_of_columns_and_keep_their_names(tmp_p
         "none",
     )
     config = TaskConfig(
-        train=str(json_lines(tmp_path / "a.jsonl")), text="text", label="labels", kind="multilabel", label_map="joy:JOY"
+        train=str(json_lines(tmp_path / "a.jsonl")),
+        text="text",
+        label="labels",
+        kind="multilabel",
+        label_map={"joy": "JOY"},
     )
     task, files = registry.resolve(config)
     assert task.complete(registry.read(task, files["train"])).labels == ("JOY", "anger", "fear")

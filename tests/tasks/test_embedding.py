@@ -145,7 +145,7 @@ def written(folder: Path, name: str, header: tuple[str, ...], rows: list[tuple])
     return path
 
 
-TASK = EmbeddingTask("own", columns=Columns("a", "b"), negatives="c", query_prompt="the ", document_prompt="a ")
+TASK = EmbeddingTask("own", columns=Columns("a", "b"), negatives=("c",), query_prompt="the ", document_prompt="a ")
 
 
 @pytest.mark.parametrize("name", ["f.tsv", "f.csv", "f.jsonl", "f.parquet"])
@@ -191,7 +191,7 @@ def test_a_wrong_option_or_file_is_refused(tmp_path: Path, changes: dict, rows: 
 
 
 MODEL = odd_config(width=32, heads=4, feed_forward=48, layers=2, dropout=0.0, attention_dropout=0.0)
-LOSSES = {"contrastive": {"negatives": "c", "symmetric": True, "dimensions": (32, 8)}, "cosent": {}}
+LOSSES = {"contrastive": {"negatives": ("c",), "symmetric": True, "dimensions": (32, 8)}, "cosent": {}}
 
 
 @functools.cache
@@ -428,7 +428,7 @@ def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(
 
 
 def test_a_column_of_negatives_among_others_must_be_there(tmp_path: Path) -> None:
-    task = dataclasses.replace(TASK, negatives="c,d")
+    task = dataclasses.replace(TASK, negatives=("c", "d"))
     with pytest.raises(UserError, match=r"f\.tsv has no column 'd', but others of task.negatives"):
         task.read(written(tmp_path, "f.tsv", ("a", "b", "c"), PAIRS), task.columns, True)
 

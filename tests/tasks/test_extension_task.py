@@ -87,7 +87,7 @@ def test_the_report_shows_the_predictions_of_the_kind(tmp_path: Path) -> None:
     found = predict_dev(run, read_config(run), most=100)
     assert any(one["label"] != max(one["scores"], key=one["scores"].get) for one in found.predictions)
     matrix, calibration, cards = error_sections(run, read_config(run), 100)
-    accuracy = evaluate(run, tmp_path / "dev.tsv", metrics="accuracy")["accuracy"]
+    accuracy = evaluate(run, tmp_path / "dev.tsv", metrics=("accuracy",))["accuracy"]
     confidence = float(np.mean([one["score"] for one in found.predictions]))
     assert f"the mean confidence is {percent(confidence)}, the accuracy {percent(accuracy)}" in calibration.note
     shown = re.findall(r"<h3>. *, predicted (.) <span>line (\d+)</span>(.*?)</article>", cards.blocks[0].html)

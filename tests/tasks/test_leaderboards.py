@@ -36,11 +36,13 @@ def test_labels_are_written_as_the_published_files_write_them(tmp_path: Path) ->
 
 
 def test_labels_with_other_names_are_refused(tmp_path: Path) -> None:
-    task = dataclasses.replace(TASKS["cola"].task, labels=("bad", "good"), label_map="0:bad,1:good")
-    with pytest.raises(UserError, match=r"task\.label_map=0:bad,1:good, but the leaderboard expects those of its own"):
+    task = dataclasses.replace(TASKS["cola"].task, labels=("bad", "good"), label_map={"0": "bad", "1": "good"})
+    with pytest.raises(
+        UserError, match=r"task\.label_map=\{'0': 'bad', '1': 'good'\}, but the leaderboard expects those of its own"
+    ):
         leaderboards.write_submission(task, "test", answers("good"), tmp_path)
     with pytest.raises(UserError, match=r"the leaderboard of task\.submission expects the labels of its own files"):
-        resolve(TaskConfig(name="cola", label_map="0:bad,1:good", submission=str(tmp_path)))
+        resolve(TaskConfig(name="cola", label_map={"0": "bad", "1": "good"}, submission=str(tmp_path)))
 
 
 def test_scores_of_similarity_stay_within_their_range(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -235,7 +236,7 @@ def test_numbers_of_ewt_are_those_of_its_data_set_only_in_its_own_column(tmp_pat
         == tags(dataclasses.replace(task, labels=given))
         == (given[7], given[15])
     )
-    assert tags(dataclasses.replace(task, label_map="7:X,15:NOUN")) == ("X", "NOUN")
+    assert tags(dataclasses.replace(task, label_map={"7": "X", "15": "NOUN"})) == ("X", "NOUN")
 
 
 MISTAKES = {
@@ -369,12 +370,12 @@ def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name
 def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_columns(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("a,b,from,to,other,end,same\nthe bank,a bank,4,8,2,6,yes\n")
-    config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks="from,to, other,end")
+    config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks=("from", "to", "other", "end"))
     task, files = registry.resolve(config)
     assert registry.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
     assert from_json(json.loads(json.dumps(to_json(task)))) == task
     with pytest.raises(UserError, match=r"task.marks is 'from,to'; give 4 columns"):
-        registry.resolve(dataclasses.replace(config, marks="from,to"))
+        registry.resolve(dataclasses.replace(config, marks=("from", "to")))
 
 
 def test_a_marked_word_outside_the_text_is_refused_with_file_and_line(tmp_path: Path) -> None:
@@ -429,11 +430,13 @@ def test_real_subsets_are_read_by_naming_their_files(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *((kind, {"marks": "start,end"}) for kind in ("multilabel", "choice", "tagging", "question")),
+        *((kind, {"marks": ("start", "end")}) for kind in ("multilabel", "choice", "tagging", "question")),
         *((kind, {"text_pair": "x"}) for kind in ("tagging", "token_regression", "spans", "span_pairs")),
     ],
 )
 def test_columns_that_a_kind_does_not_read_are_refused(kind: str, options: dict) -> None:
     [(key, value)] = options.items()
-    with pytest.raises(UserError, match=f"task.{key} is '{value}', but task.kind={kind} has none; leave it out"):
+    with pytest.raises(
+        UserError, match=re.escape(f"task.{key} is {value!r}, but task.kind={kind} has none; leave it out")
+    ):
         registry.resolve(TaskConfig(kind=kind, train="a.jsonl", text="a", label="b", **options))

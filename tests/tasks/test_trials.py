@@ -305,7 +305,7 @@ def test_a_workdir_of_other_runs_is_refused(tmp_path: Path) -> None:
         ({"task.pooling": ("cls", "maen")}, "task.pooling is 'maen'"),
         ({"task.max_length": (32, 4)}, "task.max_length is 4"),
         ({"task.label_smoothing": (0.1, 1.5)}, "task.label_smoothing is 1.5"),
-        ({"task.class_weights": ("balanced", "y3")}, "task.class_weights names '' in 'y3'"),
+        ({"task.class_weights": ("balanced", "y3")}, "task.class_weights is 'y3'; use balanced"),
         ({"init_from": ("{start}", "missing")}, "no checkpoint at missing"),
         ({"train_layers": ("all", "lst:2")}, "train_layers is 'lst:2'"),
         ({"optimizer.name": ("adamw", "adamx")}, "adamx"),

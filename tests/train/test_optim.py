@@ -261,13 +261,13 @@ def test_weight_decay_applies_to_matrices_unless_a_rule_matches():
     assert decays["embeddings/token/table"] == np.float32(0.01)
 
 
-@pytest.mark.parametrize("decays", [".*=0.2", "kernel$=0.3;^embeddings/=0.2"])
+@pytest.mark.parametrize("decays", [{".*": 0.2}, {"kernel$": 0.3, "^embeddings/": 0.2}])
 def test_a_weight_decay_that_applies_to_no_parameter_is_reported(decays):
     config = OptimizerConfig(weight_decay=0.1, decays=decays)
     told = optim.weight_decay_warning(config, layers())
     assert f"optimizer.weight_decay=0.1 has no effect, because optimizer.decays={decays} matches all" in told
     usual = dataclasses.replace(config, weight_decay=OptimizerConfig.weight_decay)
-    others = ("", "kernel$=0.3", "layers/[01]/=0.3;^embeddings/=0.2", "bias$=0.1")
+    others = ({}, {"kernel$": 0.3}, {"layers/[01]/": 0.3, "^embeddings/": 0.2}, {"bias$": 0.1})
     for quiet in (usual, *(dataclasses.replace(config, decays=some) for some in others)):
         assert optim.weight_decay_warning(quiet, layers()) == ""
 

@@ -1,6 +1,7 @@
 """config.profile: which steps are traced, and what is reported if none are."""
 
 import contextlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,10 @@ from bert_jax.train.hooks import Point, Profile
 from bert_jax.train.prepare import traced_steps
 
 
-def test_steps_are_two_numbers(tmp_path):
-    assert traced_steps("100:105", tmp_path) == (100, 105)
-
-
-@pytest.mark.parametrize("text", ["100", "5:5", "7:3", "a:b", "1:2:3", "-1:4"])
-def test_other_steps_are_refused_with_an_example(text, tmp_path):
-    with pytest.raises(UserError, match=f"profile is '{text}'.*such as 100:105"):
-        traced_steps(text, tmp_path)
+@pytest.mark.parametrize("steps", [(100,), (5, 5), (7, 3), (1, 2, 3), (-1, 4)])
+def test_other_steps_are_refused_with_an_example(steps, tmp_path):
+    with pytest.raises(UserError, match=re.escape(f"profile is {steps}; give") + r".*such as \(100, 105\)"):
+        traced_steps(steps, tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +27,7 @@ def unchecked_types(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
-def one_step(steps: str, workdir: Path) -> list[str]:
+def one_step(steps: tuple[int, ...], workdir: Path) -> list[str]:
     """What is reported in a run of one step."""
     reported: list[str] = []
     run = SimpleNamespace(config=TrainConfig(profile=steps), workdir=workdir)
@@ -45,10 +42,10 @@ def one_step(steps: str, workdir: Path) -> list[str]:
 
 
 def test_without_steps_nothing_is_traced(tmp_path):
-    assert not one_step("", tmp_path)
+    assert not one_step((), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_steps_that_never_ran_are_reported_at_the_end(tmp_path):
-    reported = one_step("3:5", tmp_path)
-    assert reported == ["config.profile=3:5: none of these steps ran, so nothing was traced"]
+    reported = one_step((3, 5), tmp_path)
+    assert reported == ["config.profile=3,5: none of these steps ran, so nothing was traced"]

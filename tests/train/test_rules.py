@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -38,18 +39,18 @@ def test_a_rule_may_mean_one_layer_of_a_stack(params):
     assert values["pooler/dense/bias"] == 0.25
 
 
-def test_rules_are_read_from_text(params):
-    assert rules.parse("", "optimizer.rates", params) == ()
-    text = "^embeddings/=0.1;layers/(0|1)/.*bias=0"
-    assert rules.parse(text, "optimizer.rates", params) == (("^embeddings/", 0.1), ("layers/(0|1)/.*bias", 0.0))
+def test_rules_keep_their_order(params):
+    assert rules.check({}, "optimizer.rates", params) == ()
+    numbers = {"^embeddings/": 0.1, "layers/(0|1)/.*bias": 0.0}
+    assert rules.check(numbers, "optimizer.rates", params) == tuple(numbers.items())
 
 
 @pytest.mark.parametrize(
-    "text", ["embeddings", "=1", "embeddings=", "embeddings=-1", "embeddings=nan", "(=1", "embedings=1", "layers/2/=1"]
+    "numbers", [{"": 1}, {"embeddings": -1}, {"embeddings": math.nan}, {"(": 1}, {"embedings": 1}, {"layers/2/": 1}]
 )
-def test_text_that_is_no_rule_or_meets_nothing_is_refused(params, text):
+def test_what_is_no_rule_or_meets_nothing_is_refused(params, numbers):
     with pytest.raises(UserError, match=r"optimizer\.rates"):
-        rules.parse(text, "optimizer.rates", params)
+        rules.check(numbers, "optimizer.rates", params)
 
 
 def test_everything_learns_by_default(params):

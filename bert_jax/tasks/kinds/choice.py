@@ -46,15 +46,15 @@ class MultipleChoice(NamedTuple):
     numbered: bool = False  # whether the file's label is a number, which always is an index
 
 
-def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
+def read_choices(path: Path, columns: Columns, choices: Sequence[str], label_required: bool) -> Split[MultipleChoice]:
     """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
-    choices names the columns of the choices, separated by commas, or one column that holds a list of texts (JSON
+    choices names the columns of the choices, or one column that holds a list of texts (JSON
     lines and Parquet; `choices` by default). An empty value in one of several columns is an absent choice. A file
     without the label column, or whose labels are all empty, null or -1, is read as unlabelled unless label_required.
     Raises UserError, with file and line, for missing columns and for an item with fewer than two choices.
     """
-    names = choice_columns(choices)
+    names = choices or (CHOICES,)
     if len(names) == 1 and not is_stored(path):
         raise UserError(
             f"{path} is TSV or CSV, but task.choices names one column, {names[0]!r}. Name one column for each choice: "
@@ -94,11 +94,6 @@ def item_of(columns: Columns, names: Sequence[str], source: Path, record: InputR
     start = value_of(source, record, (columns.text_pair, "start"), required=False)
     choices = checked_choices(source, line, texts)
     return MultipleChoice(context, _text(source, line, start), choices, None, line)
-
-
-def choice_columns(choices: str) -> list[str]:
-    """The columns that the option choices names."""
-    return [name.strip() for name in choices.split(",")] if choices else [CHOICES]
 
 
 def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str, ...]:
@@ -217,7 +212,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     unread_columns = ("marks",)
     has_labels = False
 
-    choices: str = TaskConfig.choices
+    choices: tuple[str, ...] = TaskConfig.choices
     label_smoothing: float = TaskConfig.label_smoothing
     choice_labels: str = ""
 
@@ -242,7 +237,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return Split(source, items, labelled=False)
 
     def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        return item_of(self.columns, choice_columns(self.choices), source, record)
+        return item_of(self.columns, self.choices or (CHOICES,), source, record)
 
     def complete(self, train: Split[MultipleChoice]) -> Task:
         """The task with what its training file decides about labels. Raises UserError for a metric not of METRICS."""

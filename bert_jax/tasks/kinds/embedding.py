@@ -43,22 +43,21 @@ class TextGroup(NamedTuple):
     line: int  # in the file, from 1
 
 
-def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup]:
+def read_groups(path: Path, columns: Columns, negatives: Sequence[str]) -> Split[TextGroup]:
     """Reads pairs of a table (read_records) from the columns text and text_pair, with their scores.
 
-    A file without the label column has no scores. negatives names columns of hard negatives, separated by commas, or
+    A file without the label column has no scores. negatives names columns of hard negatives, or
     one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
     is labelled in any case: a pair is its own target. Raises UserError, with file and line, for an empty anchor or
     positive, and a score that is missing or no number.
     """
     if not columns.text_pair:
         raise UserError(f"task.text_pair is not set; name the column of {path} that holds the second text of each pair")
-    names = [name.strip() for name in negatives.split(",")] if negatives else []
-    others = [Column(name, "negatives", required=False) for name in names]
+    others = [Column(name, "negatives", required=False) for name in negatives]
     found, scored = read_labelled(path, columns, others, label_required=False)
-    there = found.present[-len(names) :] if names else ()
+    there = found.present[-len(negatives) :] if negatives else ()
     if any(there) and not all(there):
-        missing = names[there.index(False)]
+        missing = negatives[there.index(False)]
         raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
     items = []
     for line, (text, text_pair, label, *hard) in found.records:
@@ -66,7 +65,7 @@ def read_groups(path: Path, columns: Columns, negatives: str) -> Split[TextGroup
         pair = text_of(where, text), text_of(where, text_pair)
         if not all(one.strip() for one in pair):
             raise UserError(f"{where} has an empty text. Write both texts of the pair, or remove the line")
-        if len(names) == 1 and is_stored(path) and isinstance(hard[0], list):
+        if len(negatives) == 1 and is_stored(path) and isinstance(hard[0], list):
             hard = hard[0]
         texts = (*pair, *(text_of(f"{where}: negatives", one).strip() for one in hard))
         items.append(TextGroup(texts, _score(where, label) if scored else None, line))
@@ -250,7 +249,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     | query_prompt, document_prompt | put before text, and before text_pair and negatives, of pairs without a score |
     | prompts | further prompts of a folder, by name |
     | similarity | how a folder says that its vectors are compared; for retrieval and export, training is by cosines |
-    | negatives | columns of hard negatives, separated by commas, or one column that holds a list |
+    | negatives | columns of hard negatives, or one column that holds a list |
     | loss | contrastive, or cosent for pairs with a score; empty until the training file is read |
     | scale | the factor of cosines in the loss; the inverse of the temperature |
     | symmetric | contrastive: also find the text of each text_pair |
@@ -268,7 +267,7 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
     document_prompt: str = TaskConfig.document_prompt
     prompts: tuple[tuple[str, str], ...] = ()
     similarity: str = COSINE
-    negatives: str = TaskConfig.negatives
+    negatives: tuple[str, ...] = TaskConfig.negatives
     loss: str = TaskConfig.loss
     scale: float = TaskConfig.scale
     symmetric: bool = TaskConfig.symmetric
@@ -330,8 +329,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         scored = train.items[0].score is not None
         if self.negatives and not any(any(item.texts[2:]) for item in train.items):
             raise UserError(
-                f"{train.path} has no hard negatives: no column {self.negatives!r} (task.negatives), or nothing in it. "
-                "Name another column, or leave task.negatives out"
+                f"{train.path} has no hard negatives: no column {', '.join(self.negatives)!r} (task.negatives), or nothing "
+                "in it. Name another column, or leave task.negatives out"
             )
         if self.loss and scored != (self.loss == "cosent"):
             raise UserError(

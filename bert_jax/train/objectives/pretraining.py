@@ -228,7 +228,7 @@ def check_no_masks(config: PretrainConfig, reason: str) -> None:
         )
 
 
-def check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
+def check_text(objective: str | dict[int, str], shards: Sequence[ShardTraits]) -> None:
     """Raises UserError for infilled shards: their batches lack tokens that the objective restores or predicts."""
     for each in shards:
         if each.mask_unit == "infill":
