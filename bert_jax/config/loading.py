@@ -274,7 +274,7 @@ def literal(text: str) -> Any:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is not a Python literal; put text in quotes") from None
 
 
@@ -292,8 +292,9 @@ def _value(node: ast.expr) -> Any:
             return tuple(map(_value, node.elts))
         case ast.Dict() if None not in node.keys:
             keys = [_value(key) for key in node.keys if key]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
-                raise ValueError(f"the key {twice!r} occurs twice")
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise ValueError(f"the key {key!r} occurs twice")
             return dict(zip(keys, map(_value, node.values), strict=True))
     raise ValueError(f"{ast.unparse(node)!r} is not a Python literal; put text in quotes")
 

@@ -1,11 +1,15 @@
+import ast
 import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax import config
 from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+from bert_jax.config.loading import literal
 from bert_jax.errors import UserError
 
 RECIPE = "configs/bert_tiny.py"
@@ -118,3 +122,68 @@ def test_a_wrong_recipe_key_or_value_is_refused_by_name(read_wrong, said):
 def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
     with pytest.raises(UserError, match=re.escape(said)):
         dataclasses.replace(tiny_config, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-4", 5e-4),
+        ("-3", -3),
+        ("true", True),
+        ("None", None),
+        ("mlm", "mlm"),
+        ("0, 7, 9", (0, 7, 9)),
+        ("[f1, 'a b']", ("f1", "a b")),
+        ("{0: 0.3, 5000: 0.15}", {0: 0.3, 5000: 0.15}),
+        ("{wiki: ('a/b', 0.7), books: 'c'}", {"wiki": ("a/b", 0.7), "books": "c"}),
+        ("{optimizer.learning_rate: (1e-5, 3e-5)}", {"optimizer.learning_rate": (1e-5, 3e-5)}),
+    ],
+)
+def test_a_literal_is_pythons_and_a_bare_word_is_text(text, value):
+    assert literal(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a/b", "'a / b' is not a Python literal; put text in quotes"),
+        ("{0: a-b}", "put text in quotes"),
+        ("f(x)", "not a Python literal"),
+        ("__import__('os').system", "not a Python literal"),
+        ("{0: 1, 0: 2}", "the key 0 occurs twice"),
+        ("(1,", "not a Python literal"),
+        ("{{a: 1}: 2}", "not a Python literal"),
+        ("[x for x in y]", "not a Python literal"),
+        ("f'{x}'", "not a Python literal"),
+    ],
+)
+def test_what_is_no_literal_is_refused_and_never_run(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        literal(text)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text() | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_every_plain_value_is_read_as_pythons_parser_reads_it(value):
+    assert literal(repr(value)) == ast.literal_eval(repr(value)) == value
+
+
+def test_text_is_taken_as_it_is_where_a_key_is_text():
+    built = config.from_flags(
+        FinetuneConfig,
+        "own",
+        ["--config.task.text=1", "--config.task.label=a b,c", "--config.task.labels=01, B-PER", "--label_map={0: no}"],
+    ).task
+    assert (built.text, built.label, built.labels) == ("1", ("a b", "c"), ("01", "B-PER"))
+    assert built.label_map == {"0": "no"}
+    assert config.from_flags(FinetuneConfig, "own", ["--config.task.class_weights=balanced"]).task.class_weights
+    weights = config.from_flags(FinetuneConfig, "own", ["--config.task.class_weights={a: 2}"]).task.class_weights
+    assert weights == {"a": 2.0}

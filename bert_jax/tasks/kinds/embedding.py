@@ -329,8 +329,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         scored = train.items[0].score is not None
         if self.negatives and not any(any(item.texts[2:]) for item in train.items):
             raise UserError(
-                f"{train.path} has no hard negatives: no column {', '.join(self.negatives)!r} (task.negatives), or nothing "
-                "in it. Name another column, or leave task.negatives out"
+                f"{train.path} has no hard negatives: no column {', '.join(self.negatives)!r} (task.negatives), or "
+                "nothing in it. Name another column, or leave task.negatives out"
             )
         if self.loss and scored != (self.loss == "cosent"):
             raise UserError(
