@@ -119,7 +119,7 @@ class Model:
 
         The settings are those of `bert-jax embed --help`; by default those of a sentence-transformers folder, otherwise
         the mean of the last layer. The number of truncated texts is printed. Raises UserError as
-        `bert_jax.commands.embed.embed` does, and for a pool of more than one vector of each text.
+        `bert_jax.tasks.embedder.embed` does, and for a pool of more than one vector of each text.
         """
         settings = settings_of(
             self.loaded,
@@ -134,7 +134,7 @@ class Model:
         if settings.pool not in TEXT_POOLS:
             raise UserError(
                 f"pool is {settings.pool!r}, but encode returns one vector of each text. Use {', '.join(TEXT_POOLS)}, "
-                f"or from bert_jax.commands.embed import embed; embed(model.loaded, texts, pool={settings.pool!r})"
+                f"or from bert_jax.tasks.embedder import embed; embed(model.loaded, texts, pool={settings.pool!r})"
             )
         several = [texts] if isinstance(texts, str) else checked_texts(texts)
         embedder = Embedder(self.loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)

@@ -34,13 +34,13 @@ from random_checkpoints import odd_config, random_checkpoint
 
 import bert_jax
 from bert_jax import api
-from bert_jax.commands.embed import embed
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.export import export_loaded
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import finetuning, in_memory, registry
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import EvaluateOptions, evaluate
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.tasks.prediction import PredictOptions, predict

@@ -1,31 +1,19 @@
-"""Computes the vectors of texts, words or tokens, and writes them to a NumPy file or to a folder of shards.
+"""Computes the vectors of texts, words or tokens, and writes them to a NumPy file or to a folder of shards."""
 
-`embed` returns the vectors of texts in memory, `embed_file` writes those of a file of any length.
-"""
-
-import dataclasses
-import hashlib
-import io
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from bert_jax import command_line
 from bert_jax.errors import UserError
-from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import add_average_flag, open_checkpoint
+from bert_jax.interop.open_checkpoint import add_average_flag
 from bert_jax.model.outputs import LAYERS
-from bert_jax.progress import print_note
-from bert_jax.storage.files import refuse_existing, write_atomic
-from bert_jax.tasks import embedder, measurement
-from bert_jax.tasks.embedder import TEXT_POOLS, Embedder, checked_texts, report_truncated, settings_of
-from bert_jax.tasks.reading.inputs import STREAM_FORMS, files_read, read_stream, read_texts
+from bert_jax.storage.files import refuse_existing
+from bert_jax.tasks import vector_files
+from bert_jax.tasks.embedder import embed
+from bert_jax.tasks.reading.inputs import STREAM_FORMS, read_texts
 from bert_jax.train.compilation import enable_compilation_cache
 
-FORMATS = ("npz", *embedder.FORMATS)
+FORMATS = ("npz", *vector_files.FORMATS)
 
 DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file, or to a folder of shards.
 
@@ -68,136 +56,6 @@ For pools of one vector per text.
 
 Texts longer than --max_length are truncated at the end, the longer text of a pair first. The number of truncated texts
 is printed."""
-
-
-def embed(
-    checkpoint: str | Path | LoadedModel,
-    texts: Iterable[Any],
-    *,
-    layers: str = "last",
-    pool: str = "",
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str = "",
-    batch_size: int = 32,
-    max_length: int = 0,
-    truncate_dim: int = 0,
-    compute_dtype: str = "float32",
-    average: str = "",
-) -> dict[str, np.ndarray]:
-    """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
-
-    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
-    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
-    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
-    the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
-    [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
-    that add no special tokens, whose first token is a piece of the text.
-    """
-    given = checked_texts(texts)
-    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    settings = settings_of(
-        loaded,
-        layers=layers,
-        pool=pool,
-        normalize=normalize,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        max_length=max_length,
-        truncate_dim=truncate_dim,
-    )
-    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
-    arrays = model.arrays(given)
-    report_truncated(model, len(given))
-    return arrays
-
-
-def embed_file(
-    checkpoint: str | Path | LoadedModel,
-    source: str | Path,
-    output: str | Path,
-    *,
-    format: str = "npy",
-    dtype: str = "float32",
-    shard_size: int = 65536,
-    form: str = "auto",
-    text: str = "",
-    text_pair: str = "",
-    batch_size: int = 32,
-    compute_dtype: str = "float32",
-    average: str = "",
-    **settings: Any,
-) -> dict[str, Any]:
-    """Writes the vectors of the texts of a file to a folder of shards, and returns its manifest (tasks/embedder.py).
-
-    settings are those of settings_of. Memory does not depend on the number of texts. An interrupted call is resumed by
-    the same call. Raises UserError as embed, read_stream and write_vectors do.
-    """
-    source, output = Path(source), Path(output)
-    texts = read_stream(source, form, text, text_pair)
-    files = _input_files(source, form)
-    refuse_existing(output)
-    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    found = settings_of(loaded, **settings)
-    if found.pool not in TEXT_POOLS:
-        raise UserError(f"--format {format} is for one vector per text, but --pool is {found.pool}. Use --format npz")
-    model = Embedder(loaded, found, batch_size=batch_size, compute_dtype=compute_dtype)
-    job = {
-        "checkpoint": loaded.origin,
-        "step": loaded.step,
-        "average": average,
-        "input": str(source),
-        "input_bytes": sum(file.stat().st_size for file in files if file.exists()),
-        f"input{embedder.HASH}": _sha256_of_files(files),
-        f"model{embedder.HASH}": _sha256_of_model(loaded),
-        "form": form,
-        "columns": [text, text_pair],
-        "compute_dtype": compute_dtype,
-        **dataclasses.asdict(found),
-    }
-    manifest = embedder.write_vectors(
-        texts, model.vectors, output, job=job, format=format, dtype=dtype, shard_size=shard_size
-    )
-    report_truncated(model, manifest["count"])
-    return manifest
-
-
-def _sha256_of_files(files: Sequence[Path]) -> str:
-    """The hash of the hashes of files. That of a pipe is random, because what it held cannot be compared."""
-    digest = hashlib.sha256()
-    for path in files:
-        if not path.is_file():
-            digest.update(os.urandom(8))
-            continue
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _sha256_of_model(loaded: LoadedModel) -> str:
-    """The hash of parameters and tokenizer."""
-    digest = hashlib.sha256(loaded.vocabulary.content_hash.encode())
-    for path in sorted(loaded.params):
-        digest.update(path.encode() + b"\0")
-        digest.update(np.ascontiguousarray(loaded.params[path]).data)
-    return digest.hexdigest()
-
-
-def _input_files(source: Path, form: str) -> list[Path]:
-    """The files of the input. Prints that they are several."""
-    files = files_read(source, form)
-    if len(files) > 1:
-        for line in measurement.file_remarks(source):
-            print_note(line)
-    return files
-
-
-def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Writes a .npz file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    write_atomic(path, content.getbuffer())
 
 
 def _parser() -> command_line.Parser:
@@ -245,18 +103,18 @@ def main(arguments: Sequence[str]) -> None:
     elif options["format"] == "npz":
         raise UserError("--shard_size is of output in shards, but --format npz writes one file; omit it")
     if options["format"] != "npz":
-        manifest = embed_file(checkpoint, source, output, **options)
+        manifest = vector_files.embed_file(checkpoint, source, output, **options)
         size = f"{manifest['dtype']}[{manifest['count']}, {manifest['width']}]"
         print(f"{output}: embeddings {size} in {len(manifest['shards'])} shards")
         return
     refuse_existing(output)
     del options["format"]
-    _input_files(source, options["form"])
+    vector_files.input_files(source, options["form"])
     texts = read_texts(source, options.pop("form"), options.pop("text"), options.pop("text_pair"))
     dtype = options.pop("dtype")
-    if dtype not in embedder.DTYPES:
-        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(embedder.DTYPES)}")
+    if dtype not in vector_files.DTYPES:
+        raise UserError(f"unknown --dtype {dtype!r}; choose from {', '.join(vector_files.DTYPES)}")
     arrays = embed(checkpoint, texts, **options)
-    arrays["embeddings"] = embedder.converted(arrays["embeddings"], dtype, "--dtype")
-    write_arrays(arrays, output)
+    arrays["embeddings"] = vector_files.converted(arrays["embeddings"], dtype, "--dtype")
+    vector_files.write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from bert_jax import command_line
-from bert_jax import config as config_lib
+from bert_jax.commands.pretrain import read_arguments
 from bert_jax.config import FinetuneConfig, loading
 from bert_jax.tasks import named, trials
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.train import distributed
-from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
-from bert_jax.train.describe import VERBOSE
+from bert_jax.train.compilation import write_on_every_host
 
 WIDTH = 160  # columns of the tables where no terminal limits them
 
@@ -59,22 +57,7 @@ If the run is interrupted, run the same command again to resume. One run at a ti
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command_line.Parser("bert-jax finetune", DESCRIPTION)
-    parser.add_argument(
-        "--config",
-        required=True,
-        help="a recipe by its name, e.g. glue:task=sst2, or a file; --config.KEY=VALUE sets a key",
-    )
-    parser.add_argument(
-        "--workdir",
-        required=True,
-        help="the folder for checkpoints, metrics and the result; on disk, gs://BUCKET/NAME or s3://BUCKET/NAME",
-    )
-    parser.add_argument("--verbose", action="store_true", help=VERBOSE)
-    distributed.add_flags(parser)
-    known, overrides = parser.parse_known_args(list(arguments))
-    enable_compilation_cache()
-    config = config_lib.from_flags(FinetuneConfig, known.config, overrides)
+    config, known = read_arguments("finetune", DESCRIPTION, FinetuneConfig, arguments)
     with distributed.processes(known):
         write_on_every_host()
         result = finetune(config, known.workdir, verbose=known.verbose)

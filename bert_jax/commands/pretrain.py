@@ -1,7 +1,9 @@
 """Pretrains an encoder on shards, and prints the result as JSON."""
 
+import argparse
 import json
 from collections.abc import Sequence
+from typing import TypeVar
 
 from bert_jax import command_line
 from bert_jax import config as config_lib
@@ -10,6 +12,8 @@ from bert_jax.pretraining import pretrain
 from bert_jax.train import distributed
 from bert_jax.train.compilation import enable_compilation_cache, write_on_every_host
 from bert_jax.train.describe import VERBOSE
+
+Config = TypeVar("Config")
 
 DESCRIPTION = f"""Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see the recipe gpt) is
@@ -63,22 +67,29 @@ workdir; a second one is refused. To view the result, run: bert-jax report WORKD
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the command and prints the result as JSON on the primary process."""
-    parser = command_line.Parser("bert-jax pretrain", DESCRIPTION)
+    config, known = read_arguments("pretrain", DESCRIPTION, PretrainConfig, arguments)
+    with distributed.processes(known):
+        write_on_every_host()
+        result = pretrain(config, known.workdir, verbose=known.verbose)
+        if distributed.is_primary():
+            print(json.dumps(result))
+
+
+def read_arguments(
+    command: str, description: str, config_class: type[Config], arguments: Sequence[str]
+) -> tuple[Config, argparse.Namespace]:
+    """Returns the configuration that the arguments of a training command give, and its flags."""
+    parser = command_line.Parser(f"bert-jax {command}", description)
     parser.add_argument(
         "--config", required=True, help="a recipe by its name, e.g. bert_base, or a file; --config.KEY=VALUE sets a key"
     )
     parser.add_argument(
         "--workdir",
         required=True,
-        help="the directory for checkpoints, metrics and the result; on disk, gs://BUCKET/NAME or s3://BUCKET/NAME",
+        help="the folder for checkpoints, metrics and the result; on disk, gs://BUCKET/NAME or s3://BUCKET/NAME",
     )
     parser.add_argument("--verbose", action="store_true", help=VERBOSE)
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     enable_compilation_cache()
-    config = config_lib.from_flags(PretrainConfig, known.config, overrides)
-    with distributed.processes(known):
-        write_on_every_host()
-        result = pretrain(config, known.workdir, verbose=known.verbose)
-        if distributed.is_primary():
-            print(json.dumps(result))
+    return config_lib.from_flags(config_class, known.config, overrides), known

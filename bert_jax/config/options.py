@@ -244,4 +244,18 @@ def _numbers(text: str) -> tuple[float, ...]:
         ) from None
 
 
-_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, float | None: float, tuple[float, ...]: _numbers}
+def _count_or_numbers(text: str) -> int | tuple[int, ...]:
+    try:
+        numbers = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor several, such as 0,7,9") from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    float | None: float,
+    tuple[float, ...]: _numbers,
+    int | tuple[int, ...]: _count_or_numbers,
+}

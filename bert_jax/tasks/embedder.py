@@ -1,26 +1,22 @@
-"""Vectors of texts, of their tokens or of their words: computed by one model, and written as a folder of shards.
+"""Vectors of texts, of their tokens or of their words, computed by one model.
 
-Read `encode`, which turns texts into rows, then `Embedder`, then `write_vectors`, which an interrupted run resumes.
+Read `encode`, which turns texts into rows, then `Embedder`, then `embed`.
 """
 
-import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.sentence_transformers import KIND
 from bert_jax.model.outputs import MIX, LayerSelection
 from bert_jax.progress import Reporter, is_watched, print_note
-from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic, write_json
 from bert_jax.tasks.batches import Batches, bucketed_batches, sorted_batches
 from bert_jax.tasks.inference import LayerVectors, tokenizer_of
 from bert_jax.tasks.kinds.embedding import EmbeddingTask
@@ -327,152 +323,49 @@ def _store(
         embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
 
 
-# Writes the vectors of many texts as a folder of shards, which is resumed if it was interrupted.
-#
-# DIR.incomplete holds job.json, what the vectors depend on, and the complete shards; the same command skips their
-# texts. The folder appears under its own name when it is complete (law 7), with _manifest.json in the place of
-# job.json.
-
-
-FORMATS = ("npy", "parquet")
-DTYPES = ("float32", "float16")
-# Readers of Parquet folders skip names that begin with an underscore.
-JOB, MANIFEST, LOCK = "job.json", "_manifest.json", ".lock"
-HASH = "_sha256"  # ends the names of what is compared by its content
-TEXTS_AT_ONCE = 4096  # encoded and embedded together; it bounds the memory of long texts
-
-
-def converted(vectors: np.ndarray, dtype: str, flag: str) -> np.ndarray:
-    """The vectors in the dtype that the flag sets; the same array if it has that dtype already.
-
-    Raises UserError for a finite value that becomes infinite.
-    """
-    if vectors.dtype == dtype:
-        return vectors
-    with np.errstate(over="ignore"):
-        found = vectors.astype(dtype)
-    for first in range(0, len(found), TEXTS_AT_ONCE):
-        part = slice(first, first + TEXTS_AT_ONCE)
-        if (np.isinf(found[part]) & np.isfinite(vectors[part])).any():
-            raise _too_large(found.dtype, flag)
-    return found
-
-
-def check_range(vectors: np.ndarray, flag: str, where: str = "") -> None:
-    """Raises UserError for values that are not finite, since their dtype, which the flag sets, does not hold them."""
-    if not np.isfinite(vectors).all():
-        raise _too_large(vectors.dtype, flag, where)
-
-
-def _too_large(dtype: np.dtype, flag: str, where: str = "") -> UserError:
-    return UserError(f"{where}a value is too large for {dtype}. Use {flag} float32")
-
-
-def write_vectors(
-    texts: Iterator[Texts],
-    embed: Callable[[Sequence[Texts]], np.ndarray],
-    output: Path,
-    *,
-    job: Mapping[str, Any],
-    format: str = "npy",
-    dtype: str = "float32",
-    shard_size: int = 65536,
-) -> dict[str, Any]:
-    """Writes a vector of each text, and returns the content of _manifest.json: job, count, width, and the shards.
-
-    Shards vectors-00000.npy hold [shard_size, width]; those of Parquet the columns `row`, the number of the text from
-    0, and `embedding`, a list of fixed size. job says what the vectors depend on. Raises UserError if the output
-    exists, if DIR.incomplete is that of another job, for an input without texts, and for an unknown format or dtype.
-    """
-    if format not in FORMATS or dtype not in DTYPES:
-        known = f"{' or '.join(FORMATS)}, and {' or '.join(DTYPES)}"
-        raise UserError(f"--format is {format!r} and --dtype is {dtype!r}; use {known}")
-    if shard_size < 1:
-        raise UserError(f"--shard_size is {shard_size}; use 1 or more texts")
-    refuse_existing(output)
-    first = list(islice(texts, 1))  # before anything is written, which could only be resumed by the same command
-    if not first:
-        raise UserError("the input has no texts. Write one on each line")
-    texts = chain(first, texts)
-    folder = incomplete_path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    job = {**job, "format": format, "dtype": dtype, "shard_size": shard_size}
-    with lock(folder / LOCK):
-        _check_job(folder, job)
-        names = sorted(path.name for path in folder.glob(f"vectors-*.{format}"))
-        done = sum(1 for _ in islice(texts, len(names) * shard_size))
-        count, width = done, 0
-        while shard := _embedded(texts, embed, shard_size, dtype):
-            name = f"vectors-{len(names):05}.{format}"
-            write_atomic(folder / name, _npy(shard) if format == "npy" else _parquet(shard, count))
-            names.append(name)
-            count, width = count + sum(map(len, shard)), shard[0].shape[1]
-            shard.clear()  # before the next one takes as much memory
-            print_note(f"{folder / name}: {count} texts so far")
-        manifest = {**job, "count": count, "width": width or _width(folder / names[-1]), "shards": names}
-        write_json(folder / MANIFEST, manifest)
-        folder.rename(output)
-        for name in (JOB, LOCK):  # afterwards, so that a kill leaves what the same command continues
-            (output / name).unlink(missing_ok=True)
-    return manifest
-
-
-def _check_job(folder: Path, job: Mapping[str, Any]) -> None:
-    if not (folder / JOB).exists():
-        if any(path.name != LOCK for path in folder.iterdir()):
-            raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
-        write_json(folder / JOB, job)
-        return
-    before = read_json(folder / JOB)
-    if changed := [name for name in job if before.get(name) != job[name]]:
-        if changed[0].endswith(HASH):
-            what = changed[0].removesuffix(HASH)
-            raise UserError(f"{folder} was begun with another {what}. Remove it, or choose another --output")
-        raise UserError(
-            f"{folder} was begun with {changed[0]}={before.get(changed[0])!r}, not {job[changed[0]]!r}. Run the same "
-            "command to resume it, or remove it"
-        )
-
-
-def _embedded(
-    texts: Iterator[Texts], embed: Callable[[Sequence[Texts]], np.ndarray], size: int, dtype: str
-) -> list[np.ndarray]:
-    """The vectors of the next `size` texts, in parts."""
-    parts: list[np.ndarray] = []
-    while size and (window := list(islice(texts, min(TEXTS_AT_ONCE, size)))):
-        parts.append(converted(embed(window), dtype, "--dtype"))
-        size -= len(window)
-    return parts
-
-
-def _npy(shard: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
-    """The blocks of a file of NumPy, without a copy of the vectors."""
-    shape = (sum(map(len, shard)), shard[0].shape[1])
-    header = io.BytesIO()
-    about = {"descr": np.lib.format.dtype_to_descr(shard[0].dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, about)
-    yield header.getbuffer()
-    for part in shard:
-        yield np.ascontiguousarray(part).data
-
-
-def _parquet(shard: Sequence[np.ndarray], first: int) -> memoryview:
-    """The content of a Parquet file of vectors whose first row has this number."""
-    width, count = shard[0].shape[1], sum(map(len, shard))
-    lists = [pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(part.ravel()), width) for part in shard]
-    columns = {"row": pyarrow.array(np.arange(first, first + count)), "embedding": pyarrow.chunked_array(lists)}
-    content = io.BytesIO()
-    pq.write_table(pyarrow.table(columns), content)
-    return content.getbuffer()
-
-
-def _width(path: Path) -> int:
-    if path.suffix == ".npy":
-        return int(np.load(path, mmap_mode="r").shape[1])
-    return int(pq.read_schema(path).field("embedding").type.list_size)
-
-
 def report_truncated(model: Embedder, texts: int) -> None:
     """Prints how many of the texts that a model has encoded were truncated, if any were."""
     if model.truncated:
         print_note(f"{model.truncated} of {texts} texts are longer than {model.settings.max_length} tokens; truncated")
+
+
+def embed(
+    checkpoint: str | Path | LoadedModel,
+    texts: Iterable[Any],
+    *,
+    layers: str = "last",
+    pool: str = "",
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str = "",
+    batch_size: int = 32,
+    max_length: int = 0,
+    truncate_dim: int = 0,
+    compute_dtype: str = "float32",
+    average: str = "",
+) -> dict[str, np.ndarray]:
+    """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
+
+    A text is a string, whose tabs are white space, or a pair of strings. Without pool, the settings are those of the
+    model (VectorSettings). A max_length or truncate_dim of 0 is that of these, or the model's most. average applies to
+    a checkpoint given by its path, as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that
+    the model does not have, and for a max_length beyond the model's positions. A pool of cls is also refused where no
+    [CLS] stands for the whole text: in causal models, whose first token attends to itself alone, and for vocabularies
+    that add no special tokens, whose first token is a piece of the text.
+    """
+    given = checked_texts(texts)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    settings = settings_of(
+        loaded,
+        layers=layers,
+        pool=pool,
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
+        max_length=max_length,
+        truncate_dim=truncate_dim,
+    )
+    model = Embedder(loaded, settings, batch_size=batch_size, compute_dtype=compute_dtype)
+    arrays = model.arrays(given)
+    report_truncated(model, len(given))
+    return arrays

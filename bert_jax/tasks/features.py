@@ -1,26 +1,44 @@
-"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each."""
+"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each.
 
+`features` is the job. Before it come the vectors of words, and the heads with their training.
+"""
+
+import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Int32, Int64
 
+from bert_jax import config as config_lib
+from bert_jax.config import FinetuneConfig
+from bert_jax.config.options import POSITIVE, Valid, at_least, check, option
+from bert_jax.config.training import SEEDS
 from bert_jax.errors import UserError
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.basic import LayerMix
-from bert_jax.progress import Reporter
+from bert_jax.model.outputs import LAYERS, MIX
+from bert_jax.progress import Reporter, print_note
+from bert_jax.tasks import measurement, registry, trials
 from bert_jax.tasks.batches import sorted_batches
-from bert_jax.tasks.embedder import check_range
 from bert_jax.tasks.inference import LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.rows import spans
+from bert_jax.tasks.task import Task
+from bert_jax.tasks.vector_files import check_range
+from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train import sharding
 from bert_jax.train.losses import classification_sums
 
@@ -101,11 +119,6 @@ POOL = 16  # batches; the sentences of a pool are sorted by length, which reduce
 SHORTEST = 8  # words; a batch is padded to this length times a power of two
 
 
-def option(default: Any, help: str, metavar: str | None = "N", alias: str = "") -> Any:
-    """A field with the help text of its command-line flag, and the name that other commands have for it."""
-    return field(default=default, metadata={"help": help, "metavar": metavar, "alias": alias})
-
-
 @dataclass(frozen=True)
 class HeadOptions:
     """The head and its training: Adam with the default rates of Kingma and Ba 2015, and early stopping on dev.
@@ -113,24 +126,22 @@ class HeadOptions:
     Raises UserError for an unknown head and for a number out of range.
     """
 
-    head: str = option("bilstm", "bilstm or linear (default: bilstm)", None)
+    head: str = option("bilstm", "bilstm or linear", choices=HEADS)
     # Devlin et al. 2019, section 5.3, use 768.
-    hidden: int = option(256, "units of the BiLSTM in each direction (default: 256)")
-    batch_size: int = option(32, "sentences per batch (default: 32)")
-    learning_rate: float = option(1e-3, "of Adam (default: 1e-3)", None)
-    epochs: int = option(30, "maximum number of epochs (default: 30)")
+    hidden: int = option(256, "units of the BiLSTM in each direction", metavar="N", valid=at_least(1))
+    batch_size: int = option(32, "sentences per batch", metavar="N", valid=at_least(1))
+    learning_rate: float = option(1e-3, "of Adam", valid=POSITIVE)
+    epochs: int = option(30, "maximum number of epochs", metavar="N", valid=at_least(1))
     patience: int = option(
-        4, "epochs without a better dev metric before training stops (default: 4)", alias="early_stop"
+        4,
+        "epochs without a better dev metric before training stops",
+        metavar="N",
+        aliases=["early_stop"],
+        valid=at_least(1),
     )
 
     def __post_init__(self) -> None:
-        if self.head not in HEADS:
-            raise UserError(f"unknown --head {self.head!r}; choose from: {', '.join(HEADS)}")
-        for name in ("hidden", "batch_size", "epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} is {getattr(self, name)}; use 1 or more")
-        if not self.learning_rate > 0:
-            raise UserError(f"--learning_rate is {self.learning_rate}; use a number above 0, such as 1e-3")
+        check(self)
 
 
 class Head(nnx.Module):
@@ -262,3 +273,151 @@ def _sorted_parts(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: i
 def _padded(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> WordBatch:
     longest = int(split.lengths[sentences].max())
     return split.batch(sentences, size, max(SHORTEST, 1 << (longest - 1).bit_length()))
+
+
+def _seed_numbers(seeds: int | tuple[int, ...]) -> tuple[int, ...]:
+    return seeds if isinstance(seeds, tuple) else tuple(range(seeds))
+
+
+def _are_seeds(seeds: int | tuple[int, ...]) -> bool:
+    numbers = _seed_numbers(seeds)
+    return bool(numbers) and len(set(numbers)) == len(numbers) and all(0 <= seed < SEEDS for seed in numbers)
+
+
+@dataclass(frozen=True)
+class FeatureOptions(HeadOptions):
+    """What is compared, and how the heads are trained. Raises UserError for a value out of range."""
+
+    layers: str = option("all", "see above", metavar="NAME,...")
+    seeds: int | tuple[int, ...] = option(
+        3,
+        "heads trained per layer, or several different seeds, such as 0,7,9",
+        metavar="N|SEED,...",
+        valid=Valid(
+            _are_seeds,
+            f"a number of seeds of at least 1, or several different seeds from 0 to {SEEDS - 1}, such as 0,7,9",
+        ),
+    )
+    max_sentences: int = option(
+        0, "use the first N of each file; 0: all", metavar="N", aliases=["max_rows"], valid=at_least(0)
+    )
+    feature_dtype: str = option(
+        "float16", "of the stored vectors: float16 or float32", aliases=["dtype"], choices=("float16", "float32")
+    )
+    compute_dtype: str = option("float32", "of the model: float32, bfloat16 or auto")
+    scratch: str = option("", "folder for the vectors; default: the system's", metavar="DIR")
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds that --seeds names or counts."""
+        return _seed_numbers(self.seeds)
+
+
+def features(
+    checkpoint: str | Path | LoadedModel,
+    config: FinetuneConfig | ml_collections.ConfigDict,
+    options: FeatureOptions | None = None,
+    *,
+    average: str = "",
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Returns the content of --output: `task, head, seeds, counts, layers`.
+
+    layers holds, by layer name, `width`, `epochs` by seed, and for each split (dev, and test if it has
+    labels) the `mean`, `std` (sample standard deviation; None for one seed) and `values` of each
+    metric. `mix` also has `weights`, of the embeddings and of each layer, and `gamma`, the factor of
+    their sum, by seed. Raises UserError for a task of another kind than tagging, for one without a dev file, and
+    for a layer that the model does not have.
+    """
+    if isinstance(config, ml_collections.ConfigDict):
+        config = config_lib.load(FinetuneConfig, config)
+    options = options or FeatureOptions()
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
+    task, splits = _encode(loaded, config, options.max_sentences)
+    names = _layer_names(options.layers, loaded.model.layers)
+    model = LayerVectors(loaded, names, dtype=options.feature_dtype, compute_dtype=options.compute_dtype)
+    words = sum(len(rows.word_rows) for rows in splits.values())
+    size = words * sum(model.widths.values()) * np.dtype(model.dtype).itemsize
+    # All vectors are stored on disk, so that the encoder runs once: every seed and epoch reads them again.
+    with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
+        print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
+        vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
+        found: dict[str, Any] = {}
+        with Reporter("heads", len(vectors) * len(options.seed_numbers), ["heads"], quiet) as progress:
+            for name, of_layer in vectors.items():
+                runs, mixed = [], loaded.model.layers + 1 if name == MIX else 0
+                for seed in options.seed_numbers:
+                    runs.append(_train(task, splits, of_layer, options, seed, mixed))
+                    progress.advance(1, 1)
+                width = model.widths[name] // (mixed or 1)
+                found[name] = {"width": width, "epochs": [head.epoch for head, _ in runs]}
+                if mixed:
+                    mixes = [head.mix for head, _ in runs if head.mix]
+                    found[name] |= {"weights": [mix.weights for mix in mixes], "gamma": [mix.gamma for mix in mixes]}
+                for split in runs[0][1]:
+                    found[name][split] = trials.summary([metrics[split] for _, metrics in runs])
+    return {
+        "task": task.name,
+        "head": {item.name: getattr(options, item.name) for item in fields(HeadOptions)},
+        "seeds": list(options.seed_numbers),
+        "counts": {name: measurement.counts(rows, task, loaded.vocabulary) for name, rows in splits.items()},
+        "layers": found,
+    }
+
+
+def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:
+    """Returns the task, with its labels, and the first sentences of each labelled split."""
+    task, files = registry.resolve(config.task)
+    if task.kind != "tagging":
+        raise UserError(
+            f"config.task.kind is {task.kind!r}; use a tagging task (kind tagging), such as those of the recipe tagging"
+        )
+    if "dev" not in files:
+        raise UserError(
+            "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
+        )
+    task.check_model(loaded.model)
+    splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
+    task = task.complete(splits["train"])
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    rows = {}
+    for name, split in splits.items():
+        if split.labelled:
+            part = dataclasses.replace(split, items=split.items[: max_sentences or None])
+            rows[name] = cast(TagRows, task.encode(part, tokenizer))
+    return task, rows
+
+
+def _layer_names(layers: str, count: int) -> list[str]:
+    """Returns the layer names in --layers without repetitions; `all` is all that a model of `count` layers has."""
+    if layers == "all":
+        return [name for name in LAYERS if count >= 4 or not name.endswith("_last_4")]
+    names = [name.strip() for name in layers.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}, {MIX}")
+    return list(dict.fromkeys(names))
+
+
+def _train(
+    task: Task,
+    splits: Mapping[str, TagRows],
+    vectors: dict[str, WordVectors],
+    options: HeadOptions,
+    seed: int,
+    mixed: int = 0,
+) -> tuple[Trained, dict[str, dict[str, float]]]:
+    """Returns the best head, which mixes so many layers, and the metrics of its predictions by split."""
+
+    def by_sentence(ids: np.ndarray, rows: TagRows) -> list[list[str]]:
+        tags = [task.labels[number] for number in ids]
+        return [tags[start:stop] for start, stop in pairwise(rows.sentence_offsets)]
+
+    def measured(split: str, predictions: np.ndarray) -> dict[str, float]:
+        labels, predicted = (by_sentence(ids, splits[split]) for ids in (vectors[split].labels, predictions))
+        return compute_metrics(TAGGING_METRICS, task.metrics, labels, predicted)
+
+    def score(predictions: np.ndarray) -> float:
+        return measured("dev", predictions)[task.metrics[0]]
+
+    trained = train_head(vectors, len(task.labels), options, seed, score, mixed)
+    return trained, {split: measured(split, predictions) for split, predictions in trained.predictions.items()}

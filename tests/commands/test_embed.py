@@ -15,7 +15,6 @@ from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
 from bert_jax.commands import embed as commands_embed
-from bert_jax.commands.embed import embed, embed_file
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model import layers, outputs
@@ -23,9 +22,10 @@ from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.batches import LENGTHS, bucketed_batches
-from bert_jax.tasks.embedder import POOLS, encode
+from bert_jax.tasks.embedder import POOLS, embed, encode
 from bert_jax.tasks.reading.inputs import read_stream, read_texts
 from bert_jax.tasks.rows import TaskBatch, TokenRows
+from bert_jax.tasks.vector_files import embed_file
 from bert_jax.tokenization import tokenizer
 
 PAIRS = [("a dog unwantable .", "the mat"), ("cat", "dog\u200b \x01 s")]

@@ -12,7 +12,6 @@ from families import FAMILIES
 from golden import SCAN
 from random_checkpoints import random_checkpoint
 
-from bert_jax.commands.features import FeatureOptions, features
 from bert_jax.config import FinetuneConfig, ModelConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop import export, stablehlo
 from bert_jax.interop.loaded_model import LoadedModel
@@ -21,6 +20,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.tasks.evaluation import evaluate
+from bert_jax.tasks.features import FeatureOptions, features
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.prediction import predict
 

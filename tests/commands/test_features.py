@@ -12,15 +12,15 @@ from random_checkpoints import odd_config, random_checkpoint
 from rich.console import Console
 
 from bert_jax.commands import features as commands_features
-from bert_jax.commands.embed import embed
-from bert_jax.commands.features import FeatureOptions, features, main, result_table
+from bert_jax.commands.features import main, result_table
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import outputs
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import registry
-from bert_jax.tasks.features import HeadOptions, WordVectors, train_head, word_vectors
+from bert_jax.tasks.embedder import embed
+from bert_jax.tasks.features import FeatureOptions, HeadOptions, WordVectors, features, train_head, word_vectors
 from bert_jax.tasks.inference import LayerVectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tokenization.tokenizer import Tokenizer
@@ -121,9 +121,9 @@ def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: Loade
     [
         ({"layers": "middle"}, "unknown --layers 'middle'; choose from embeddings"),
         ({"layers": ","}, "--layers is ','; use all, or a comma-separated list of"),
-        ({"seeds": 0}, "--seeds is 0; use a number of seeds of at least 1, or several different"),
-        ({"seeds": (7, 7)}, r"--seeds is \(7, 7\)"),
-        ({"seeds": (7, -1)}, r"--seeds is \(7, -1\)"),
+        ({"seeds": 0}, "--seeds is 0. Use a number of seeds of at least 1, or several different"),
+        ({"seeds": (7, 7)}, "--seeds is 7,7. Use"),
+        ({"seeds": (7, -1)}, "--seeds is 7,-1. Use"),
         ({"max_sentences": -1}, "--max_sentences is -1"),
         ({"feature_dtype": "int8"}, "unknown --feature_dtype 'int8'; choose from float16, float32"),
     ],
@@ -162,7 +162,7 @@ def test_flags_have_the_names_of_other_commands(monkeypatch: pytest.MonkeyPatch)
     [(config, options)] = given
     assert config.task.label == "3" and options.seed_numbers == (0, 7, 9)
     assert (options.patience, options.feature_dtype, options.max_sentences) == (2, "float32", 5)
-    for seeds, said in (("1,x", "neither a number of seeds nor several"), ("0", "--seeds is 0")):
+    for seeds, said in (("1,x", "neither a number nor several"), ("0", "--seeds is 0")):
         with pytest.raises(UserError, match=said):
             main([*line, f"--seeds={seeds}"])
 
@@ -172,5 +172,5 @@ def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: Finetun
         features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
     with pytest.raises(UserError, match="use a tagging task"):
         features(loaded, FinetuneConfig(task=TaskConfig(train="a.tsv", text="a", label="b")))
-    with pytest.raises(UserError, match="unknown --head 'crf'; choose from: linear, bilstm"):
+    with pytest.raises(UserError, match="unknown --head 'crf'; choose from linear, bilstm"):
         HeadOptions(head="crf")

@@ -8,8 +8,8 @@ import pytest
 from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax.commands import finetune, pretrain
-from bert_jax.commands.embed import embed
 from bert_jax.config import MeshConfig
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.train import metrics
 from bert_jax.train.workdir import latest_step

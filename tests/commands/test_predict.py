@@ -20,7 +20,6 @@ from random_checkpoints import odd_config, random_checkpoint
 from bert_jax import progress
 from bert_jax.commands import evaluate
 from bert_jax.commands import predict as commands_predict
-from bert_jax.commands.embed import embed
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop.loaded_model import LoadedModel
@@ -28,6 +27,7 @@ from bert_jax.model import layers
 from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.tasks import embedder, measurement, registry
 from bert_jax.tasks import prediction as predict_lib
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.kinds.question import compared_words
 from bert_jax.tasks.leaderboards import write_squad
 from bert_jax.tasks.prediction import predict

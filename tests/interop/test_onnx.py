@@ -15,12 +15,12 @@ from golden import open_golden, words_of
 from random_checkpoints import PRETRAINING, modernbert, odd_config, random_checkpoint
 
 from bert_jax.commands import export as commands_export
-from bert_jax.commands.embed import embed
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.interop import onnx as onnx_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
+from bert_jax.tasks.embedder import embed
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 onnx = pytest.importorskip("onnx", reason="needs the extra: pip install '.[onnx]'")

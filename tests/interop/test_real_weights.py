@@ -15,11 +15,11 @@ import safetensors.numpy
 from exporting import assert_transformers_agrees
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.commands.embed import embed
 from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import registry
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.reading.tables import Columns
 

@@ -13,7 +13,6 @@ from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.api import Model
-from bert_jax.commands.embed import embed
 from bert_jax.errors import UserError
 from bert_jax.interop import export as bert_jax_export
 from bert_jax.interop import huggingface, huggingface_export
@@ -21,6 +20,7 @@ from bert_jax.interop.export import export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import ALONE
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.kinds.embedding import (
     EmbeddingRows,

@@ -13,7 +13,6 @@ import safetensors.numpy
 from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
-from bert_jax.commands.embed import embed
 from bert_jax.errors import UserError
 from bert_jax.interop import stablehlo
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -32,6 +31,7 @@ from bert_jax.model.outputs import (
 )
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import embedder
+from bert_jax.tasks.embedder import embed
 from bert_jax.tokenization.tokenizer import Tokenizer
 
 WITHOUT_BERT_JAX = """

@@ -26,7 +26,6 @@ from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
 from bert_jax.commands import evaluate, export, pretrain, report
-from bert_jax.commands.embed import embed
 from bert_jax.config import PretrainConfig
 from bert_jax.config.training import PretrainDataConfig
 from bert_jax.errors import UserError
@@ -37,6 +36,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import fill_mask
+from bert_jax.tasks.embedder import embed
 from bert_jax.train.objectives import means, total_loss
 from bert_jax.train.objectives.pretraining import ShardTraits, pretraining_objective
 

@@ -14,13 +14,13 @@ from golden import REFRESH, TOLERANCE, read_arrays
 from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import make, random_texts
 
-from bert_jax.commands.embed import embed
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export, huggingface, huggingface_export, stablehlo
 from bert_jax.model.heads.config import Heads
 from bert_jax.tasks import embedder as texts_lib
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.fill_mask import fill_mask
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds.question_data import Question, encode_questions

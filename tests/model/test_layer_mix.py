@@ -17,7 +17,6 @@ from scipy.special import softmax
 from tiny_batches import lay, random_sequence
 
 from bert_jax.commands import export as commands_export
-from bert_jax.commands.embed import embed
 from bert_jax.commands.features import result_table
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
@@ -28,6 +27,7 @@ from bert_jax.model.bert import bind, init_params
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks import registry
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.features import HeadOptions, WordVectors, train_head
 from bert_jax.tasks.finetuning import finetune

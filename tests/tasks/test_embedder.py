@@ -12,14 +12,14 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.commands import embed as commands_embed
-from bert_jax.commands.embed import embed, embed_file
 from bert_jax.errors import UserError
 from bert_jax.interop import huggingface_export
 from bert_jax.model.heads.config import Heads
 from bert_jax.storage.files import incomplete_path
-from bert_jax.tasks import embedder as command
-from bert_jax.tasks.embedder import Embedder, write_vectors
+from bert_jax.tasks import vector_files as command
+from bert_jax.tasks.embedder import Embedder, embed
 from bert_jax.tasks.reading.inputs import read_stream
+from bert_jax.tasks.vector_files import embed_file, write_vectors
 
 TEXTS = [f"the cat sat{' on' * (number % 7)} a mat" for number in range(23)]
 ODD = ["the\ncat", "a\tdog", "the\u2028river", "", "a dog\r\nsat"]

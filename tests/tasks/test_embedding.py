@@ -14,7 +14,6 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 from tiny_steps import DEFAULT
 
-from bert_jax.commands.embed import embed
 from bert_jax.commands.export import export
 from bert_jax.config import FinetuneConfig, MeshConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
@@ -25,6 +24,7 @@ from bert_jax.model import bert, layers
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.runtime import ALONE, Runtime
 from bert_jax.tasks import finetuning, registry
+from bert_jax.tasks.embedder import embed
 from bert_jax.tasks.evaluation import evaluate
 from bert_jax.tasks.finetuning import finetune
 from bert_jax.tasks.kinds.embedding import EmbeddingTask, GroupLabels, TextVectors, contrastive_sums, cosent_sum

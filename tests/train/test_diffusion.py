@@ -18,7 +18,6 @@ from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax.commands import evaluate, export, finetune, pretrain
 from bert_jax.commands import fill_mask as commands_fill_mask
-from bert_jax.commands.embed import embed
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.example import Batch
 from bert_jax.errors import UserError
@@ -29,6 +28,7 @@ from bert_jax.model.embeddings import is_unpacked
 from bert_jax.model.outputs import vocabulary_logits
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import evaluation, fill_mask
+from bert_jax.tasks.embedder import embed
 from bert_jax.tokenization import vocabulary
 from bert_jax.train import optim
 from bert_jax.train import step as step_lib
