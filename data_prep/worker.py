@@ -32,7 +32,7 @@ from data_prep.job import UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
-from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segments_of, sequence_lengths, spans, usable
+from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segment_count, sequence_lengths, spans, usable
 from data_prep.units import Unit
 
 _SUFFIX = ".ids"
@@ -402,7 +402,7 @@ def _rows(
     options = arguments.options
     seq_len, most = options.seq_len, options.pack
     rates = options.delete_rate, options.insert_rate
-    made_for = room_for(seq_len, *rates, segments_of(options.objective))
+    made_for = room_for(seq_len, *rates, segment_count(options.objective))
     found = spans(options.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
     moves = options.permute_sentences, options.rotate_documents
