@@ -59,8 +59,8 @@ class WordSplitter(Protocol):
         ...
 
     def unknown(self, chunk: str) -> int:
-        """How many characters of a chunk are in words that are too long for any vocabulary of this kind."""
-        ...
+        """The number of characters of a chunk in words that are too long for any vocabulary of this kind."""
+        return 0
 
 
 class ChunkCounter:

@@ -84,7 +84,7 @@ def test_merges_are_those_of_brute_force(words, more, min_frequency):
 def test_merges_are_those_of_brute_force_on_real_words(sample_text):
     counts = word_counts(sample_text)
     some = dict(sorted(counts.items())[:600])
-    assert learners.learn_wordpiece(some, 400) == brute_force(some, 400, learners.WORDPIECE_MIN_FREQUENCY)
+    assert learners.learn_wordpiece(some, 400) == brute_force(some, 400, learners.MIN_FREQUENCY)
 
 
 def test_order_of_the_words_decides_nothing(sample_text):
