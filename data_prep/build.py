@@ -72,7 +72,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Builds the examples of one part of a job, or of a job without parts, and returns the manifest.
+    """Builds one part of a job, or a job without parts, and returns the manifest.
 
     `own` names further folders of this job, whose files are not text if --input matches them.
     """
@@ -101,7 +101,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
 
 
 def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
-    """Raises UserError if a share is added to the output that has the tokenizer, and that output has its number."""
+    """Raises UserError if the output to add to, which has the tokenizer, already has a share with this number."""
     folder = Path(os.path.abspath(tokenizer)).parent
     if share.of or not all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
         return
@@ -114,7 +114,7 @@ def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
 
 
 def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
-    """The options, and defaults that depend on other options or on the text."""
+    """Adds defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
         # Packing makes short sequences itself (`sequences.fill_gaps`); more of them would not fill rows that hold only
@@ -137,7 +137,7 @@ def _run(
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[UnitRecord] = []
-    tokens = done = before = 0  # tokens of this run; documents in finished units; those that an earlier run finished
+    tokens = done = before = 0  # tokens of this run; documents in finished units; before: from an earlier run
 
     def report() -> None:
         """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
@@ -146,7 +146,7 @@ def _run(
         reporter.update(corpus.bytes_read * done / documents, megabytes(), tokens / 1e6)
 
     def megabytes() -> float:
-        """Text of the units that this run has finished."""
+        """Text in the units finished by this run."""
         return splitter.bytes / MB * (done - before) / max(splitter.documents, 1)
 
     # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
@@ -183,7 +183,7 @@ def _run(
 def _units(
     splitter: UnitSplitter, corpus: Corpus, arguments: Arguments, on_document: Callable[[], None]
 ) -> Iterator[Unit]:
-    """Splits the corpus. Raises UnusableCorpus with the words for a part of a job, and with the skipped documents."""
+    """Splits the corpus. The message of UnusableCorpus fits parts, and lists skipped documents."""
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
@@ -233,7 +233,7 @@ def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, qui
 
 
 def _shared_arguments(options: BuildOptions, output: Path, shares: list[Share]) -> dict[str, Any]:
-    """The values that decide the bytes of all parts. Raises UserError for mistakes that every part would find."""
+    """Lists everything that decides the bytes of the parts. Raises UserError for mistakes common to all parts."""
     sources = find_sources(str(options.input), options.weights, own_folders(output))
     for share in shares:
         build_options.share_sources(share, sources)
@@ -248,7 +248,7 @@ def _name(share: Share) -> str:
 
 
 def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts on this machine, and yields the number of tokens of each finished part."""
+    """Builds parts on this machine, and yields their numbers of tokens as they finish."""
     parts = [
         dataclasses.replace(options, part=f"{share.number}/{share.of}", output=folder / _name(share), workers=1)
         for share in missing
@@ -277,7 +277,7 @@ def build_part(part: BuildOptions, own: tuple[Path, ...] = ()) -> int:
 
 
 def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts by the workers of an engine, and yields the number of tokens of each finished part."""
+    """Builds parts by an engine's workers, and yields their numbers of tokens as they finish."""
     if not missing:
         return
     by_number = {share.number: share for share in missing}
@@ -300,9 +300,9 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
 def build_elsewhere(
     options: BuildOptions, by_number: dict[int, Share], parts: Path, directory: Path, unit: Unit
 ) -> UnitRecord:
-    """Builds the part with the number of a unit, on a worker of an engine, in the folder of a job there.
+    """Builds the part with the unit's number in a job folder, on an engine's worker.
 
-    `parts` is the folder of all parts, which --input may also match.
+    `parts` is the folder that holds all parts: --input may also match its files.
     """
     share = by_number[unit.number]
     part = dataclasses.replace(

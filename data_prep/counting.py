@@ -1,10 +1,10 @@
-"""Counts the words of a corpus in bounded memory, and weights the counts of several languages.
+"""Counts words in bounded memory, and weights the counts for several languages.
 
 The result depends only on the text. Chunks between white space are counted first, which is fast, and each distinct
 chunk is then split into words once, by the tokenizer's own rules. Two measures bound the memory:
 - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
   any longer than LONGEST_WORD, is split into words immediately, and a longer word into windows (`windows`), all but the
-  first of which are marked as the inside of a word. Only pairs of pieces across such a split are missed.
+  first of which are marked as word-internal. Only pairs of pieces across such a split are missed.
 - Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
   "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
   c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and so
@@ -45,23 +45,23 @@ _WORD = "\n"  # prefix of keys that are words already; no chunk contains a line 
 
 @runtime_checkable
 class WordSplitter(Protocol):
-    """The words of a kind of vocabulary."""
+    """Splits text into words for one kind of vocabulary."""
 
     def chunks(self, text: str) -> list[str]:
-        """The chunks of a text between white space. Must be fast."""
+        """Splits a text at white space. Must be fast."""
         ...
 
     def words(self, chunk: str) -> Iterable[str]:
-        """The words of a chunk, none longer than a window (see `windows`)."""
+        """Splits a chunk into words, none longer than a window (see `windows`)."""
         ...
 
     def unknown(self, chunk: str) -> int:
-        """The number of characters of a chunk in words that are too long for any vocabulary of this kind."""
+        """Counts a chunk's characters in words too long for any vocabulary of this kind."""
         return 0
 
 
 class ChunkCounter:
-    """Counts the chunks of the texts added so far."""
+    """Counts chunks of text."""
 
     def __init__(self, splitter: WordSplitter, max_chunks: int = MAX_CHUNKS) -> None:
         self._splitter, self._max_chunks = splitter, max_chunks
@@ -71,7 +71,7 @@ class ChunkCounter:
         self.thinned = 0  # number of times the counts were thinned
 
     def add(self, documents: Iterable[str]) -> None:
-        """Counts the chunks of some documents."""
+        """Counts the documents' chunks."""
         for text in _blocks(documents):
             self.characters += len(text)
             block = Counter(self._splitter.chunks(text))
@@ -99,7 +99,7 @@ class ChunkCounter:
         self.counts = {chunk: count for chunk, count in zip(self.counts, raised, strict=True) if count}
 
     def scaled(self, numerator: int, denominator: int) -> dict[str, int]:
-        """Multiplies the counts by a fraction, and rounds up or down by a hash so that the expected value is exact."""
+        """Multiplies the counts by a fraction, and rounds them by a hash, which keeps the expected value exact."""
         products = np.fromiter(self.counts.values(), np.int64, len(self.counts)) * numerator
         sampled = (_hashes(self.counts, 0) % np.uint64(denominator)).astype(np.int64)
         rounded = products // denominator + (sampled < products % denominator)
@@ -107,7 +107,7 @@ class ChunkCounter:
 
 
 def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, int]:
-    """Counts words, given the counts of chunks."""
+    """Counts words, given chunk counts."""
     counts: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if chunk.startswith(_WORD):
@@ -119,7 +119,7 @@ def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, 
 
 
 def windows(word: str) -> list[str]:
-    """Splits a word into windows of similar lengths, at most LONGEST_WORD characters, never before a combining mark."""
+    """Splits a word evenly into windows, at most LONGEST_WORD characters long, never before a combining mark."""
     if len(word) <= LONGEST_WORD:
         return [word]
     parts = -(-len(word) // LONGEST_WORD)
@@ -171,7 +171,7 @@ DENOMINATOR = 1000  # of factors, so that the rounding of a power does not depen
 
 @dataclass(frozen=True)
 class Share:
-    """A language's share of the text and of the weighted counts, and the share of it that is in too long words."""
+    """A language's share in the text and in the weighted counts, and the fraction that is in too long words."""
 
     language: str
     text: float
@@ -180,7 +180,7 @@ class Share:
 
 
 def factors(characters: Sequence[int], alpha: float) -> list[int]:
-    """Computes the factors of the counts of languages, in units of 1 / DENOMINATOR."""
+    """Computes the factors for the languages' counts, in units of 1 / DENOMINATOR."""
     largest = max(characters)
     return [round(DENOMINATOR * (size / largest) ** (alpha - 1)) if size else 0 for size in characters]
 
@@ -188,7 +188,7 @@ def factors(characters: Sequence[int], alpha: float) -> list[int]:
 def count_chunks(
     languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
 ) -> tuple[dict[str, int], list[Share]]:
-    """Counts and weights the chunks of languages (names with documents), and returns the shares of those with any text.
+    """Counts and weights the languages' chunks (names with documents). Returns shares for those with any text.
 
     Never holds more than `max_chunks` chunks: the language with the most chunks is thinned first.
     """

@@ -1,7 +1,7 @@
-"""Checks an output of build-examples, counts its rows, and shows both (docs/data_format.md).
+"""Checks an output from build-examples, counts its rows, and shows both (docs/data_format.md).
 
-Read it from the top: PartStatistics counts the rows of a part, `verify` checks every byte and every row of an output,
-and `document` makes the report of inspect-shards.
+Read it from the top: PartStatistics counts a part's rows, `verify` checks every byte and every row, and `document`
+makes the report for inspect-shards.
 """
 
 import itertools
@@ -55,7 +55,7 @@ _HISTOGRAMS = {
 
 
 class PartStatistics:
-    """Counts over the rows of one part. Dynamic masks are those of epoch 0."""
+    """Counts over a part's rows. Dynamic masks are taken from epoch 0."""
 
     def __init__(self, directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.max_predictions = manifest["masking"]["max_predictions"]
@@ -73,7 +73,7 @@ class PartStatistics:
         self.tokenizer, self.masker = tokenizer, Masker(tokenizer, rule, manifest["seed"], counts)
 
     def add(self, rows: Rows) -> None:
-        """Counts stored rows. Raises ValueError if a row of valid layout has too many predictions."""
+        """Counts stored rows. Raises ValueError if a row has more predictions than fit."""
         lengths = rows.sequence_lengths.astype(np.int64)
         present = lengths > 0
         self.rows += len(lengths)
@@ -122,7 +122,7 @@ class PartStatistics:
 
     @property
     def unknown_share(self) -> float:
-        """The share of [UNK] in the text; 0 if [UNK] also begins and ends sequences, as in GPT-2's vocabulary."""
+        """The fraction of [UNK] in the text; 0 if [UNK] also begins and ends sequences, as in GPT-2's vocabulary."""
         unknown = int(self.unigrams[self.tokenizer.unk_id]) if self.tokenizer.has_unknown else 0
         return unknown / max(int(self.ordinary_unigrams.sum()) + unknown, 1)
 
@@ -138,7 +138,7 @@ def open_tokenizer(directory: Path, manifest: Mapping[str, Any]) -> Tokenizer:
 def measure(
     directory: Path, part: Part, manifest: Mapping[str, Any], tokenizer: Tokenizer, on_rows: Callable[[int], None]
 ) -> PartStatistics:
-    """Computes the statistics of a part from its shards. Raises UserError for a shard that cannot be read."""
+    """Computes a part's statistics from its shards. Raises UserError for an unreadable shard."""
     dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
     statistics = PartStatistics(directory, manifest, tokenizer)
     for shard in range(len(dataset.shards)):
@@ -149,7 +149,7 @@ def measure(
 
 
 class Inspection(NamedTuple):
-    """The manifest and tokenizer of an output, and the statistics of its parts."""
+    """An output's manifest, tokenizer, and statistics by part."""
 
     manifest: dict[str, Any]
     tokenizer: Tokenizer
@@ -157,14 +157,14 @@ class Inspection(NamedTuple):
 
 
 def verify(directory: Path, progress: Callable[[int], None] = lambda size: None) -> Inspection:
-    """Checks every byte of an output against its manifest and SHA256SUMS, and counts its rows.
+    """Checks every byte in an output against its manifest and SHA256SUMS, and counts its rows.
 
     Args:
         directory: The output.
-        progress: Called with numbers of bytes, which add up to `bytes_to_verify`.
+        progress: Called with byte counts, which add up to `bytes_to_verify`.
 
     Raises:
-        UserError: Something does not match. The message names the first damaged file, the problem, and the number of
+        UserError: Something does not match. The message names the first damaged file and the problem, and counts the
             other damaged files.
     """
     manifest = read_manifest(directory)  # first, so that a folder that is no output is not reported as damaged
@@ -202,7 +202,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
 
 
 def bytes_to_verify(directory: Path) -> int:
-    """The total that `verify` passes to `progress`: the size of every file, and that of every shard once more."""
+    """Adds up the file sizes, with shards twice: the total that `verify` passes to `progress`."""
     sizes = {name: (directory / name).stat().st_size for name in output_files.listed_files(directory)}
     return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
 
@@ -215,7 +215,7 @@ def _raise_first(directory: Path, problems: Mapping[str, str]) -> None:
 
 
 def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Raises Corrupt for the first guarantee that rows of the right layout violate."""
+    """Raises Corrupt for the first guarantee that rows with the right layout violate."""
     ids, labels, width = rows.input_ids, rows.next_sentence_labels, rows.input_ids.shape[1]
     lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
     ends = np.cumsum(lengths, axis=1)
@@ -259,7 +259,7 @@ def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -
 
 
 def _key_range(part: Part, rows: Rows) -> list[tuple[int, int]]:
-    """The first and last sequence key of a shard, if it has any. Raises Corrupt for invalid keys."""
+    """A shard's first and last sequence key, if it has any. Raises Corrupt for invalid keys."""
     keys = np.sort(rows.sequence_keys[rows.sequence_lengths > 0])
     if not len(keys):
         return []
@@ -274,7 +274,7 @@ def _key_range(part: Part, rows: Rows) -> list[tuple[int, int]]:
 
 
 def _check_masks(rows: Rows, statistics: PartStatistics) -> None:
-    """Raises Corrupt if static masks are not those that the seed gives."""
+    """Raises Corrupt if static masks differ from the seed's masks for epoch 0."""
     if rows.masked_positions is not None:
         text = Rows(unmasked_ids(rows), *rows[1:5])
         again = mask_rows(text, statistics.masker, statistics.max_predictions)
@@ -308,7 +308,7 @@ def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _check_counts(directory: Path, manifest: Mapping[str, Any], statistics: Mapping[Part, PartStatistics]) -> None:
-    """Raises UserError if the manifest or the unigram counts do not match the statistics of the shards."""
+    """Raises UserError if the manifest or the unigram counts do not match the shards' statistics."""
     for part, measured in statistics.items():
         stated = manifest["parts"][part]
         held = {
@@ -335,7 +335,7 @@ def _check_counts(directory: Path, manifest: Mapping[str, Any], statistics: Mapp
 
 
 def document(directory: Path, inspection: Inspection, verified: bool, rows: Sequence[Excerpt] = ()) -> Document:
-    """The report of an inspection. `verified` says whether every byte was checked."""
+    """Makes the report. `verified` says whether every byte was checked."""
     manifest, tokenizer, statistics = inspection
     masking = manifest["masking"]
     filled = {part: held for part, held in statistics.items() if held.rows}
@@ -371,9 +371,9 @@ def document(directory: Path, inspection: Inspection, verified: bool, rows: Sequ
 
 
 def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], unk: str) -> Table:
-    """Documents by what became of them, the contents of the parts, and shares.
+    """Documents used and skipped, the parts' contents, and shares.
 
-    Documents that reading skipped belong to no part: the column `all`, shown next to both parts, counts them too.
+    Documents skipped in reading belong to no part: the column `all`, shown next to both parts, counts them too.
     """
     columns = {str(part): manifest["parts"][part] for part in parts}
     columns |= {"all": manifest["counts"]} if len(parts) > 1 else {}
@@ -405,7 +405,7 @@ def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], u
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """The effect of bert-jax clean on the documents before the job: a group of rows for each of its reports."""
+    """Documents dropped and kept by bert-jax clean before the job: a group of rows per report."""
     groups, cleanings = [], manifest.get("cleaning", [])
     for cleaning in cleanings:
         read = cleaning["documents"]["read"]
@@ -423,7 +423,7 @@ def _cleaning(manifest: Mapping[str, Any]) -> Section:
 
 
 def _shares(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], tokenizer: Tokenizer) -> list[Panel]:
-    """The next-sentence labels of pairs, and the tokens that the model sees in place of predicted ones."""
+    """Next-sentence labels, and the tokens seen by the model in place of predicted ones."""
     panels, shown = [], (tokenizer.roles.mask_token, *REPLACEMENTS[1:])
     if names := _LABELS.get(manifest["objective"]):
         for part, held in parts.items():
@@ -452,7 +452,7 @@ def _bars(counts: Iterable[tuple[str, int]], total: int, longest: int) -> list[r
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The options of the job, and the versions that it ran with."""
+    """The job's options and versions."""
     options = {
         name: value
         for name, value in manifest.items()
@@ -465,7 +465,7 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
-    """Evenly spaced rows of the first part that has any, with the masks of epoch 0."""
+    """Samples evenly spaced rows from the first part that has any, with their masks in epoch 0."""
     manifest, tokenizer, statistics = inspection
     for part, held in statistics.items():
         if held.rows:
@@ -478,9 +478,9 @@ def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
 def excerpts(
     dataset: Dataset, tokenizer: Tokenizer, numbers: Sequence[int], masker: Masker | None = None
 ) -> Iterator[Excerpt]:
-    """Yields the sequences of the rows with these numbers, as text with the label of each masked token.
+    """Yields the sequences in the rows with these numbers, as text with labels for masked tokens.
 
-    With a masker, rows without static masks get those of epoch 0. Raises UserError for a shard that cannot be read.
+    With a masker, rows without static masks get their masks in epoch 0. Raises UserError for an unreadable shard.
     """
     rows = dataset.gather(np.array(numbers, np.int64))
     if masker and rows.masked_positions is None:
@@ -514,7 +514,7 @@ def excerpts(
 def _fragments(
     ids: Integer[np.ndarray, "T"], predicted: Mapping[int, int], first: int, last: int, tokenizer: Tokenizer
 ) -> Iterator[Fragment]:
-    """The positions [first, last) in runs of one kind. A run is decoded as a whole, which keeps its words together."""
+    """The positions [first, last) in runs of one kind. A run is decoded at once, which keeps its words together."""
     special = set(tokenizer.special_ids)
 
     def kind(position: int) -> str:

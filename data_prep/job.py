@@ -1,9 +1,9 @@
-"""A job on disk: `DIR.incomplete` while it runs, which a later run of the same command resumes, and then `DIR`.
+"""A job on disk: `DIR.incomplete` while it runs, and then `DIR`. Running the same command again resumes it.
 
 DIR.incomplete/job/arguments.json    everything that decides the output; only a run with equal arguments resumes the job
 DIR.incomplete/job/lock              held by the one process that may write here
-DIR.incomplete/job/units/NAME.json   the record of a finished unit, written after its shards and NAME.npy
-DIR.incomplete/job/units/NAME.npy    counts of ids and of sequence lengths
+DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its shards and NAME.npy
+DIR.incomplete/job/units/NAME.npy    how often ids and sequence lengths occur
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 
 bert-jax clean shares the functions up to `check_arguments`; records and `Job` belong to build-examples.
@@ -52,7 +52,7 @@ def finished_units(directory: Path) -> int:
 
 
 def open_folder(directory: Path) -> IO[bytes]:
-    """Creates the folder of a job, or opens it again, and takes its lock, which the caller closes.
+    """Creates a job's folder, or opens it again, and takes its lock, which the caller closes.
 
     Raises UserError if another job is writing to the folder, or if it belongs to none.
     """
@@ -66,7 +66,7 @@ def open_folder(directory: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Path]:
-    """Begins or resumes the job that makes an output, holds its lock, and yields its folder, `DIR.incomplete`.
+    """Begins or resumes a job, holds its lock, and yields its folder, `DIR.incomplete`.
 
     An exception keeps the finished units, and removes a folder that holds none.
 
@@ -108,7 +108,7 @@ def keeping_units(output: Path) -> Iterator[None]:
 
 
 def complete(directory: Path, output: Path) -> None:
-    """Gives the folder of a job its final name, and removes the files that only a resumed job needs."""
+    """Gives a job's folder its final name, and removes the files needed only to resume."""
     directory.rename(output)
     descriptor = os.open(output.parent, os.O_RDONLY)
     try:
@@ -119,9 +119,9 @@ def complete(directory: Path, output: Path) -> None:
 
 
 def own_folders(output: Path) -> tuple[Path, ...]:
-    """The folders in which the job of an output writes, or where an earlier run of it wrote.
+    """Lists the folders in which a job writes, or in which an earlier run wrote.
 
-    A part of a job (`build_parts`) writes next to the others.
+    Parts (`build_parts`) write next to each other.
     """
     parent = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
     parts = [folder for folder in (*parent, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]
@@ -129,12 +129,12 @@ def own_folders(output: Path) -> tuple[Path, ...]:
 
 
 def parts_folder(output: Path) -> Path:
-    """The folder that holds the parts of a job until they are merged."""
+    """The folder for parts until they are merged."""
     return output.with_name(output.name + PARTS_SUFFIX)
 
 
 def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) -> None:
-    """Stores the arguments (JSON values) of a new job, or compares them with those of a job that holds finished work.
+    """Stores a new job's arguments (JSON values), or compares them with the arguments of a job with finished work.
 
     Raises UserError if they differ.
     """
@@ -161,7 +161,7 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
 
 
 class UnitRecord(NamedTuple):
-    """The results of a finished unit. Its part and number are in its name and in the names of its shards."""
+    """The results for a finished unit. The part and number are in its name and in its shards' names."""
 
     name: str  # "train-00000"
     text_hash: str
@@ -184,7 +184,7 @@ def write_record(
 ) -> UnitRecord:
     """Marks a unit as finished, after its shards are on disk, and returns the record as it was written.
 
-    unigrams, lengths   how often each id occurs in its rows, and how many of its sequences have 0, 1, ..., T tokens
+    unigrams, lengths   how often the ids occur in its rows, and how many sequences have 0, 1, ..., T tokens
     """
     content = npy_bytes(np.concatenate([unigrams, lengths]))
     write_atomic(unit_folder(directory) / f"{record.name}.npy", content)
@@ -194,14 +194,14 @@ def write_record(
 
 
 def npy_bytes(array: Int64[np.ndarray, "n"]) -> bytes:
-    """The content of an .npy file."""
+    """Encodes an array as an .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
 
 
 def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
-    """Returns the record of a unit if an earlier run finished it on the same text and all of its files are intact."""
+    """Returns a unit's record if an earlier run finished it on the same text and its files are intact."""
     path = unit_folder(directory) / f"{unit.name}.json"
     try:
         record = UnitRecord(**json.loads(path.read_text(encoding="utf-8")))
@@ -244,7 +244,7 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
 
 
 class Job(NamedTuple):
-    """A job that holds the lock of its folder, as `open_job` yields it."""
+    """An open job, from `open_job`, which holds the folder's lock."""
 
     output: Path
     directory: Path
@@ -256,7 +256,7 @@ class Job(NamedTuple):
     ) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, renames the folder, and returns the manifest.
 
-        skipped    number of documents that are in no unit, by reason
+        skipped    number of documents in no unit, by reason
         cleaning   the reports of bert-jax clean on the text (summary.py)
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
@@ -282,13 +282,13 @@ class Job(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that can change the bytes of the output."""
+    """Lists the versions of everything that can change the output's bytes."""
     libraries = {library: importlib.metadata.version(library) for library in _LIBRARIES}
     return {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
 
 
 def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Adds up the whole numbers of several counts, and the skipped documents by reason; drops other values."""
+    """Adds up whole numbers, and skipped documents by reason; drops other values."""
     total: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     for some in counts:
@@ -298,7 +298,7 @@ def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def sum_part(counts: Iterable[Mapping[str, Any]], lengths: Int64[np.ndarray, "n"]) -> dict[str, Any]:
-    """Adds up the counts of a part, of which `lengths` sequences have 0, 1, ..., T tokens."""
+    """Adds up a part's counts. `lengths` says how many sequences have 0, 1, ..., T tokens."""
     total = sum_counts(counts)
     positions = total["rows"] * (len(lengths) - 1)
     filled = round(total["tokens"] / positions, 6) if positions else 0.0
@@ -314,7 +314,7 @@ def _manifest(
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
     cleaning: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of manifest.json (docs/data_format.md). Values that only some jobs have are left out of others."""
+    """Makes manifest.json (docs/data_format.md), without keys that do not apply to the job."""
     options, share = arguments.options, arguments.share
     none = dict.fromkeys(options.counted, 0) | {"skipped": {}}
     counted = [(record.part, record.counts | {"skipped": record.skipped}) for record in records]

@@ -37,10 +37,10 @@ Pair = tuple[int, int]
 
 
 class Merges:
-    """Words as sequences of pieces, and the counts of adjacent pairs, kept up to date while pairs are merged."""
+    """Words as lists of pieces, and counts for adjacent pairs, kept up to date while pairs are merged."""
 
     def __init__(self, words: list[list[int]], counts: list[int], min_frequency: int) -> None:
-        """Takes words as ids of pieces, which it modifies, and the number of times that each occurs."""
+        """Takes words as lists of piece ids, which it modifies, and how often they occur."""
         self._words = words
         self._word_counts = counts
         self._min_frequency = max(min_frequency, 1)
@@ -114,7 +114,7 @@ def _add_merges(
 ) -> list[tuple[str, str]]:
     """Adds merged pieces to the tokens until there are `size`, and returns the merged pairs in order.
 
-    The words are ids of tokens. `prefix` marks pieces inside of words.
+    Words are lists of token ids. `prefix` marks pieces inside words.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     pairs = Merges(words, counts, min_frequency)
@@ -171,7 +171,7 @@ class WordPieceSplitter(counting.WordSplitter):
         return split_chunks(text) if _SEPARATORS.search(text) else text.split()
 
     def words(self, chunk: str) -> Iterator[str]:
-        """The words, with "##" before all windows of a long one but the first (any other "#" is a word of its own)."""
+        """Puts "##" before all windows of a long word but the first (any other "#" is a word of its own)."""
         for word, _ in self._split(self._normalize(chunk)):
             first, *others = counting.windows(word)
             yield first
@@ -193,11 +193,11 @@ def learn_wordpiece(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_token: Callable[[int], None] = lambda size: None,
 ) -> list[str]:
-    """Learns the tokens of a WordPiece vocabulary, by id: special tokens, characters, merges.
+    """Learns a WordPiece vocabulary: the tokens by id, which are special tokens, characters, then merges.
 
-    The keys of `word_counts` are words, or insides of words ("##" and two or more characters); their order changes
+    The keys of `word_counts` are words, or word-internal parts ("##" and two or more characters); their order changes
     nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times.
-    `on_token` gets the size of the vocabulary as it grows.
+    `on_token` gets the vocabulary's size as it grows.
 
     Raises:
         UserError: The special tokens and characters alone do not fit.
@@ -220,7 +220,7 @@ def learn_wordpiece(
 
 
 def _split(word: str) -> tuple[str, str]:
-    """The first character of a word ("" for the inside of a word) and the others."""
+    """A word's first character ("" for a word-internal part) and the others."""
     if len(word) > len(INSIDE) and word.startswith(INSIDE):
         return "", word[len(INSIDE) :]
     return word[0], word[1:]
@@ -281,7 +281,7 @@ class ByteSplitter(counting.WordSplitter):
 
 
 def written_bytes(text: str) -> str:
-    """The bytes of a text, each as a printable character."""
+    """Writes the bytes of a text as printable characters."""
     return "".join(written for written, _ in _WHOLE.pre_tokenize_str(text))
 
 
@@ -291,7 +291,7 @@ def learn_byte_bpe(
     """Learns the tokens by id, and the merges in order, from the counts of words written in bytes.
 
     Their order changes nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs
-    MIN_FREQUENCY times. `on_token` gets the size of the vocabulary as it grows.
+    MIN_FREQUENCY times. `on_token` gets the vocabulary's size as it grows.
 
     Raises:
         UserError: The special tokens and bytes do not fit.
@@ -333,9 +333,9 @@ _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 
 
 class SentencePieceSplitter(counting.WordSplitter):
-    """Words are chunks between white space, with SentencePiece's mark of the beginning; the library does the rest.
+    """Words are chunks between white space, with SentencePiece's mark for a beginning; the library does the rest.
 
-    A chunk keeps its punctuation: the library's Unigram makes a candidate of every string that two chunks share.
+    A chunk keeps its punctuation: the library's Unigram takes every string shared by two chunks as a candidate.
     """
 
     def chunks(self, text: str) -> list[str]:
@@ -358,7 +358,7 @@ def learn_sentence_pieces(
 ) -> bytes:
     """Learns from the counts of SentencePieceSplitter's words, and returns the model as the library's protocol buffer.
 
-    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the share of the work done, about.
+    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate progress, 0 to 1.
 
     Raises:
         UserError: The characters alone do not fit, or the library fails.

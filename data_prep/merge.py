@@ -1,4 +1,4 @@
-"""Joins outputs of build_examples: the parts of a job that ran apart, or an output and what is added to it."""
+"""Joins outputs from build-examples: parts that ran apart, or an output and text added to it."""
 
 import itertools
 import os
@@ -87,7 +87,7 @@ def _check_alike(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
 
 
 def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
-    """Raises UserError unless every share number occurs once, and all parts of a divided job are there."""
+    """Raises UserError unless share numbers are unique and a divided job has all its parts."""
     holders: dict[int, Path] = {}
     parts: dict[tuple[int, str], set[int]] = {}
     unit_bytes: dict[int, Path] = {}  # of the parts of the divided job
@@ -121,7 +121,7 @@ def _check_shares(outputs: Sequence[tuple[dict[str, Any], Path]]) -> None:
 
 
 def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
-    """The number of sequences of a shard that have 0, 1, ..., T tokens, without the empty places of its rows."""
+    """How many sequences in a shard have 0, 1, ..., T tokens, without empty places."""
     try:
         lengths = read_shard(path).sequence_lengths
     except Corrupt as error:
@@ -132,7 +132,7 @@ def _lengths(path: Path, seq_len: int) -> Int64[np.ndarray, " n"]:
 
 
 def _merged(manifests: Sequence[dict[str, Any]], lengths: dict[Part, Int64[np.ndarray, " n"]]) -> dict[str, Any]:
-    """The manifest of a job that makes all shares at once."""
+    """The manifest that a job for all shares at once would write."""
     by_number: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     for manifest in manifests:
         sources = iter(manifest["sources"])

@@ -1,8 +1,8 @@
 """Noise in addition to masking: deleted and inserted tokens (`corrupt`), permuted sentences and rotated documents
 (`rearrange`), applied when sequences are built.
 
-Counter-based hashing decides about tokens and sentences, as it decides masks (law 2): the result is a function of
-(seed, sequence key) and the position of a token or sentence in its sequence.
+Counter-based hashing decides about tokens and sentences, as it decides masks (law 2): the result depends on
+(seed, sequence key) and the position in the sequence.
 """
 
 import functools
@@ -30,7 +30,7 @@ def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int
 
 
 def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable[Concatenate[Spans, Keys, Rest], Spans]:
-    """Applies noise, which returns new ids, to some of the sequences at a time, and joins the results."""
+    """Applies noise, which returns new ids, to some sequences at a time, and joins the results."""
 
     @functools.wraps(noise)
     def in_turn(spans: Spans, keys: Keys, *rest: Rest.args, **named: Rest.kwargs) -> Spans:
@@ -132,7 +132,7 @@ def _fitting(
 
 
 class _Sentences(NamedTuple):
-    """The sentences of all sequences in order, including those that a sequence cuts. A separator counts as one."""
+    """All sentences in order, including those cut by a sequence. A separator counts as one."""
 
     begins: Int64[np.ndarray, "N"]  # among the ids of the unit
     lengths: Int64[np.ndarray, "N"]  # in tokens
@@ -144,12 +144,12 @@ class _Sentences(NamedTuple):
 def rearrange(
     spans: Spans, keys: Keys, borders: Borders, seed: int, permute_sentences: float, rotate_documents: float
 ) -> Spans:
-    """Permutes the sentences of each document of a sequence, and then rotates the document.
+    """Permutes the sentences within each document in a sequence, and then rotates the document.
 
     Sequences have one segment. Separators between documents stay where they are, and so do all lengths.
 
     Args:
-        permute_sentences: The share of a document's sentences, rounded up, that is shuffled among their places.
+        permute_sentences: The fraction of a document's sentences to shuffle, rounded up.
         rotate_documents: The probability that a document is rotated.
     """
     sentences = _sentences(spans, borders)
@@ -181,7 +181,7 @@ def _sentences(spans: Spans, borders: Borders) -> _Sentences:
 
 
 def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share: float) -> Int64[np.ndarray, "N"]:
-    """The sentence that each place gets."""
+    """The index of the sentence to put at each place."""
     order = np.arange(len(sentences.begins))
     if not share:
         return order
@@ -202,7 +202,7 @@ def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share:
 def _rotated(
     tokens: Int64[np.ndarray, "n"], sentences: _Sentences, keys: Keys, seed: int, probability: float
 ) -> Int64[np.ndarray, "n"]:
-    """The tokens in which some documents begin at a random one of their tokens."""
+    """Lets some documents begin at one of their tokens, chosen at random."""
     if not probability:
         return tokens
     firsts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))

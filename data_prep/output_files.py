@@ -1,6 +1,6 @@
-"""The files of an output: shards in the formats of `build-examples --format`, and SHA256SUMS (docs/data_format.md).
+"""The files in an output: shards in the formats for `build-examples --format`, and SHA256SUMS (docs/data_format.md).
 
-arrow   what training reads (bert_jax/data/shards.py)
+arrow   shards for training (bert_jax/data/shards.py)
 tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, features.json and dataset_info.json.
         `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns
         of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
@@ -64,7 +64,7 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
     """Returns the function that reads a shard, and raises Corrupt for a damaged file.
 
     Raises:
-        UserError: The format of the manifest is unknown.
+        UserError: The manifest states an unknown format.
     """
     if manifest["format"] not in FORMATS:
         raise UserError(f"unknown shard format {manifest['format']!r}; expected one of {', '.join(FORMATS)}")
@@ -177,7 +177,7 @@ def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -
 
 
 def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the files that the format of the shards adds, then SHA256SUMS, and manifest.json last."""
+    """Writes the additional files for the format, then SHA256SUMS, and manifest.json last."""
     finish(directory, manifest)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render_sums(directory, manifest, content))
@@ -185,7 +185,7 @@ def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
-    """Makes SHA256SUMS for an output that is complete except for manifest.json, which will hold `content`."""
+    """Makes SHA256SUMS for an output that lacks only manifest.json, which will hold `content`."""
     # The hashes of shards are in the manifest. The other files are few.
     digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
     digests[MANIFEST] = hashlib.sha256(content).hexdigest()
@@ -195,7 +195,7 @@ def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) ->
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """Reads the hashes of an output, by name. Raises UserError for a list that is missing or damaged."""
+    """Reads an output's hashes by name. Raises UserError if the list is missing or damaged."""
     path = directory / SUMS
     try:
         content = path.read_bytes()
@@ -218,9 +218,9 @@ def parse_sums(content: bytes, place: str) -> dict[str, str]:
 
 
 def find_damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
-    """Finds the damaged files of an output, with their problems. Reads every byte, and calls `on_read` with sizes.
+    """Finds damaged files and their problems. Reads every byte, and calls `on_read` with file sizes.
 
-    Files that are not listed are a problem inside of folders (train, eval, ...), where a reader might take them for
+    Unlisted files are a problem inside folders (train, eval, ...), where a reader might take them for
     shards; next to the manifest they may be a user's notes.
     """
     files = listed_files(directory)
@@ -246,12 +246,12 @@ def find_damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[i
 
 
 def listed_files(directory: Path) -> set[str]:
-    """The files that SHA256SUMS lists: all except itself and the files of an unfinished job."""
+    """The files for SHA256SUMS: all except itself and files left by an unfinished job."""
     return {name for name, path in _paths(directory) if path.is_file()}
 
 
 def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in an output, by name, except SHA256SUMS and the files of an unfinished job."""
+    """Everything in an output, by name, except SHA256SUMS and files left by an unfinished job."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if name not in (SUMS, MARKER) and name.split("/")[0] != "job":

@@ -1,12 +1,11 @@
 """Assigns sequences to rows: best-fit over a histogram of lengths (Krell et al. 2021, arXiv:2107.02027).
 
 Sequences are placed from the longest to the shortest, where they leave the smallest gap. Sequences of one length are
-interchangeable, so whole groups of rows are filled at once: the work grows with the number of different lengths, and
-only the sorting with the number of sequences.
+interchangeable, so whole groups of rows are filled at once: the work grows with the different lengths, and only sorting
+grows with the sequences.
 
 If a row may hold only a few sequences, the shortest ones would end up in rows of their own that they cannot fill.
-Therefore the pieces that were split to fill gaps (`sequences.fill_gaps`) come last, and a place in each row is kept for
-one.
+Therefore pieces made to fill gaps (`sequences.fill_gaps`) come last, and each row keeps a place for one.
 """
 
 from typing import NamedTuple
@@ -20,9 +19,9 @@ Group = tuple[int, tuple[int, ...]]
 
 
 class Packed(NamedTuple):
-    """The positions of Q sequences, row by row, without gaps between the sequences of a row.
+    """The positions of Q sequences, row by row, without gaps within a row.
 
-    Rows are in the order of their first sequences, and the sequences of a row in their original order.
+    Rows are ordered by their first sequences, and sequences within a row keep their original order.
     """
 
     order: Int64[np.ndarray, "Q"]  # indices into the original order

@@ -1,4 +1,4 @@
-"""The processes of a job on this machine: how they start and end, and how they share work.
+"""A job's processes on this machine: how they start and end, and how they share work.
 
 `run_units` is the local engine, which builds units in any order. `map_in_order` keeps the order, for the readers.
 """
@@ -63,12 +63,12 @@ def keep_freed() -> None:
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Counts the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def begin(workers: int) -> None:
-    """Starts the server process that imports the modules of workers, while the caller continues.
+    """Starts the server process, which imports the workers' modules while the caller continues.
 
     0 workers means one for each core.
     """
@@ -84,13 +84,13 @@ def begin(workers: int) -> None:
 
 
 def open_pool(workers: int) -> ProcessPoolExecutor:
-    """Opens a pool of processes, forked from the server process of `begin`."""
+    """Opens a pool, whose processes are forked from the server process."""
     begin(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver"), initializer=_start_worker)
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yields the results of work on items, in their order, from other processes; with one worker, from this process.
+    """Yields results in the order of the items, from other processes; with one worker, from this process.
 
     At most two items a worker are in flight, so memory does not grow with their number. A single item starts no
     process. Results that the caller has not taken are lost if `items` raises.

@@ -25,7 +25,7 @@ from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
 
 class Language(NamedTuple):
-    """Abbreviations, grouped by whether a full stop after them ends the sentence; languages.toml explains each list."""
+    """Abbreviations, grouped by whether a full stop after them ends the sentence; languages.toml explains the lists."""
 
     common: frozenset[str]
     never: frozenset[str]  # the full stop never ends a sentence: titles before names
@@ -119,7 +119,7 @@ def language_of(text: str) -> str:
 
 
 def document_sentences(document: str) -> list[str]:
-    """Splits all lines of a document into sentences."""
+    """Splits a document's lines into sentences."""
     return joined_sentences(document).sentences
 
 
@@ -217,7 +217,7 @@ def _often_first(line: str, place: int, rules: Language) -> bool:
 
 
 def _cut_at_spaces(sentences: list[str]) -> list[str]:
-    """Splits sentences of Thai or Lao at spaces; leaves those of other scripts as they are."""
+    """Splits Thai and Lao sentences at spaces; leaves other scripts as they are."""
     pieces: list[str] = []
     for sentence in sentences:
         if not _THAI.search(sentence):
@@ -245,14 +245,14 @@ _WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
 
 
 class JoinedSentences(NamedTuple):
-    """The sentences of a document, and whether each follows the one before without a space."""
+    """A document's sentences, and whether they follow the one before without a space."""
 
     sentences: list[str]
     direct: list[bool]
 
 
 def joined_sentences(document: str) -> JoinedSentences:
-    """Splits all lines of a document into sentences, and joins the lines."""
+    """Splits a document's lines into sentences, and joins the lines."""
     language = language_of(document)
     sentences: list[str] = []
     direct: list[bool] = []
@@ -276,8 +276,8 @@ def joined_sentences(document: str) -> JoinedSentences:
 def kept_pieces(document: str) -> list[str]:
     """Splits a document into its sentences, each with the white space before it; joined, they are the document.
 
-    Byte-level BPE gives each piece the ids that it has within the document: sentences between which the library may
-    not split stay together.
+    Byte-level BPE gives a piece the same ids as within the document: sentences stay together if the library may not
+    split between them.
     """
     language = language_of(document)
     pieces: list[str] = []

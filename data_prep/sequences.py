@@ -1,4 +1,4 @@
-"""The sequences that each objective makes from the ids of a unit, as spans.
+"""Makes sequences for each objective from a unit's ids, as spans.
 
 nsp             [CLS] A [SEP] B [SEP], B is random half of the time (BERT)
 sop             [CLS] A [SEP] B [SEP], consecutive, and swapped half of the time (ALBERT)
@@ -6,7 +6,7 @@ full_sentences  [CLS] A [SEP], whole sentences, a separator between documents (R
 doc_sentences   [CLS] A [SEP], whole sentences of one document (RoBERTa)
 single          [CLS] A [SEP], T - 2 ids of one document, or the rest of it (SpanBERT)
 
-The ids of a unit are concatenated, sentence by sentence and document by document. A segment is a span [begin, end) of
+A unit's ids are concatenated, sentence by sentence and document by document. A segment is a span [begin, end) of
 them, and no function here touches an id. Begin with `spans` at the end: it makes passages or pairs, and splits some of
 them to fill packed rows (`fill_gaps`).
 """
@@ -33,7 +33,7 @@ Draw = Callable[[], float]
 
 
 class Encoded(NamedTuple):
-    """The text of a unit as ids, without documents and sentences that have none."""
+    """A unit's text as ids, without documents and sentences that have none."""
 
     ids: UInt[np.ndarray, "n"]
     offsets: Int64[np.ndarray, "sentences+1"]  # sentence i is ids[offsets[i]:offsets[i + 1]]
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """The sequences of a unit, in the order of the text."""
+    """A unit's sequences, in the order of the text."""
 
     ids: UInt[np.ndarray, "n"]
     sequences: Int64[np.ndarray, "Q 5"]  # Pairs of spans of ids; with one segment, B is empty and the label -1
@@ -61,7 +61,7 @@ class Spans(NamedTuple):
 
 
 class Borders(NamedTuple):
-    """The first positions of sentences and of separators between documents, in the ids of `Spans`."""
+    """The first positions of sentences, and separators between documents, in the ids of `Spans`."""
 
     positions: Int64[np.ndarray, "K"]  # ascending
     separators: Bool[np.ndarray, "K"]  # which of them are separators
@@ -76,11 +76,11 @@ def sentence_passages(
     """Groups whole sentences into passages of at most `room` ids; each document starts a new passage.
 
     With the documents of a unit this is DOC-SENTENCES (Liu et al. 2019, section 4.1). It is FULL-SENTENCES if all
-    sentences count as one document, in a stream of ids with a separator at the borders of documents.
+    sentences count as one document, in a stream with separators between documents.
 
     Args:
-        begins, ends: The span of each sentence.
-        documents: The sentences [first, last) of each document.
+        begins, ends: The sentences' spans.
+        documents: Their sentences [first, last).
         room: The longest passage.
 
     Returns:
@@ -118,17 +118,17 @@ _COINS = 53  # random() is a multiple of 2**-53, which gives that many fair coin
 def next_sentence_pairs(
     offsets: Sequence[int], documents: Ranges, seq_len: int, short_seq_prob: float, generator: Random
 ) -> list[Pair]:
-    """Makes the pairs of a unit's documents, in order (Devlin et al. 2019, appendix A.2).
+    """Makes pairs from a unit's documents, in order (Devlin et al. 2019, appendix A.2).
 
     The rule is that of google-research/bert, create_pretraining_data.py, `create_instances_from_document`, except that
     the random segment never comes from the same document (there it rarely does).
 
     Args:
         offsets: Sentence i is ids[offsets[i]:offsets[i + 1]], which is never empty.
-        documents: The sentences [first, last) of two or more documents, none of which is empty.
+        documents: The sentences [first, last) of two or more documents; none is empty.
         seq_len: The longest sequence, with special tokens.
         short_seq_prob: The share of documents with a shorter target length.
-        generator: The source of all random choices.
+        generator: Decides all random choices.
     """
     room = seq_len - 3
     draw = generator.random
@@ -156,12 +156,12 @@ def next_sentence_pairs(
 def sentence_order_pairs(
     offsets: Sequence[int], documents: Ranges, seq_len: int, short_seq_prob: float, generator: Random
 ) -> list[Pair]:
-    """Makes pairs of consecutive segments, swapped half of the time (Lan et al. 2020, section 3.1).
+    """Pairs consecutive segments, swapped half of the time (Lan et al. 2020, section 3.1).
 
     The arguments are those of `next_sentence_pairs`, and each document has two tokens or more. The chunks are those of
     google-research/albert, create_pretraining_data.py. There, a chunk of one sentence gets a random segment, labelled
-    as swapped; here it is split at a random token, so every pair comes from one document. A last token that would be a
-    chunk of its own joins the chunk before it.
+    as swapped; here it is split at a random token, so every pair comes from one document. A last token on its
+    own joins the chunk before it.
     """
     room = seq_len - 3
     draw = generator.random
@@ -195,7 +195,7 @@ def _ordered(begin: int, split: int, end: int, draw: Draw) -> Pair:
 def _random_segment(
     offsets: Sequence[int], documents: Ranges, document: int, wanted: int, draw: Draw
 ) -> tuple[int, int]:
-    """Sentences of another document from a random one on, as many as hold `wanted` ids, and at least one."""
+    """A random run of sentences from another document, with `wanted` ids or the rest, and at least one sentence."""
     other = int(draw() * (len(documents) - 1))
     other += other >= document
     first, last = documents[other]
@@ -254,10 +254,10 @@ Own = Callable[[Pair], list[tuple[int, int]]]
 def fill_gaps(
     sequences: Int64[np.ndarray, "Q 5"], segments: int, seq_len: int, most: int, own: Own, piece: Piece, draw: Draw
 ) -> tuple[Int64[np.ndarray, "m 5"], Bool[np.ndarray, "m"]]:
-    """Splits some of the sequences (Pairs) for rows of at most `most` sequences.
+    """Splits some sequences (Pairs) for rows with at most `most` sequences.
 
-    A piece has at least as many tokens as segments. Returns the sequences in the order of the text, and which of them
-    are pieces, to be packed last.
+    A piece has at least as many tokens as segments. Returns the sequences in text order, and which are pieces,
+    to be packed last.
     """
     lengths = sequence_lengths(sequences, segments)
     gap_tokens = sum(room for room in gaps(lengths, seq_len, most) if room >= SHORTEST)
@@ -293,7 +293,7 @@ def fill_gaps(
 
 
 def sequence_lengths(sequences: Int64[np.ndarray, "Q 5"], segments: int) -> Int64[np.ndarray, "Q"]:
-    """The length of each sequence in tokens, with [CLS] and a [SEP] for each segment."""
+    """Computes lengths in tokens, with [CLS] and a [SEP] per segment."""
     return sequences[:, 1] - sequences[:, 0] + sequences[:, 3] - sequences[:, 2] + segments + 1
 
 
@@ -316,7 +316,7 @@ def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> 
 
 
 def check(objective: str) -> None:
-    """Raises UserError, with the name of the flag, for an objective that makes no sequences."""
+    """Raises UserError, with the flag's name, for an unknown objective."""
     if objective in OBJECTIVES:
         return
     hint = ""
@@ -326,12 +326,12 @@ def check(objective: str) -> None:
 
 
 def segment_count(objective: str) -> int:
-    """The number of segments in a sequence."""
+    """Segments in a sequence."""
     return 2 if objective in PAIRS else 1
 
 
 def fewest_documents(objective: str) -> int:
-    """The number of documents that a part needs: with nsp, a random segment comes from another document."""
+    """Documents needed in a part: with nsp, a random segment comes from another document."""
     return 2 if objective == "nsp" else 1
 
 
@@ -353,7 +353,7 @@ def usable(objective: str, encoded: Encoded) -> tuple[Encoded, dict[str, int]]:
 def spans(
     objective: str, encoded: Encoded, seq_len: int, most: int, short_seq_prob: float, separator: int, generator: Random
 ) -> Spans:
-    """Makes one pairing of the documents that `usable` returned, for rows of at most `most` sequences."""
+    """Makes one pairing of documents from `usable`, for rows with at most `most` sequences."""
     ids, segments = encoded.ids, segment_count(objective)
     if segments == 2:
         sequences, own, piece = _pairs(objective, encoded, seq_len, short_seq_prob, generator)
@@ -424,7 +424,7 @@ def _passages(objective: str, encoded: Encoded, seq_len: int) -> tuple[Int64[np.
 
 
 def borders(objective: str, encoded: Encoded) -> Borders:
-    """Finds the borders of sentences in the ids that `spans` returns for the same documents."""
+    """Finds sentence borders in the ids from `spans` for the same documents."""
     begins, separators = _with_separators(objective, encoded)
     positions = np.concatenate([begins, separators])
     order = np.argsort(positions)
@@ -432,7 +432,7 @@ def borders(objective: str, encoded: Encoded) -> Borders:
 
 
 def _with_separators(objective: str, encoded: Encoded) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "k"]]:
-    """The first position of each sentence and separator; full_sentences puts a separator before each document."""
+    """First positions of sentences and separators; full_sentences puts a separator before every document."""
     begins = encoded.offsets[:-1]
     if objective != "full_sentences":
         return begins, np.zeros(0, np.int64)

@@ -1,8 +1,8 @@
 """The lines that build-examples and merge-shards print about an output, and the reports of cleaning before the job.
 
 bert-jax clean writes a report next to its text. The manifest of shards made from such text lists each report once,
-`cleaning: [{report, sha256, documents, bytes, dropped, removed_lines, refused}]`, so that every document that was read
-has a reason for where it went.
+`cleaning: [{report, sha256, documents, bytes, dropped, removed_lines, refused}]`, so that every document is
+accounted for.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ _MUCH_UNKNOWN = 0.2
 
 
 def cleaning_reports(sources: Iterable[Source]) -> list[dict[str, Any]]:
-    """The digest and the counts of each report, in the order of the sources, local or in an object store.
+    """Reads the digests and counts of reports, in source order, locally or from an object store.
 
-    A file of the same name without these counts is no report. Raises OSError for one that cannot be read.
+    Ignores files with the same name but without these counts. Raises OSError for an unreadable file.
     """
     folders = dict.fromkeys(
         folder for source in sources for folder, _, name in [source.path.rpartition("/")] if _IS_PART.fullmatch(name)
@@ -60,7 +60,7 @@ def cleaning_reports(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
 
 def merged(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The reports of several manifests, each once."""
+    """Lists the reports in several manifests once."""
     by_digest: dict[str, dict[str, Any]] = {}
     for report in itertools.chain.from_iterable(lists):
         by_digest.setdefault(report["sha256"], report)
@@ -99,7 +99,7 @@ def print_summary(
 ) -> None:
     """Prints rows, speed, skipped documents and warnings to stderr.
 
-    The megabytes and tokens do not include units that a resumed job found finished.
+    The megabytes and tokens do not include units from earlier runs.
     """
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
@@ -112,9 +112,9 @@ def print_summary(
 
 
 def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, moved_to_train: int = 0) -> list[str]:
-    """Describes the skipped documents of an output, and warns.
+    """Describes skipped documents, and warns.
 
-    `moved_to_train` is the number of documents chosen for eval that were too few for a part.
+    `moved_to_train` counts documents chosen for eval, but too few for a part.
     """
     skipped, files = manifest["counts"]["skipped"], len(manifest["sources"])
     separator = manifest["reading"].get("document_separator")
@@ -139,7 +139,7 @@ def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer
 
 
 def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
-    """Why no document is held out, and what to change."""
+    """Why no document is held out, and how to change it."""
     eval_fraction, counts = manifest["eval_fraction"], manifest["counts"]
     if not eval_fraction or manifest["parts"]["eval"]["documents"]:
         return ""
@@ -157,7 +157,7 @@ def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
 
 
 def word_line(counts: Mapping[str, Any]) -> str:
-    """The share of words that masking as a whole can hardly ever choose, as a warning if it is large."""
+    """The fraction of words too long for whole-word masks, as a warning if it is large."""
     if not counts.get("words"):
         return ""
     share = counts["long_words"] / counts["words"]
@@ -171,7 +171,7 @@ def word_line(counts: Mapping[str, Any]) -> str:
 
 
 def document_line(manifest: Mapping[str, Any]) -> str:
-    """The shares of documents of one sentence and of random pairs, as a warning if these are parts of documents.
+    """The fractions of one-sentence documents and random pairs, as a warning if documents look like parts.
 
     Empty if there are no pairs and hardly any such documents.
     """
@@ -200,7 +200,7 @@ def document_line(manifest: Mapping[str, Any]) -> str:
 
 
 def pair_line(objective: str, tokenizer: Tokenizer) -> str:
-    """A warning if fine-tuning puts more separators between two texts than the rows of this objective have."""
+    """A warning if fine-tuning puts more separators between two texts than these rows have."""
     if objective not in PAIRS or tokenizer.pair_separators == 1:
         return ""
     cls, sep = tokenizer.roles.cls_token, tokenizer.roles.sep_token
@@ -212,7 +212,7 @@ def pair_line(objective: str, tokenizer: Tokenizer) -> str:
 
 
 def copy_line(manifest: Mapping[str, Any]) -> str:
-    """A warning if the rows of a document are written more than once and nothing in the shards differs between them."""
+    """A warning if rows are written more than once and nothing in the shards differs between them."""
     copies = manifest["dupe_factor"]
     differ = manifest["objective"] in PAIRS or manifest["masking"]["kind"] == "static" or manifest["pack"] > 1
     if copies == 1 or differ or any(manifest["corruption"].values()):
@@ -224,7 +224,7 @@ def copy_line(manifest: Mapping[str, Any]) -> str:
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:
-    """Computes the share of [UNK] in the text of train: tokens that are neither ordinary nor [CLS] or [SEP].
+    """Computes the fraction of train's text that is [UNK]: neither ordinary tokens nor [CLS] or [SEP].
 
     With full_sentences, which puts a [SEP] between most documents, the result may be slightly too low.
     """
@@ -239,7 +239,7 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
 
 
 def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
-    """Prints the number of units that the cache holds to stderr."""
+    """Prints to stderr how many units the cache holds."""
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
     unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)  # bytes of its ids, about

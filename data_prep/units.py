@@ -1,4 +1,4 @@
-"""Splits a stream of documents into the train and eval parts, and each part into work units of whole documents.
+"""Splits a stream of documents into the train and eval parts, and these into work units with whole documents.
 
 The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
 options give the same shards byte for byte, and a job that is run again recognizes its finished units. `Seen` is a set
@@ -29,7 +29,7 @@ class UnusableCorpus(UserError):
 
 
 class Unit(NamedTuple):
-    """The input of one task: some whole documents, in the order of the corpus."""
+    """The input for one task: some whole documents, in corpus order."""
 
     part: Part
     number: int  # 0, 1, 2, ... within the part
@@ -42,7 +42,7 @@ class Unit(NamedTuple):
 
     @property
     def key(self) -> int:
-        """The high 32 bits of the keys of its sequences."""
+        """The high 32 bits of its sequence keys."""
         return self.number | (EVAL_KEY_BIT if self.part == "eval" else 0)
 
 
@@ -75,7 +75,7 @@ class UnitSplitter:
     skipped: Counter[str] = field(default_factory=Counter)  # number of documents in no unit, by reason
 
     def split(self, stream: Iterable[Document]) -> Iterator[Unit]:
-        """Yields each unit as soon as its documents are final. Holds about two units of each part in memory.
+        """Yields units as soon as their documents are final. Holds about two units of each part in memory.
 
         None in the stream ends a pass over the corpus. Later passes hold copies, so no unit spans two passes, unless
         one of its halves would be a single document.
@@ -142,7 +142,7 @@ class UnitSplitter:
 
 
 class _Gathering:
-    """The documents of one part that are in no finished unit yet: a full unit, and one being filled.
+    """A part's documents in no finished unit yet: a full unit, and one being filled.
 
     The full unit is held back, because the next one may end up with a single document that has to join it.
     """
@@ -156,7 +156,7 @@ class _Gathering:
         self._bytes = 0
 
     def add(self, text: bytes, digest: bytes) -> Unit | None:
-        """Adds a document, and returns the full unit that was held back if the next one is full now."""
+        """Adds a document. Returns the full unit held back if the next one is full now."""
         self.add_held(text, digest)
         if self._bytes < self.unit_bytes or len(self._filling) < 2:
             return None
@@ -231,7 +231,7 @@ class Seen:
         return bool(self._slots[self._find(digest)[1]])
 
     def _find(self, digest: bytes) -> tuple[int, int]:
-        """The value of a digest, and the slot that holds it, or the free one where it belongs."""
+        """A digest's value, and its slot, or the free slot where it belongs."""
         # Little-endian, because a corpus weight below 1 keeps documents whose bytes form a small big-endian number, and
         # those would crowd into the first slots.
         value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
@@ -245,7 +245,7 @@ class Seen:
         return self._count
 
     def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
-        """Puts sorted values into a new table, each in its slot or, if that is taken, in the next free one."""
+        """Puts sorted values into a new table, in their slots or, if these are taken, in the next free ones."""
         order = np.arange(len(values))
         slots = (values >> np.uint64(64 - self._bits)).astype(np.int64)
         slots -= order

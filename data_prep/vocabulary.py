@@ -24,7 +24,7 @@ _MUCH_UNKNOWN = 0.01  # of the characters
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """What to train, and on what. Raises UserError, with the name of the flag, for a value out of range."""
+    """Options for training. Raises UserError, with the flag's name, for a value out of range."""
 
     input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
@@ -73,12 +73,11 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
 
     With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
-    multiprocessing requires. With `alpha`, it prints the shares of the languages. It warns if the text gives fewer
+    multiprocessing requires. With `alpha`, it prints the languages' shares. It warns if the text gives fewer
     tokens than requested, and if many words are too long for WordPiece.
 
     Raises:
-        UserError: The corpus is empty or unreadable, vocab_size is below the number of characters, or the output
-            exists.
+        UserError: The corpus is empty or unreadable, vocab_size is too small for the characters, or the output exists.
     """
     reading = flags.reading(options, options.workers or processes.cores())
     groups = {"all": str(options.input)}
@@ -105,7 +104,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
 
 
 def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
-    """Counts words. Prints the shares of the languages, and warnings about refused input and too long words."""
+    """Counts words. Prints the languages' shares, and warnings about refused input and too long words."""
     splitter: counting.WordSplitter = learners.SentencePieceSplitter()
     if options.kind in ("wordpiece", "bpe"):
         make = learners.WordPieceSplitter if options.kind == "wordpiece" else learners.ByteSplitter

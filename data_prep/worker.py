@@ -1,7 +1,7 @@
 """Builds one unit: encodes its text and writes it as shards of rows.
 
-Begin with `build_unit` at the end, which any process may run for any unit. `encode` gives the ids of its sentences, by
-the tokenizer or from a `TokenCache`; data_prep/sequences.py makes sequences of them, as spans; `fill_rows` copies the
+Begin with `build_unit` at the end, which any process may run for any unit. `encode` gives the sentences' ids, by
+the tokenizer or from a `TokenCache`; data_prep/sequences.py turns them into sequences, as spans; `fill_rows` copies the
 ids into rows; and `mask_rows` applies static masks.
 """
 
@@ -44,7 +44,7 @@ _LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer
 
 @dataclass
 class _Listed:
-    """The size of a cache when this process last listed it, with its own units since then, and their size."""
+    """A cache's size when this process last listed it, including its own units since then, and their size."""
 
     bytes: int
     since: int = 0  # of units that were refused, too
@@ -57,8 +57,8 @@ _LISTED: dict[Path, _Listed] = {}
 class TokenCache:
     """Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
 
-    The file DIR/TOKENIZER-rRULE/TEXT.ids holds the ids of one unit. TOKENIZER and TEXT are hashes, and RULE is the
-    version of the rule for sentences, with -keep if line breaks are kept, so another tokenizer, text or rule finds
+    The file DIR/TOKENIZER-rRULE/TEXT.ids holds one unit's ids. TOKENIZER and TEXT are hashes, and RULE is the
+    version of the sentence rules, with -keep if line breaks are kept, so another tokenizer, text or rule finds
     nothing. A file is written under a unique name and renamed, and ends with a hash of its content; `load` ignores an
     incomplete or modified one. So any number of jobs may use one folder at the same time.
 
@@ -86,7 +86,7 @@ class TokenCache:
                     path.unlink()
 
     def bytes(self) -> int:
-        """The total size of the stored units."""
+        """Adds up the sizes of stored units."""
         total = 0
         for folder in os.scandir(self.directory):
             for entry in os.scandir(folder) if folder.is_dir() else ():
@@ -175,9 +175,9 @@ def refuse_newlines(tokenizer: Tokenizer) -> None:
 
 
 def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, newlines: str = "join") -> Encoded:
-    """Returns the ids of a unit's sentences, from the cache or from the tokenizer.
+    """Returns the ids for a unit's sentences, from the cache or from the tokenizer.
 
-    With newlines "keep", the ids of a document are those of its whole text; "join" joins its lines
+    With newlines "keep", a document has the ids of its whole text; "join" joins its lines
     (data_prep/sentences.py).
     """
     if cache and (cached := cache.load(tokenizer.content_hash, unit.text_hash)):
@@ -204,7 +204,7 @@ def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, ne
 
 
 def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str], list[bool]]:
-    """The sentences of a document with the white space that their ids include, and whether each continues the text."""
+    """A document's sentences, with the white space included in their ids, and whether they continue the text."""
     if newlines == "keep":
         pieces = kept_pieces(document)
         return pieces, [number > 0 for number in range(len(pieces))]
@@ -220,7 +220,7 @@ def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str
 def _encode_texts(
     tokenizer: Tokenizer, texts: list[str], direct: Bool[np.ndarray, "n"]
 ) -> tuple[UInt[np.ndarray, "k"], Int64[np.ndarray, "n+1"]]:
-    """The concatenated ids of the texts, and the offsets at which each text begins."""
+    """The texts' concatenated ids, and the offsets where texts begin."""
     if not direct.any() or tokenizer.within_text is tokenizer:
         return tokenizer.encode_many(texts)
     # Each of two tokenizers encodes its texts at once; then their ids are put in the order of the texts.
@@ -241,7 +241,7 @@ ROWS_PER_BATCH = 4096
 def fill_rows(
     spans: Spans, keys: UInt64[np.ndarray, "Q"], packed: Packed, seq_len: int, pack: int, tokenizer: Tokenizer
 ) -> Rows:
-    """Makes rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]` with their keys, at their packed positions."""
+    """Makes rows from sequences, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, at their packed positions."""
     sequences, segments = spans.sequences[packed.order], spans.segments
     bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
     lengths = bounds[..., 1] - bounds[..., 0]
@@ -297,7 +297,7 @@ def row_batches(rows: Rows) -> Iterator[Rows]:
 
 
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
-    """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
+    """Writes a unit's shards, one for each pairing (dupe_factor), and then its record.
 
     Any process may build any unit: the result is a function of the arguments and the unit, with or without a cache.
     `directory` is the job's folder.
@@ -348,7 +348,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
 def _rows(
     tokenizer: Tokenizer, arguments: Arguments, encoded: Encoded, first_key: int, generator: random.Random
 ) -> Rows:
-    """One pairing of a unit's documents, as rows before masking."""
+    """Makes rows from one pairing, before masking."""
     options = arguments.options
     seq_len, most = options.seq_len, options.pack
     rates, moves = (options.delete_rate, options.insert_rate), (options.permute_sentences, options.rotate_documents)
