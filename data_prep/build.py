@@ -28,19 +28,8 @@ from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep import build_options, engines, flags, output_files, processes, summary, worker
+from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
-from data_prep.job import (
-    Job,
-    UnitRecord,
-    check_arguments,
-    finished_units,
-    open_folder,
-    open_job,
-    own_folders,
-    parts_folder,
-    read_record,
-    unit_folder,
-)
 from data_prep.merge import merge
 from data_prep.processes import KILLED
 from data_prep.readers import datasets
@@ -82,7 +71,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     _refuse_taken(share, options.tokenizer)
     if options.engine == "local":
         processes.begin(options.workers)  # starts while this process reads the tokenizer
-    sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
+    sources = find_sources(str(options.input), options.weights, (*own, *jobs.own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
@@ -96,7 +85,7 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
         folder = Path(os.path.abspath(options.token_cache))
         cache = TokenCache(folder, round(options.token_cache_gb * GB), options.newlines)
         cache.prepare()
-    with open_job(output, arguments, tokenizer) as job:
+    with jobs.open_job(output, arguments, tokenizer) as job:
         return _run(job, corpus, cleaning, cache, quiet)
 
 
@@ -130,13 +119,13 @@ def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...],
 
 
 def _run(
-    job: Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
+    job: jobs.Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
 ) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options, share = job.arguments, job.arguments.options, job.arguments.share
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
-    records: list[UnitRecord] = []
+    records: list[jobs.UnitRecord] = []
     tokens = done = before = 0  # tokens of this run; documents in finished units; before: from an earlier run
 
     def report() -> None:
@@ -153,14 +142,14 @@ def _run(
     def unfinished() -> Iterator[Unit]:
         nonlocal done, before
         for unit in _units(splitter, corpus, arguments, report):
-            if (record := read_record(job.directory, unit)) is None:
+            if (record := jobs.read_record(job.directory, unit)) is None:
                 yield unit
             else:
                 records.append(record)
                 done += record.counts["documents"]
                 before += record.counts["documents"]
 
-    if (resumed := finished_units(job.directory)) and not quiet:
+    if (resumed := jobs.finished_units(job.directory)) and not quiet:
         print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
@@ -214,13 +203,13 @@ def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, qui
     """
     if options.engine != "local":
         _refuse_relative(str(options.input))
-    folder = parts_folder(output)
+    folder = jobs.parts_folder(output)
     arguments = _shared_arguments(options, output, shares)
-    with open_folder(folder):
+    with jobs.open_folder(folder):
         folders = {share: folder / _name(share) for share in shares}
         missing = [share for share in shares if not (folders[share] / MANIFEST).exists()]
         try:
-            check_arguments(folder, arguments, begun=len(missing) < len(shares))
+            jobs.check_arguments(folder, arguments, begun=len(missing) < len(shares))
             with Reporter("building parts", len(missing), ("parts", "M tokens"), quiet) as reporter:
                 for tokens in (_run_here if options.engine == "local" else _run_elsewhere)(options, missing, folder):
                     reporter.advance(1, 1, tokens / 1e6)
@@ -234,7 +223,7 @@ def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, qui
 
 def _shared_arguments(options: BuildOptions, output: Path, shares: list[Share]) -> dict[str, Any]:
     """Lists everything that decides the bytes of the parts. Raises UserError for mistakes common to all parts."""
-    sources = find_sources(str(options.input), options.weights, own_folders(output))
+    sources = find_sources(str(options.input), options.weights, jobs.own_folders(output))
     for share in shares:
         build_options.share_sources(share, sources)
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
@@ -299,7 +288,7 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
 
 def build_elsewhere(
     options: BuildOptions, by_number: dict[int, Share], parts: Path, directory: Path, unit: Unit
-) -> UnitRecord:
+) -> jobs.UnitRecord:
     """Builds the part with the unit's number in a job folder, on an engine's worker.
 
     `parts` is the folder that holds all parts: --input may also match its files.
@@ -315,8 +304,8 @@ def build_elsewhere(
         engine="local",
         engine_options="",
     )
-    record = UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
-    write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+    record = jobs.UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
+    write_atomic(jobs.unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
 
 

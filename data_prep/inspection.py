@@ -13,16 +13,7 @@ import numpy as np
 
 from bert_jax.array_types import Int64, Integer
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import (
-    COUNTED,
-    COUNTED_IF_PRESENT,
-    MANIFEST,
-    PAIRS,
-    PARTS,
-    Part,
-    read_manifest,
-    read_unigram_counts,
-)
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import Corrupt, Dataset, check_sizes, layout_problem
@@ -32,7 +23,8 @@ from bert_jax.reporting.document import Document, Excerpt, Fragment, Panel, Sect
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.tokenizer import load as load_tokenizer
 from data_prep import output_files
-from data_prep.sequences import RANDOM_SEGMENT
+from data_prep.job import sum_counts
+from data_prep.sequences import RANDOM_SEGMENT, segment_count
 from data_prep.units import EVAL_KEY_BIT, summarise
 from data_prep.worker import mask_rows, row_batches
 
@@ -227,7 +219,7 @@ def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -
 
     # In GPT-2's vocabulary one token pads, and begins and ends sequences.
     own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
-    pairs = manifest["objective"] in PAIRS
+    pairs = segment_count(manifest["objective"]) == 2
     wrong_length = (firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths)
     wrong_label = (labels != 0) & (labels != 1) if pairs else labels != NO_LABEL
     checks = {
@@ -285,19 +277,16 @@ def _check_masks(rows: Rows, statistics: PartStatistics) -> None:
 
 def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:
     """Raises UserError if the parts and the documents skipped in reading do not add up to a total."""
-    unread, total = manifest["skipped_reading"], manifest["counts"]
-    names = (*COUNTED, *(name for name in COUNTED_IF_PRESENT if name in total))
-    stated, *addends = [
-        {name: counts.get(name, 0) for name in names} | counts["skipped"]
-        for counts in (total, *(manifest["parts"][part] for part in PARTS))
-    ]
-    addends.append(unread | {"documents": sum(unread.values())})
-    for name in sorted({name for counts in (stated, *addends) for name in counts}):
-        terms = [counts.get(name, 0) for counts in addends]
-        if stated.get(name, 0) != sum(terms):
+    total, unread = manifest["counts"], manifest["skipped_reading"]
+    addends = [*manifest["parts"].values(), {"documents": sum(unread.values()), "skipped": unread}]
+    stated, held = sum_counts([total]), sum_counts(addends)
+    for counts in (stated, held):
+        counts.update(counts.pop("skipped"))
+    for name in sorted(stated.keys() | held.keys()):
+        if stated.get(name, 0) != held.get(name, 0):
             raise UserError(
-                f"{path} states {stated.get(name, 0)} {name} in total, but {' + '.join(map(str, terms))} in the parts "
-                f"and in reading; {_REBUILD}"
+                f"{path} states {stated.get(name, 0)} {name} in total, but {held.get(name, 0)} in the parts and in "
+                f"reading; {_REBUILD}"
             )
     skipped = sum(total["skipped"].values())
     if total["documents"] != total["used"] + skipped:

@@ -316,7 +316,7 @@ def _manifest(
 ) -> dict[str, Any]:
     """Makes manifest.json (docs/data_format.md), without keys that do not apply to the job."""
     options, share = arguments.options, arguments.share
-    none = dict.fromkeys(options.counted, 0) | {"skipped": {}}
+    none: dict[str, Any] = dict.fromkeys(options.counted, 0) | {"skipped": {}}
     counted = [(record.part, record.counts | {"skipped": record.skipped}) for record in records]
     in_units = sum_counts([none, *(counts for _, counts in counted)])
     # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
