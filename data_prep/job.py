@@ -316,9 +316,9 @@ def _manifest(
 ) -> dict[str, Any]:
     """Makes manifest.json (docs/data_format.md), without keys that do not apply to the job."""
     options, share = arguments.options, arguments.share
-    none: dict[str, Any] = dict.fromkeys(options.counted, 0) | {"skipped": {}}
+    zeros: dict[str, Any] = dict.fromkeys(options.counted, 0) | {"skipped": {}}
     counted = [(record.part, record.counts | {"skipped": record.skipped}) for record in records]
-    in_units = sum_counts([none, *(counts for _, counts in counted)])
+    in_units = sum_counts([zeros, *(counts for _, counts in counted)])
     # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
     counts = sum_counts([in_units, {"documents": skipped.total(), "skipped": skipped}])
     shares = {
@@ -356,7 +356,7 @@ def _manifest(
         "skipped_reading": dict(sorted(skipped.items())),
         **({"cleaning": cleaning} if cleaning else {}),
         "parts": {
-            part: sum_part([none, *(counts for of, counts in counted if of == part)], lengths[part]) for part in PARTS
+            part: sum_part([zeros, *(counts for of, counts in counted if of == part)], lengths[part]) for part in PARTS
         },
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],

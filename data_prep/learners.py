@@ -27,10 +27,9 @@ from data_prep import counting
 
 MIN_FREQUENCY = 2  # of a merged pair, as in the `tokenizers` library's BertWordPieceTokenizer and ByteLevelBPETokenizer
 
-# Byte-pair merges (Sennrich et al. 2016) over word counts, in an order that depends only on the counts.
-#
-# The most frequent pair of adjacent pieces becomes a piece, repeatedly. Among pairs of equal count, the one with the
-# lowest ids (left, then right) is merged, as in the `tokenizers` library's BpeTrainer.
+# Byte-pair merges (Sennrich et al. 2016) over word counts. The most frequent pair of adjacent pieces becomes a piece,
+# repeatedly. Among pairs of equal count, the one with the lowest ids (left, then right) is merged, as in the
+# `tokenizers` library's BpeTrainer.
 
 
 Pair = tuple[int, int]
@@ -132,15 +131,13 @@ def _add_merges(
     return merges
 
 
-# Learns a WordPiece vocabulary from word counts: byte-pair merges in a fixed order, so the result is reproducible.
+# WordPiece as the `tokenizers` library's WordPieceTrainer learns it: byte-pair encoding over characters, in which a
+# character inside a word has the prefix "##". The original WordPiece of Schuster and Nakajima (2012) chooses the pair
+# that most increases the likelihood of a language model; Google never published that trainer, and vocabularies made by
+# merges work as well (bert_jax encodes both by the same longest-match rule).
 #
-# It learns the same as the `tokenizers` library's WordPieceTrainer: byte-pair encoding over characters, in which a
-# character inside a word has the prefix "##". It is not the original WordPiece of Schuster and Nakajima (2012), which
-# chooses the pair that most increases the likelihood of a language model; Google never published that trainer, and
-# vocabularies made by merges work as well (bert_jax encodes both by the same longest-match rule).
-#
-# The library's own trainer is not used because it counts into hash maps of random order, and that order decides between
-# pairs of equal count: the same text then gives other ids and sometimes other pieces. Here
+# The library's own trainer counts into hash maps of random order, and that order decides between pairs of equal count:
+# the same text then gives other ids and sometimes other pieces. Here
 #   - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
 #     at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
 #   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges.
@@ -241,12 +238,9 @@ def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> 
     return sorted(ranked[:minimum] + [character for character in ranked[minimum:] if covered[character] < wanted])
 
 
-# Learns a byte-level BPE vocabulary from word counts, like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.).
-#
-# GPT-2's rule splits the text (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space
-# before it. Each byte of its UTF-8 is written as a printable character ("Ġ" is the space), and the merges are those of
-# the library's BpeTrainer. Every text can be encoded, because all 256 bytes are in the vocabulary.
-#
+# Byte-level BPE like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.). GPT-2's rule splits the text (the
+# `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space before it. Each byte of its UTF-8
+# is written as a printable character ("Ġ" is the space). All 256 bytes are in the vocabulary, so it encodes every text.
 # The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
 
 

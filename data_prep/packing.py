@@ -41,7 +41,7 @@ def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: 
         return _in_order(np.arange(lengths.size), lengths)
     groups = _first_groups(lengths[~late], seq_len, most)
     groups = _add(groups, np.bincount(lengths[late]).tolist(), seq_len, most)
-    return _in_order(_rows_of(lengths, groups), lengths)
+    return _in_order(_assign_rows(lengths, groups), lengths)
 
 
 def gaps(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[int]:
@@ -95,7 +95,7 @@ def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list
     return closed + [group for groups in opened for group in groups]
 
 
-def _rows_of(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
+def _assign_rows(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
     """Assigns a row to each sequence; sequences of equal length fill the groups in their original order."""
     by_length = np.argsort(lengths, kind="stable")
     following = np.searchsorted(lengths[by_length], np.arange(lengths.max(initial=0) + 1)).tolist()

@@ -109,7 +109,7 @@ _BY_COMMON_WORD = {  # the languages in which a word is common
 _DETECTED_FROM = 500  # characters of a text
 
 
-def language_of(text: str) -> str:
+def detect_language(text: str) -> str:
     """Detects the most likely language of the beginning of a text, from LANGUAGES; English if no word decides."""
     votes: dict[str, int] = {"en": 0}
     for word in text[:_DETECTED_FROM].lower().split():
@@ -134,7 +134,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         if word is None:
             return [whole] if (whole := line.strip()) else []
         first = word.start()
-    name = language or language_of(line)
+    name = language or detect_language(line)
     rules = LANGUAGES[name]
     sentences: list[str] = []
     before = begin = 0  # where the last sentence, and the text after it, begin
@@ -253,7 +253,7 @@ class JoinedSentences(NamedTuple):
 
 def joined_sentences(document: str) -> JoinedSentences:
     """Splits a document's lines into sentences, and joins the lines."""
-    language = language_of(document)
+    language = detect_language(document)
     sentences: list[str] = []
     direct: list[bool] = []
     for line in document.split("\n"):
@@ -279,7 +279,7 @@ def kept_pieces(document: str) -> list[str]:
     Byte-level BPE gives a piece the same ids as within the document: sentences stay together if the library may not
     split between them.
     """
-    language = language_of(document)
+    language = detect_language(document)
     pieces: list[str] = []
     begin = end = 0  # of the last piece, of the last sentence
     joins = True  # whether the next sentence belongs to the last piece

@@ -123,12 +123,8 @@ def next_sentence_pairs(
     The rule is that of google-research/bert, create_pretraining_data.py, `create_instances_from_document`, except that
     the random segment never comes from the same document (there it rarely does).
 
-    Args:
-        offsets: Sentence i is ids[offsets[i]:offsets[i + 1]], which is never empty.
-        documents: The sentences [first, last) of two or more documents; none is empty.
-        seq_len: The longest sequence, with special tokens.
-        short_seq_prob: The share of documents with a shorter target length.
-        generator: Decides all random choices.
+    Sentence i is ids[offsets[i]:offsets[i + 1]], and `documents` are the sentences [first, last) of two or more. None
+    is empty. `short_seq_prob` is the share of documents with a shorter target length.
     """
     room = seq_len - 3
     draw = generator.random
