@@ -126,7 +126,8 @@ def _run(
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
     records: list[jobs.UnitRecord] = []
-    tokens = done = before = 0  # tokens of this run; documents in finished units; before: from an earlier run
+    tokens = 0  # of this run
+    done = before = 0  # documents in finished units, and in those that an earlier run finished
 
     def report() -> None:
         """Shows progress by the documents in finished units, because an engine may read far ahead of them."""

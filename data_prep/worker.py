@@ -8,7 +8,7 @@ ids into rows; and `mask_rows` applies static masks.
 import contextlib
 import functools
 import hashlib
-import json
+import io
 import os
 import random
 import secrets
@@ -102,41 +102,36 @@ class TokenCache:
         """Returns the unit that `store` was given, or None."""
         try:
             content = self._path(tokenizer_hash, text_hash).read_bytes()
-        except FileNotFoundError:
+            body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+            if _digest(body) != digest:
+                return None
+            stream = io.BytesIO(body)
+            names, ids, *lengths, empty = (np.load(stream) for _ in range(5))
+        except (FileNotFoundError, ValueError):  # missing, or in another format
             return None
-        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-        if _digest(body) != digest:
+        if names.tolist() != [tokenizer_hash, text_hash, self.rule]:
             return None
-        line, _, data = body.partition(b"\n")
-        header = json.loads(line)
-        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, self.rule):
-            return None
-        id_bytes = header["tokens"] * np.dtype(header["dtype"]).itemsize
-        lengths = np.frombuffer(data, "<u4", offset=id_bytes)
-        ids = np.frombuffer(data, header["dtype"], header["tokens"])
-        ids = ids.astype(ids.dtype.newbyteorder("="), copy=False)
-        sentences, documents = (_offsets(some) for some in np.split(lengths, [header["sentences"]]))
-        return Encoded(ids, sentences, np.stack([documents[:-1], documents[1:]], axis=1), header["empty"])
+        sentences, documents = map(_offsets, lengths)
+        return Encoded(
+            ids.astype(ids.dtype.newbyteorder("="), copy=False),
+            sentences,
+            np.stack([documents[:-1], documents[1:]], axis=1),
+            int(empty),
+        )
 
     def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
         """Stores an encoded unit, unless the cache is full. Raises OSError, for example if the disk is full."""
-        ids = encoded.ids.astype(encoded.ids.dtype.newbyteorder("<"), copy=False)
-        header = {
-            "tokenizer": tokenizer_hash,
-            "text": text_hash,
-            "rule": self.rule,
-            "dtype": ids.dtype.str,
-            "tokens": len(ids),
-            "sentences": len(encoded.offsets) - 1,
-            "empty": encoded.empty,
-        }
-        lengths = np.concatenate([np.diff(encoded.offsets), np.diff(encoded.documents, axis=1)[:, 0]]).astype("<u4")
-        body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
+        names, lengths = [tokenizer_hash, text_hash, self.rule], np.diff(encoded.offsets)
+        per_document = np.diff(encoded.documents, axis=1)[:, 0]
+        body = io.BytesIO()
+        for array in (names, encoded.ids, lengths.astype("<u4"), per_document.astype("<u4"), encoded.empty):
+            np.save(body, array)
         path = self._path(tokenizer_hash, text_hash)
         path.parent.mkdir(parents=True, exist_ok=True)  # on a worker of an engine, none may have made it
         # The folder may hold thousands of files, so it is listed only after a thousandth of the limit, and for each
         # unit in the last tenth. So up to a hundred processes stay below the limit, except for one unit of each.
-        size, listed = len(body) + _DIGEST_BYTES, _LISTED.get(self.directory)
+        content = body.getvalue()
+        size, listed = len(content) + _DIGEST_BYTES, _LISTED.get(self.directory)
         full = listed is not None and listed.bytes + size > self.limit
         if listed is None or listed.since > self.limit // 1000 or (self.limit * 9 // 10 < listed.bytes and not full):
             listed = _LISTED[self.directory] = _Listed(self.bytes())
@@ -146,7 +141,7 @@ class TokenCache:
         listed.bytes += size
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
         try:
-            unfinished.write_bytes(body + _digest(body))
+            unfinished.write_bytes(content + _digest(content))
             unfinished.replace(path)
         except OSError:
             unfinished.unlink(missing_ok=True)
