@@ -1,10 +1,9 @@
 """Builds pretraining examples from text: `build` makes one part of a job (`build_share`) or all (`build_parts`).
 
-`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` builds each part in a
-process that reads its own files, and merges their outputs. The processes are on this machine, or those of an engine
-(engines/), which gets parts in place of units: a unit without text, whose number is that of the part. Its worker reads
-the files of the part and returns the finished output, which arrives in OUTPUT.parts/arriving and then gets its name in
-OUTPUT.parts.
+`build_share` plans the job, runs its units on an engine, and writes the manifest. `build_parts` lets processes build
+one part each, from files that they read themselves, and merges the outputs. The processes are on this machine, or those
+of an engine (engines/). An engine gets parts in place of units: a unit without text, whose number is that of the part.
+The finished output arrives in OUTPUT.parts/arriving, and then gets its name in OUTPUT.parts.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -24,23 +23,13 @@ from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import Reporter
 from bert_jax.storage.files import SUFFIXES as COMPRESSED
-from bert_jax.storage.files import lock, refuse_existing, write_atomic
+from bert_jax.storage.files import refuse_existing, write_atomic
 from bert_jax.storage.remote import is_remote
 from bert_jax.tokenization import tokenizer as tokenizers
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep import build_options, engines, output_files, processes, summary, worker
+from data_prep import job as jobs
 from data_prep.build_options import NOT_COMPARED, Arguments, BuildOptions, Share
-from data_prep.job import (
-    Job,
-    UnitRecord,
-    check_arguments,
-    finished_units,
-    open_job,
-    own_folders,
-    parts_folder,
-    read_record,
-    unit_folder,
-)
 from data_prep.merge import merge
 from data_prep.processes import KILLED
 from data_prep.readers import datasets
@@ -59,7 +48,9 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     """Builds the examples as the command does, and returns the manifest.
 
     With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
-    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
+
+    Raises:
+        UserError: The options or the input have a mistake. Finished units are kept for the next call.
     """
     parts = build_options.parse_share(options.part)
     if len(parts) == 1:
@@ -70,9 +61,9 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
 
 
 def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Builds the examples of one part of a job, or of a job without parts, and returns the manifest.
+    """Builds one part of a job, or a job without parts, and returns the manifest.
 
-    own   further folders of this job, which are no text where --input matches them
+    `own` names further folders of this job, whose files are not text if --input matches them.
     """
     output = Path(os.path.abspath(options.output))
     refuse_existing(output)
@@ -80,30 +71,30 @@ def build_share(options: BuildOptions, *, quiet: bool = True, own: tuple[Path, .
     _refuse_taken(share, options.tokenizer)
     if options.engine == "local":
         processes.begin(options.workers)  # starts while this process reads the tokenizer
-    sources = find_sources(str(options.input), options.weights, (*own, *own_folders(output)))
+    sources = find_sources(str(options.input), options.weights, (*own, *jobs.own_folders(output)))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     if options.newlines == "keep":
         refuse_newlines(tokenizer)
-    arguments = _part_arguments(options, sources, tokenizer)
+    arguments = _arguments(options, share, sources, tokenizer)
     # Workers of another engine are elsewhere, and this process reads for all of them.
     readers = (options.workers if options.engine == "local" else 0) or processes.cores()
     corpus = Corpus(arguments.sources, options.reading(readers))
-    cleaning = summary.reports_of(arguments.sources)
+    cleaning = summary.cleaning_reports(arguments.sources)
     cache = None
     if options.token_cache is not None:
         folder = Path(os.path.abspath(options.token_cache))
         cache = TokenCache(folder, round(options.token_cache_gb * GB), options.newlines)
         cache.prepare()
-    with open_job(output, arguments, tokenizer) as job:
-        return _run_part(job, corpus, cleaning, cache, quiet)
+    with jobs.open_job(output, arguments, tokenizer) as job:
+        return _run(job, corpus, cleaning, cache, quiet)
 
 
 def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
-    """Raises UserError for an added share if the output that has the tokenizer already has one of its number."""
+    """Raises UserError if the output to add to, which has the tokenizer, already has a share with this number."""
     folder = Path(os.path.abspath(tokenizer)).parent
     if share.of or not all((folder / name).exists() for name in (MANIFEST, output_files.SUMS)):
         return
-    taken = {each["number"] for each in build_options.manifest_shares(read_manifest(folder))}
+    taken = {held["number"] for held in build_options.manifest_shares(read_manifest(folder))}
     if share.number in taken:
         raise UserError(
             f"--part +{share.number}: {folder}, which has the --tokenizer, already has this share. Use --part "
@@ -111,65 +102,55 @@ def _refuse_taken(share: Share, tokenizer: str | Path) -> None:
         )
 
 
-def _part_arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
-    """The options, and defaults that depend on other options or on the text."""
+def _arguments(options: BuildOptions, share: Share, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
+    """Adds defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
         # Packing makes short sequences itself (`sequences.fill_gaps`); more of them would not fill rows that hold only
         # a few sequences.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
-    unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)
-    (share,) = build_options.parse_share(options.part)
+    unit_bytes = round(options.unit_mb * MB)
+    if not unit_bytes:
+        # A 16th of the corpus: enough units to share out, each large enough to outweigh its overhead.
+        text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
+        unit_bytes = min(max(text_bytes // 16, MB), 8 * MB)
     chosen, digest = build_options.share_sources(share, sources), build_options.digest(sources)
     return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
 
 
-def _run_part(
-    job: Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
+def _run(
+    job: jobs.Job, corpus: Corpus, cleaning: list[dict[str, Any]], cache: TokenCache | None, quiet: bool
 ) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
-    arguments, options = job.arguments, job.arguments.options
-    share = arguments.share
+    arguments, options, share = job.arguments, job.arguments.options, job.arguments.share
     fewest, numbering = fewest_documents(options.objective), (share.first_unit, share.is_divided)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, *numbering)
-    records: list[UnitRecord] = []
-    tokens = done = before = 0
+    records: list[jobs.UnitRecord] = []
+    tokens = 0  # of this run
+    done = before = 0  # documents in finished units, and in those that an earlier run finished
 
     def report() -> None:
         """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
-        found = max(splitter.documents, 1)
-        reporter.skip(corpus.bytes_read * before / found)
-        reporter.update(corpus.bytes_read * done / found, megabytes(), tokens / 1e6)
+        documents = max(splitter.documents, 1)
+        reporter.skip(corpus.bytes_read * before / documents)
+        reporter.update(corpus.bytes_read * done / documents, megabytes(), tokens / 1e6)
 
     def megabytes() -> float:
-        """Text of the units that this run has finished."""
+        """Text in the units finished by this run."""
         return splitter.bytes / MB * (done - before) / max(splitter.documents, 1)
 
     # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
     def unfinished() -> Iterator[Unit]:
         nonlocal done, before
-        try:
-            for unit in splitter.split(documents()):
-                if options.part and unit.number >= share.first_unit + build_options.UNITS:
-                    raise UserError(
-                        f"a part has at most {build_options.UNITS} units. Use more parts, or a larger --unit_mb"
-                    )
-                record = read_record(job.directory, unit)
-                if record is None:
-                    yield unit
-                else:
-                    records.append(record)
-                    done += record.counts["documents"]
-                    before += record.counts["documents"]
-        except UnusableCorpus as error:
-            raise _with_skipped(error, arguments, summary.listed(corpus.refused + splitter.skipped)) from None
+        for unit in _units(splitter, corpus, arguments, report):
+            if (record := jobs.read_record(job.directory, unit)) is None:
+                yield unit
+            else:
+                records.append(record)
+                done += record.counts["documents"]
+                before += record.counts["documents"]
 
-    def documents() -> Iterator[bytes | None]:
-        for document in corpus.texts():
-            report()
-            yield document
-
-    if (resumed := finished_units(job.directory)) and not quiet:
+    if (resumed := jobs.finished_units(job.directory)) and not quiet:
         print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
     work = functools.partial(worker.build_unit, arguments, cache)
     engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
@@ -189,37 +170,47 @@ def _run_part(
     return manifest
 
 
-def _with_skipped(error: UnusableCorpus, arguments: Arguments, skipped: str) -> UnusableCorpus:
-    """The error in the words of a part of a job, and with what was skipped."""
-    reason = str(error)
-    if arguments.share.is_divided:
-        reason = f"the files of --part {arguments.options.part} have too few documents. Use fewer parts"
-    return UnusableCorpus(f"{reason}; skipped: {skipped}" if skipped else reason)
+def _units(
+    splitter: UnitSplitter, corpus: Corpus, arguments: Arguments, on_document: Callable[[], None]
+) -> Iterator[Unit]:
+    """Splits the corpus. The message of UnusableCorpus fits parts, and lists skipped documents."""
+
+    def documents() -> Iterator[bytes | None]:
+        for document in corpus.texts():
+            on_document()
+            yield document
+
+    part, limit = arguments.options.part, arguments.share.first_unit + build_options.UNITS
+    try:
+        for unit in splitter.split(documents()):
+            if part and unit.number >= limit:
+                raise UserError(
+                    f"a part has at most {build_options.UNITS} units. Use more parts, or a larger --unit_mb"
+                )
+            yield unit
+    except UnusableCorpus as error:
+        reason = str(error)
+        if arguments.share.is_divided:
+            reason = f"the files of --part {part} have too few documents. Use fewer parts"
+        skipped = summary.listed(corpus.refused + splitter.skipped)
+        raise UnusableCorpus(f"{reason}; skipped: {skipped}" if skipped else reason) from None
 
 
-def _default_unit_bytes(sources: Sequence[Source]) -> int:
-    """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each large enough to outweigh its overhead."""
-    text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
-    return min(max(text_bytes // 16, MB), 8 * MB)
-
-
-def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quiet: bool) -> dict[str, Any]:
+def build_parts(options: BuildOptions, output: Path, shares: list[Share], *, quiet: bool) -> dict[str, Any]:
     """Builds --part all/N as N parts in OUTPUT.parts, which a later run resumes, and returns the merged manifest.
 
-    Raises UserError for what is wrong with the options or the input, and if the system kills a process.
+    Raises:
+        UserError: The options or the input have a mistake, or the system killed a process.
     """
     if options.engine != "local":
-        _check_absolute(str(options.input))
-    folder = parts_folder(output)
-    arguments = _shared_arguments(options, output, every)
-    if folder.exists() and not (folder / "job").exists():
-        raise UserError(f"{folder} exists and is no unfinished output. Move it, or choose another --output")
-    unit_folder(folder).mkdir(parents=True, exist_ok=True)
-    with lock(folder / "job" / "lock"):
-        folders = {share: folder / _name(share) for share in every}
-        missing = [share for share in every if not (folders[share] / MANIFEST).exists()]
+        _refuse_relative(str(options.input))
+    folder = jobs.parts_folder(output)
+    arguments = _shared_arguments(options, output, shares)
+    with jobs.open_folder(folder):
+        folders = {share: folder / _name(share) for share in shares}
+        missing = [share for share in shares if not (folders[share] / MANIFEST).exists()]
         try:
-            check_arguments(folder, arguments, begun=len(missing) < len(every))
+            jobs.check_arguments(folder, arguments, begun=len(missing) < len(shares))
             with Reporter("building parts", len(missing), ("parts", "M tokens"), quiet) as reporter:
                 for tokens in (_run_here if options.engine == "local" else _run_elsewhere)(options, missing, folder):
                     reporter.advance(1, 1, tokens / 1e6)
@@ -231,16 +222,15 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
     return manifest
 
 
-def _shared_arguments(options: BuildOptions, output: Path, every: list[Share]) -> dict[str, Any]:
-    """What decides the bytes of all parts, as JSON values. Raises UserError for mistakes that every part would find."""
-    sources = find_sources(str(options.input), options.weights, own_folders(output))
-    for share in every:
+def _shared_arguments(options: BuildOptions, output: Path, shares: list[Share]) -> dict[str, Any]:
+    """Lists everything that decides the bytes of the parts. Raises UserError for mistakes common to all parts."""
+    sources = find_sources(str(options.input), options.weights, jobs.own_folders(output))
+    for share in shares:
         build_options.share_sources(share, sources)
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     values = {name: value for name, value in vars(options).items() if name not in NOT_COMPARED}
     values |= {"unit_mb": options.unit_mb, "sources": sources, "tokenizer_hash": tokenizer.content_hash}
-    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return found
+    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def _name(share: Share) -> str:
@@ -248,7 +238,7 @@ def _name(share: Share) -> str:
 
 
 def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts on this machine, and yields the tokens of each that is finished."""
+    """Builds parts on this machine, and yields their numbers of tokens as they finish."""
     parts = [
         dataclasses.replace(options, part=f"{share.number}/{share.of}", output=folder / _name(share), workers=1)
         for share in missing
@@ -264,7 +254,7 @@ def _run_here(options: BuildOptions, missing: list[Share], folder: Path) -> Iter
         except BrokenProcessPool:
             raise UserError(f"{KILLED}, with fewer --workers") from None
         except BaseException:
-            # Finished units are kept, so no process is waited for.
+            # Finished units are kept, so there is no need to wait for the processes.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -277,7 +267,7 @@ def build_part(part: BuildOptions, own: tuple[Path, ...] = ()) -> int:
 
 
 def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) -> Iterator[int]:
-    """Builds parts by the workers of an engine, and yields the tokens of each that is finished."""
+    """Builds parts by an engine's workers, and yields their numbers of tokens as they finish."""
     if not missing:
         return
     by_number = {share.number: share for share in missing}
@@ -285,13 +275,13 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
         options = dataclasses.replace(options, token_cache=Path(os.path.abspath(options.token_cache)))
     work = functools.partial(build_elsewhere, options, by_number, folder)
     units = (Unit("train", number, (), "") for number in by_number)
-    shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # what an earlier run did not receive whole
+    shutil.rmtree(folder / ARRIVING, ignore_errors=True)  # an earlier run may have received a part of an output
     for share in missing:
         for name in (*PARTS, "tokenizer"):
             (folder / ARRIVING / _name(share) / name).mkdir(parents=True)
     tokenizers.load(options.tokenizer, options.lowercase).save(folder / "tokenizer")
-    given = options.engine_options
-    for record in engines.run(options.engine, work, units, options.workers, directory=folder, options=given):
+    engine = functools.partial(engines.run, directory=folder, options=options.engine_options)
+    for record in engine(options.engine, work, units, options.workers):
         name = _name(by_number[record.number])
         (folder / ARRIVING / name).rename(folder / name)
         yield record.counts["source_tokens"]
@@ -299,10 +289,10 @@ def _run_elsewhere(options: BuildOptions, missing: list[Share], folder: Path) ->
 
 def build_elsewhere(
     options: BuildOptions, by_number: dict[int, Share], parts: Path, directory: Path, unit: Unit
-) -> UnitRecord:
-    """On a worker of an engine: builds the part with the number of a unit, in the folder of a job there.
+) -> jobs.UnitRecord:
+    """Builds the part with the unit's number in a job folder, on an engine's worker.
 
-    parts   the folder of all parts, which --input may also match
+    `parts` is the folder that holds all parts: --input may also match its files.
     """
     share = by_number[unit.number]
     part = dataclasses.replace(
@@ -315,14 +305,14 @@ def build_elsewhere(
         engine="local",
         engine_options="",
     )
-    record = UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
-    write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+    record = jobs.UnitRecord(unit.name, "", {"source_tokens": build_part(part, own=(parts,))}, {}, [])
+    write_atomic(jobs.unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
 
 
-def _check_absolute(given: str) -> None:
-    """Raises UserError for a relative path, which workers would look for in folders of their own."""
-    for pattern in patterns(given):
+def _refuse_relative(globs: str) -> None:
+    """Raises UserError for a relative path, because workers would look for it in their own current folders."""
+    for pattern in patterns(globs):
         elsewhere = is_remote(pattern) or pattern.startswith(datasets.TFDS_PREFIX) or datasets.is_name(pattern)
         if not elsewhere and not os.path.isabs(pattern):
             raise UserError(

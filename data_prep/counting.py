@@ -1,4 +1,16 @@
-"""Counts the words of a corpus in bounded memory, and weights the counts of several languages."""
+"""Counts words in bounded memory, and weights the counts for several languages.
+
+The result depends only on the text. Chunks between white space are counted first, which is fast, and each distinct
+chunk is then split into words once, by the tokenizer's own rules. Two measures bound the memory:
+- Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a chunk, and
+  any longer than LONGEST_WORD, is split into words immediately, and a longer word into windows (`windows`), all but the
+  first of which are marked as word-internal. Only pairs of pieces across such a split are missed.
+- Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
+  "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
+  c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and so
+  do their characters and pairs; dropping them (lossy counting) would make unspaced text vanish. A hash of the chunk
+  makes the choice, never a random generator.
+"""
 
 import re
 import zlib
@@ -11,21 +23,6 @@ import numpy as np
 
 from bert_jax.array_types import UInt64
 from bert_jax.data import order
-
-# Counts the words of a corpus, of any size and script, in bounded memory; the result depends only on the text.
-#
-# Chunks between white space are counted first, which is fast, and each distinct chunk is then split into words once, by
-# the tokenizer's own rules. Two measures bound the memory:
-#   - Scripts without spaces (Chinese, Japanese, Thai ...) would make every sentence a chunk of its own. Such a
-#     chunk, and any longer than LONGEST_WORD, is split into words immediately, and a longer word into windows
-#     (`windows`), all but the first of which are marked as the inside of a word. Only pairs of pieces across such a
-#     split are missed.
-#   - Beyond `max_chunks` distinct chunks, the counts are thinned by threshold sampling (Duffield, Lund and Thorup 2005,
-#     "Learn more, sample less"): for a threshold t, a count c >= t stays, and a smaller one becomes t with probability
-#     c / t and is removed otherwise. Expected counts do not change, so the many rare words keep their total weight, and
-#     so do their characters and pairs; dropping them (lossy counting) would make unspaced text vanish. A hash of the
-#     chunk makes the choice, never a random generator.
-
 
 # Distinct chunks in memory; bert-jax train-tokenizer --help has the memory that they take.
 MAX_CHUNKS = 1_000_000
@@ -48,53 +45,42 @@ _WORD = "\n"  # prefix of keys that are words already; no chunk contains a line 
 
 @runtime_checkable
 class WordSplitter(Protocol):
-    """The words of a kind of vocabulary."""
+    """Splits text into words for one kind of vocabulary."""
 
     def chunks(self, text: str) -> list[str]:
-        """The chunks of a text between white space. Must be fast."""
+        """Splits a text at white space. Must be fast."""
         ...
 
     def words(self, chunk: str) -> Iterable[str]:
-        """The words of a chunk, none longer than a window (see `windows`)."""
+        """Splits a chunk into words, none longer than a window (see `windows`)."""
         ...
 
     def unknown(self, chunk: str) -> int:
-        """How many characters of a chunk are in words that are too long for any vocabulary of this kind."""
-        ...
+        """Counts a chunk's characters in words too long for any vocabulary of this kind."""
+        return 0
 
 
 class ChunkCounter:
-    """Counts the chunks of the texts added so far.
-
-    counts       by chunk; at most max_chunks entries after each `add`
-    characters   of all texts
-    unknown      those of them in words that are too long for any vocabulary
-    thinned      number of times the counts were thinned
-    """
+    """Counts chunks of text."""
 
     def __init__(self, splitter: WordSplitter, max_chunks: int = MAX_CHUNKS) -> None:
-        self._splitter = splitter
-        self._max_chunks = max_chunks
-        self.counts: dict[str, int] = {}
-        self.characters = 0
-        self.unknown = 0
-        self.thinned = 0
+        self._splitter, self._max_chunks = splitter, max_chunks
+        self.counts: dict[str, int] = {}  # by chunk; at most max_chunks after each `add`
+        self.characters = 0  # of all texts
+        self.unknown = 0  # those of them in words that are too long for any vocabulary
+        self.thinned = 0  # number of times the counts were thinned
 
     def add(self, documents: Iterable[str]) -> None:
-        """Counts the chunks of some documents."""
+        """Counts the documents' chunks."""
         for text in _blocks(documents):
             self.characters += len(text)
             block = Counter(self._splitter.chunks(text))
-            unspaced = [
-                chunk
-                for chunk in block
-                if len(chunk) > LONGEST_WORD or not (chunk.isascii() or _UNSPACED.search(chunk) is None)
-            ]
-            for chunk in unspaced:
-                count = block.pop(chunk)
-                self.unknown += count * self._splitter.unknown(chunk)
-                for word in self._splitter.words(chunk):
-                    block[_WORD + word] += count
+            for chunk in list(block):
+                if len(chunk) > LONGEST_WORD or (not chunk.isascii() and _UNSPACED.search(chunk)):
+                    count = block.pop(chunk)
+                    self.unknown += count * self._splitter.unknown(chunk)
+                    for word in self._splitter.words(chunk):
+                        block[_WORD + word] += count
             counts, known = self.counts, self.counts.get
             for chunk, count in block.items():
                 counts[chunk] = known(chunk, 0) + count
@@ -108,21 +94,20 @@ class ChunkCounter:
         while np.minimum(counts, threshold).sum() > limit * threshold:
             threshold *= 2
         self.thinned += 1
-        sampled = _hashes(self.counts, self.thinned) % np.uint64(threshold)
-        kept = sampled.astype(np.int64) < counts
-        raised = np.maximum(counts, threshold).tolist()
-        self.counts = {chunk: raised[index] for index, chunk in enumerate(self.counts) if kept[index]}
+        sampled = (_hashes(self.counts, self.thinned) % np.uint64(threshold)).astype(np.int64)
+        raised = np.where(sampled < counts, np.maximum(counts, threshold), 0).tolist()
+        self.counts = {chunk: count for chunk, count in zip(self.counts, raised, strict=True) if count}
 
     def scaled(self, numerator: int, denominator: int) -> dict[str, int]:
-        """The counts times a fraction, each rounded up or down by a hash so that the expected value is exact."""
+        """Multiplies the counts by a fraction, and rounds them by a hash, which keeps the expected value exact."""
         products = np.fromiter(self.counts.values(), np.int64, len(self.counts)) * numerator
-        sampled = _hashes(self.counts, 0) % np.uint64(denominator)
-        rounded = products // denominator + (sampled.astype(np.int64) < products % denominator)
+        sampled = (_hashes(self.counts, 0) % np.uint64(denominator)).astype(np.int64)
+        rounded = products // denominator + (sampled < products % denominator)
         return {chunk: count for chunk, count in zip(self.counts, rounded.tolist(), strict=True) if count}
 
 
 def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, int]:
-    """Counts words, given the counts of chunks."""
+    """Counts words, given chunk counts."""
     counts: Counter[str] = Counter()
     for chunk, count in chunks.items():
         if chunk.startswith(_WORD):
@@ -134,7 +119,7 @@ def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, 
 
 
 def windows(word: str) -> list[str]:
-    """Splits a word into about equal windows of at most LONGEST_WORD characters, never before a combining mark."""
+    """Splits a word evenly into windows, at most LONGEST_WORD characters long, never before a combining mark."""
     if len(word) <= LONGEST_WORD:
         return [word]
     parts = -(-len(word) // LONGEST_WORD)
@@ -181,13 +166,12 @@ def _hashes(chunks: Iterable[str], salt: int) -> UInt64[np.ndarray, " chunks"]:
 # language stay, and those of the others are multiplied, which gives the expectation of sampling without its noise.
 
 
-# Factors are fractions of integers, so that the rounding of a power does not depend on the machine.
-DENOMINATOR = 1000
+DENOMINATOR = 1000  # of factors, so that the rounding of a power does not depend on the machine
 
 
 @dataclass(frozen=True)
 class Share:
-    """A language's share of the text and of the weighted counts, and the share of it in words that are too long."""
+    """A language's share in the text and in the weighted counts, and the fraction that is in too long words."""
 
     language: str
     text: float
@@ -196,7 +180,7 @@ class Share:
 
 
 def factors(characters: Sequence[int], alpha: float) -> list[int]:
-    """The factors, in units of 1 / DENOMINATOR, by which the counts of each language are multiplied."""
+    """Computes the factors for the languages' counts, in units of 1 / DENOMINATOR."""
     largest = max(characters)
     return [round(DENOMINATOR * (size / largest) ** (alpha - 1)) if size else 0 for size in characters]
 
@@ -204,7 +188,7 @@ def factors(characters: Sequence[int], alpha: float) -> list[int]:
 def count_chunks(
     languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
 ) -> tuple[dict[str, int], list[Share]]:
-    """The weighted counts of chunks over languages (names with documents), and the shares of those with any text.
+    """Counts and weights the languages' chunks (names with documents). Returns shares for those with any text.
 
     Never holds more than `max_chunks` chunks: the language with the most chunks is thinned first.
     """
@@ -214,8 +198,8 @@ def count_chunks(
         counter.add(documents)
         if counter.characters:
             counters[name] = counter
-        while sum(len(each.counts) for each in counters.values()) > max_chunks // 2:
-            largest = max(counters.values(), key=lambda each: len(each.counts))
+        while sum(len(held.counts) for held in counters.values()) > max_chunks // 2:
+            largest = max(counters.values(), key=lambda held: len(held.counts))
             largest.thin(len(largest.counts) // 2)
     if not counters:
         return {}, []

@@ -1,182 +1,126 @@
-"""What an output of build_examples holds, whether it is intact, and how both are shown (docs/data_format.md).
+"""Checks an output from build-examples, counts its rows, and shows both (docs/data_format.md).
 
-Read it from the top: PartStatistics counts the rows of a part; `verify` checks every byte and every row of an output,
-and counts the rows; `document` is what inspect-shards shows.
+Read it from the top: PartStatistics counts a part's rows, `verify` checks every byte and every row, and `document`
+makes the report for inspect-shards.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from bert_jax.array_types import Int64, Integer, UInt64
+from bert_jax.array_types import Int64, Integer
 from bert_jax.data.example import Rows, unmasked_ids
-from bert_jax.data.manifest import (
-    COUNTED,
-    COUNTED_IF_PRESENT,
-    MANIFEST,
-    PAIRS,
-    PARTS,
-    Part,
-    read_manifest,
-    read_unigram_counts,
-)
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking.masker import Masker
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.shards import Corrupt, Dataset, check_sizes, layout_problem
 from bert_jax.errors import UserError
-from bert_jax.reporting.document import (
-    Bar,
-    Charts,
-    Document,
-    Excerpt,
-    Excerpts,
-    Fragment,
-    Histogram,
-    Panel,
-    Panels,
-    Section,
-    Settings,
-    Table,
-    percent,
-)
+from bert_jax.reporting import document as report
+from bert_jax.reporting.document import Document, Excerpt, Fragment, Panel, Section, Table, percent
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.tokenizer import load as load_tokenizer
 from data_prep import output_files
-from data_prep.sequences import RANDOM_SEGMENT
+from data_prep.job import sum_counts
+from data_prep.sequences import RANDOM_SEGMENT, segment_count
 from data_prep.units import EVAL_KEY_BIT, summarise
 from data_prep.worker import mask_rows, row_batches
 
 PROGRAM = "bert-jax inspect-shards"
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
-_LABELS = {"nsp": {0: "B is next", 1: "B is random"}, "sop": {0: "in order", 1: "swapped"}}
+_LABELS = {"nsp": ("B is next", "B is random", "no label"), "sop": ("in order", "swapped", "no label")}
 _REBUILD = "build the examples again"
 _PAGE_ROWS = 6
-_TOKENS = 20  # of the most frequent ones
+_TOP_TOKENS = 20
 # WordPiece vocabularies do not say which marks follow a word without a space.
 _NO_SPACE_BEFORE = set(",.;:!?)]}%”’'…")
+# Title, unit and axis of the histogram of each array of PartStatistics.
+_HISTOGRAMS = {
+    "lengths": ("Length of a sequence", "of sequences", "tokens"),
+    "filled": ("Filled positions of a row", "of rows", "tokens"),
+    "packed": ("Sequences in a row", "of rows", "sequences"),
+    "predictions": ("Predictions in a sequence", "of sequences", "predictions"),
+}
 
 
 class PartStatistics:
-    """Counts over the rows of one part, as passed to `add`. With dynamic masking the masks are those of epoch 0.
+    """Counts over a part's rows. Dynamic masks are taken from epoch 0."""
 
-    rows, positions          number of rows, and of their positions
-    lengths      i64[T+1]    sequences by their number of tokens
-    filled       i64[T+1]    rows by their number of tokens that are not padding
-    packed       i64[S+1]    rows by their number of sequences
-    labels                   sequences by next-sentence label (0, 1, -1)
-    predictions  i64[M+1]    sequences by their number of predicted tokens
-    replaced     i64[3]      predicted tokens by what the model sees in their place: REPLACEMENTS
-    unigrams     i64[V]      tokens before masking, special tokens included
-    words, long_words        words, and those of them that are longer than the mask budget of their sequence; 0 where
-                             single tokens are masked
-    """
+    def __init__(self, directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        self.max_predictions = manifest["masking"]["max_predictions"]
+        self.rows = 0
+        self.lengths = np.zeros(manifest["seq_len"] + 1, np.int64)  # sequences by their number of tokens
+        self.filled = np.zeros_like(self.lengths)  # rows by their number of tokens, without padding
+        self.packed = np.zeros(manifest["pack"] + 1, np.int64)  # rows by their number of sequences
+        self.labels = dict.fromkeys((0, 1, NO_LABEL), 0)  # sequences by next-sentence label
+        self.predictions = np.zeros(self.max_predictions + 1, np.int64)  # sequences by their number of predictions
+        self.replaced = np.zeros(len(REPLACEMENTS), np.int64)  # predicted tokens by what the model sees
+        self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)  # tokens before masking, including special ones
+        self.words = self.long_words = 0  # long: above the mask budget of the sequence. 0 if the mask unit is token
+        rule = MaskingRule.from_manifest(manifest["masking"])
+        counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
+        self.tokenizer, self.masker = tokenizer, Masker(tokenizer, rule, manifest["seed"], counts)
 
-    def __init__(self, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        width, most = manifest["seq_len"], manifest["masking"]["max_predictions"]
-        self.rows = self.positions = self.words = self.long_words = 0
-        self.lengths, self.filled = np.zeros(width + 1, np.int64), np.zeros(width + 1, np.int64)
-        self.packed = np.zeros(manifest["pack"] + 1, np.int64)
-        self.labels = dict.fromkeys((0, 1, NO_LABEL), 0)
-        self.predictions = np.zeros(most + 1, np.int64)
-        self.replaced = np.zeros(len(REPLACEMENTS), np.int64)
-        self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)
-        self._tokenizer, self._pairs = tokenizer, manifest["objective"] == "nsp"
-        rule = MaskingRule.from_manifest(manifest["masking"]) if manifest["masking"]["unit"] != "token" else None
-        self._word_counter = Masker(tokenizer, rule, 0) if rule else None
-
-    def add(self, rows: Rows, masked: Rows) -> None:
-        """Counts stored rows, and their masks in `masked` (the same rows, or those of `with_masks`)."""
+    def add(self, rows: Rows) -> None:
+        """Counts stored rows. Raises ValueError if a row has more predictions than fit."""
         lengths = rows.sequence_lengths.astype(np.int64)
         present = lengths > 0
         self.rows += len(lengths)
-        self.positions += rows.input_ids.size
         self.lengths += np.bincount(lengths[present], minlength=len(self.lengths))
         self.filled += np.bincount(lengths.sum(axis=1), minlength=len(self.filled))
         self.packed += np.bincount(present.sum(axis=1), minlength=len(self.packed))
         for label in self.labels:
             self.labels[label] += int((rows.next_sentence_labels[present] == label).sum())
-        # Infilling shortens sequences, so the ends are those of the masked rows.
-        self._add_masks(masked, np.cumsum(masked.sequence_lengths.astype(np.int64), axis=1), present)
         original = unmasked_ids(rows)
-        if self._word_counter:
-            words, long_words = self._word_counter.count_words(Rows(original, *rows[1:5]))
+        if self.masker.rule.unit != "token":
+            words, long_words = self.masker.count_words(Rows(original, *rows[1:5]))
             self.words += words
             self.long_words += long_words
         filled = np.arange(rows.input_ids.shape[1]) < lengths.sum(axis=1)[:, None]
         self.unigrams += np.bincount(original[filled], minlength=len(self.unigrams))
 
-    def _add_masks(self, rows: Rows, ends: Int64[np.ndarray, "R S"], present: np.ndarray) -> None:
-        positions = rows.masked_positions.astype(np.int64)  # type: ignore[union-attr]
-        real = np.arange(positions.shape[1]) < rows.masked_counts[:, None].astype(np.int64)  # type: ignore[index]
+        masked = rows if rows.masked_positions is not None else mask_rows(rows, self.masker, self.max_predictions)
+        positions = masked.masked_positions.astype(np.int64)  # type: ignore[union-attr]
+        real = np.arange(positions.shape[1]) < masked.masked_counts[:, None].astype(np.int64)  # type: ignore[index]
         row, column = np.nonzero(real)
-        predicted, labels = positions[row, column], rows.masked_ids[row, column]  # type: ignore[index]
-        seen = rows.input_ids[row, predicted]
-        masked, kept = seen == self._tokenizer.mask_id, seen == labels
-        self.replaced += [int(masked.sum()), int((~masked & ~kept).sum()), int((~masked & kept).sum())]
-
+        predicted, labels = positions[row, column], masked.masked_ids[row, column]  # type: ignore[index]
+        seen = masked.input_ids[row, predicted]
+        is_mask, is_label = seen == self.tokenizer.mask_id, seen == labels
+        self.replaced += [int(is_mask.sum()), int((~is_mask & ~is_label).sum()), int((~is_mask & is_label).sum())]
+        # Infilling shortens sequences, so these ends are not those of `rows`.
+        ends = np.cumsum(masked.sequence_lengths.astype(np.int64), axis=1)
         sequence = (ends[row] <= predicted[:, None]).sum(axis=1)
         counts = np.bincount(row * ends.shape[1] + sequence, minlength=ends.size)
         self.predictions += np.bincount(counts[present.reshape(-1)], minlength=len(self.predictions))
 
     @property
     def tokens(self) -> int:
-        """Positions that are not padding."""
+        """Positions without padding."""
         return int(self.lengths @ np.arange(len(self.lengths)))
 
     @property
-    def predicted(self) -> int:
-        return int(self.replaced.sum())
+    def filled_share(self) -> float:
+        return self.tokens / max(self.rows * (len(self.filled) - 1), 1)
 
     @property
     def ordinary_unigrams(self) -> Int64[np.ndarray, "V"]:
-        """Token counts in which special tokens are 0: what unigram_counts.npy holds for train."""
+        """Token counts with special tokens set to 0, as in unigram_counts.npy."""
         counts = self.unigrams.copy()
-        counts[list(self._tokenizer.special_ids)] = 0
+        counts[list(self.tokenizer.special_ids)] = 0
         return counts
 
     @property
-    def unknown(self) -> int:
-        """The number of [UNK] in the text; 0 for a vocabulary whose [UNK] also begins and ends sequences."""
-        return int(self.unigrams[self._tokenizer.unk_id]) if self._tokenizer.has_unknown else 0
-
-    @property
-    def text_tokens(self) -> int:
-        """The tokens without [CLS], [SEP] and similar ones; [UNK] counts."""
-        return int(self.ordinary_unigrams.sum()) + self.unknown
-
-    @property
-    def manifest_counts(self) -> dict[str, Any]:
-        """What the manifest states about the rows of a part."""
-        return {
-            "sequences": int(self.lengths.sum()),
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "predictions": self.predicted,
-            "filled": round(self.tokens / max(self.positions, 1), 6),
-            "lengths": summarise(self.lengths),
-            **({"words": self.words, "long_words": self.long_words} if self._word_counter else {}),
-            **({"random_pairs": self.labels[RANDOM_SEGMENT]} if self._pairs else {}),
-        }
-
-
-def with_masks(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
-    """Rows with the masks of epoch 0: the stored ones of static masking, else those that a loader would choose."""
-    return rows if rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
-
-
-def open_masker(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker:
-    """The masker of an output."""
-    rule = MaskingRule.from_manifest(manifest["masking"])
-    counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
-    return Masker(tokenizer, rule, manifest["seed"], counts)
+    def unknown_share(self) -> float:
+        """The fraction of [UNK] in the text; 0 if [UNK] also begins and ends sequences, as in GPT-2's vocabulary."""
+        unknown = int(self.unigrams[self.tokenizer.unk_id]) if self.tokenizer.has_unknown else 0
+        return unknown / max(int(self.ordinary_unigrams.sum()) + unknown, 1)
 
 
 def open_tokenizer(directory: Path, manifest: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer stored with the shards. Raises UserError if the shards were made with another one."""
+    """Loads the tokenizer stored with the shards. Raises UserError if the shards were made with another one."""
     tokenizer = load_tokenizer(directory / "tokenizer")
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
         raise UserError(f"{directory / 'tokenizer'} is not the tokenizer that made the shards; copy it again")
@@ -186,18 +130,18 @@ def open_tokenizer(directory: Path, manifest: Mapping[str, Any]) -> Tokenizer:
 def measure(
     directory: Path, part: Part, manifest: Mapping[str, Any], tokenizer: Tokenizer, on_rows: Callable[[int], None]
 ) -> PartStatistics:
-    """The statistics of a part, computed from its shards. Raises UserError for a shard that cannot be read."""
+    """Computes a part's statistics from its shards. Raises UserError for an unreadable shard."""
     dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
-    statistics, masker = PartStatistics(manifest, tokenizer), open_masker(directory, manifest, tokenizer)
+    statistics = PartStatistics(directory, manifest, tokenizer)
     for shard in range(len(dataset.shards)):
         for rows in row_batches(dataset.shard_rows(shard)):
-            statistics.add(rows, with_masks(rows, masker, dataset.max_predictions))
+            statistics.add(rows)
             on_rows(len(rows.input_ids))
     return statistics
 
 
 class Inspection(NamedTuple):
-    """An output: its manifest, its tokenizer, and the statistics of its parts."""
+    """An output's manifest, tokenizer, and statistics by part."""
 
     manifest: dict[str, Any]
     tokenizer: Tokenizer
@@ -205,25 +149,24 @@ class Inspection(NamedTuple):
 
 
 def verify(directory: Path, progress: Callable[[int], None] = lambda size: None) -> Inspection:
-    """Reads every byte of an output and returns what it holds if everything matches its manifest and SHA256SUMS.
+    """Checks every byte in an output against its manifest and SHA256SUMS, and counts its rows.
 
     Args:
         directory: The output.
-        progress: Called with numbers of bytes, which add up to `bytes_to_verify`.
+        progress: Called with byte counts, which add up to `bytes_to_verify`.
 
     Raises:
-        UserError: Something does not match. The message names the first file, the reason, and how many others there
-            are.
+        UserError: Something does not match. The message names the first damaged file and the problem, and counts the
+            other damaged files.
     """
-    read_manifest(directory)  # a folder that is not a finished output gets another message than a damaged one
+    manifest = read_manifest(directory)  # first, so that a folder that is no output is not reported as damaged
     listed = output_files.read_sums(directory)
     _raise_first(directory, output_files.find_damage(directory, listed, progress))
-    manifest = read_manifest(directory)
     check_sizes(directory, manifest["shards"])
     _check_totals(directory / MANIFEST, manifest)
     tokenizer = open_tokenizer(directory, manifest)
-    statistics: dict[Part, PartStatistics] = {part: PartStatistics(manifest, tokenizer) for part in PARTS}
-    masker, read = open_masker(directory, manifest, tokenizer), output_files.reader(manifest)
+    read = output_files.reader(manifest)
+    statistics: dict[Part, PartStatistics] = {part: PartStatistics(directory, manifest, tokenizer) for part in PARTS}
     key_ranges: list[tuple[int, int]] = []
     problems = {}
     for shard in manifest["shards"]:
@@ -234,11 +177,17 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
             rows = read(directory / shard["name"])
             if problem := layout_problem(rows, shard["rows"], manifest):
                 raise Corrupt(problem)
-            for problem, row in row_problems(rows, manifest, tokenizer):
-                raise Corrupt(f"row {row} has {problem}")
-            key_ranges += _key_range(part, np.sort(rows.sequence_keys[rows.sequence_lengths > 0]))
-            _add(statistics[part], rows, masker, manifest["masking"]["max_predictions"])
-        except Corrupt as error:
+            _check_rows(rows, manifest, tokenizer)
+            key_ranges += _key_range(part, rows)
+            for batch in row_batches(rows):
+                statistics[part].add(batch)
+                if batch.masked_positions is not None:
+                    # Static masks must be those that the seed gives.
+                    text = Rows(unmasked_ids(batch), *batch[1:5])
+                    again = mask_rows(text, statistics[part].masker, statistics[part].max_predictions)
+                    if not all(map(np.array_equal, again, batch)):  # type: ignore[arg-type]
+                        raise Corrupt("static masks that are not those of epoch 0")
+        except (Corrupt, ValueError) as error:  # ValueError: the masker finds more predictions than fit
             problems[shard["name"]] = str(error)
         progress(shard["bytes"])
     _raise_first(directory, problems)
@@ -250,7 +199,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
 
 
 def bytes_to_verify(directory: Path) -> int:
-    """The sum of the numbers that `verify` passes to `progress`: each file once, and each shard again for its rows."""
+    """Adds up the file sizes, with shards twice: the total that `verify` passes to `progress`."""
     sizes = {name: (directory / name).stat().st_size for name in output_files.listed_files(directory)}
     return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
 
@@ -262,8 +211,8 @@ def _raise_first(directory: Path, problems: Mapping[str, str]) -> None:
         raise UserError(f"damaged {directory / name}: {problem}{more}; copy the folder again, or build it again")
 
 
-def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
-    """The guarantees that rows of the right layout violate, each with the first row that violates it."""
+def _check_rows(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Raises Corrupt for the first guarantee that rows with the right layout violate."""
     ids, labels, width = rows.input_ids, rows.next_sentence_labels, rows.input_ids.shape[1]
     lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
     ends = np.cumsum(lengths, axis=1)
@@ -275,7 +224,7 @@ def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) 
 
     # In GPT-2's vocabulary one token pads, and begins and ends sequences.
     own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
-    pairs = manifest["objective"] in PAIRS
+    pairs = segment_count(manifest["objective"]) == 2
     wrong_length = (firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths)
     wrong_label = (labels != 0) & (labels != 1) if pairs else labels != NO_LABEL
     checks = {
@@ -303,11 +252,12 @@ def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) 
         }
     for problem, violated in checks.items():
         if violated.any():
-            yield problem, int(np.nonzero(violated)[0][0])
+            raise Corrupt(f"row {np.nonzero(violated)[0][0]} has {problem}")
 
 
-def _key_range(part: Part, keys: UInt64[np.ndarray, "K"]) -> list[tuple[int, int]]:
-    """The first and the last of a shard's sorted sequence keys, if it has any. Raises Corrupt for invalid keys."""
+def _key_range(part: Part, rows: Rows) -> list[tuple[int, int]]:
+    """A shard's first and last sequence key, if it has any. Raises Corrupt for invalid keys."""
+    keys = np.sort(rows.sequence_keys[rows.sequence_lengths > 0])
     if not len(keys):
         return []
     first, last = int(keys[0]), int(keys[-1])
@@ -320,62 +270,65 @@ def _key_range(part: Part, keys: UInt64[np.ndarray, "K"]) -> list[tuple[int, int
     return [(first, last)]
 
 
-def _add(statistics: PartStatistics, rows: Rows, masker: Masker, max_predictions: int) -> None:
-    """Adds rows to the statistics. Raises Corrupt for stored masks that are not those that the seed gives."""
-    for batch in row_batches(rows):
-        text = Rows(unmasked_ids(batch), *batch[1:5])
-        try:
-            masked = with_masks(text, masker, max_predictions)
-        except ValueError as error:
-            raise Corrupt(str(error)) from error
-        equal = (np.array_equal(one, other) for one, other in zip(masked, batch, strict=True))  # type: ignore[arg-type]
-        if batch.masked_positions is not None and not all(equal):
-            raise Corrupt("static masks that are not those of epoch 0")
-        statistics.add(batch, masked)
-
-
 def _check_totals(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises UserError where a total of the manifest is not the sum over its parts and over what reading skipped."""
-    unread, total = manifest["skipped_reading"], manifest["counts"]
-    names = (*COUNTED, *(name for name in COUNTED_IF_PRESENT if name in total))
-    held = [total, *(manifest["parts"][part] for part in PARTS)]
-    stated, *addends = [{name: counts.get(name, 0) for name in names} | counts["skipped"] for counts in held]
-    addends.append(unread | {"documents": sum(unread.values())})
-    for name in sorted({name for counts in (stated, *addends) for name in counts}):
-        found = [counts.get(name, 0) for counts in addends]
-        if stated.get(name, 0) != sum(found):
+    """Raises UserError if the parts and the documents skipped in reading do not add up to a total."""
+    total, unread = manifest["counts"], manifest["skipped_reading"]
+    addends = [*manifest["parts"].values(), {"documents": sum(unread.values()), "skipped": unread}]
+    stated, held = sum_counts([total]), sum_counts(addends)
+    for counts in (stated, held):
+        counts.update(counts.pop("skipped"))
+    for name in sorted(stated.keys() | held.keys()):
+        if stated.get(name, 0) != held.get(name, 0):
             raise UserError(
-                f"{path} states {stated.get(name, 0)} {name} in total, but {' + '.join(map(str, found))} in the parts "
-                f"and in reading; {_REBUILD}"
+                f"{path} states {stated.get(name, 0)} {name} in total, but {held.get(name, 0)} in the parts and in "
+                f"reading; {_REBUILD}"
             )
-    if total["documents"] != total["used"] + sum(total["skipped"].values()):
+    skipped = sum(total["skipped"].values())
+    if total["documents"] != total["used"] + skipped:
         raise UserError(
-            f"{path} states {total['documents']} documents, but {total['used']} used and "
-            f"{sum(total['skipped'].values())} skipped ones; {_REBUILD}"
+            f"{path} states {total['documents']} documents, but {total['used']} used and {skipped} skipped ones; "
+            f"{_REBUILD}"
         )
 
 
 def _check_counts(directory: Path, manifest: Mapping[str, Any], statistics: Mapping[Part, PartStatistics]) -> None:
-    """Raises UserError where the manifest or the unigram counts do not match the statistics of the shards."""
-    for part, found in statistics.items():
+    """Raises UserError if the manifest or the unigram counts do not match the shards' statistics."""
+    for part, measured in statistics.items():
         stated = manifest["parts"][part]
-        for name, value in found.manifest_counts.items():
-            if stated.get(name, value) != value:
+        held = {
+            "sequences": int(measured.lengths.sum()),
+            "rows": measured.rows,
+            "tokens": measured.tokens,
+            "predictions": int(measured.replaced.sum()),
+            "filled": round(measured.filled_share, 6),
+            "lengths": summarise(measured.lengths),
+            "words": measured.words,
+            "long_words": measured.long_words,
+            "random_pairs": measured.labels[RANDOM_SEGMENT],
+        }
+        # The last three are stated only if the options of the job count them.
+        for name, value in held.items():
+            if name in stated and stated[name] != value:
+                path = directory / MANIFEST
                 raise UserError(
-                    f"{directory / MANIFEST} states {stated[name]} {name} in {part}, but the shards hold {value}; "
-                    f"{_REBUILD}"
+                    f"{path} states {stated[name]} {name} in {part}, but the shards hold {value}; {_REBUILD}"
                 )
     if not np.array_equal(read_unigram_counts(directory, manifest), statistics["train"].ordinary_unigrams):
         counts = directory / manifest["unigram_counts"]
         raise UserError(f"{counts} does not hold the counts of the shards; {_REBUILD}")
 
 
-def document(directory: Path, found: Inspection, verified: bool, rows: Sequence[Excerpt] = ()) -> Document:
-    """Everything about the parts in `found`; `verified` says whether every byte was checked."""
-    manifest, tokenizer = found.manifest, found.tokenizer
-    masking, unk = manifest["masking"], tokenizer.roles.unk_token
-    filled = {part: statistics for part, statistics in found.statistics.items() if statistics.rows}
+def document(directory: Path, inspection: Inspection, verified: bool, rows: Sequence[Excerpt] = ()) -> Document:
+    """Makes the report. `verified` says whether every byte was checked."""
+    manifest, tokenizer, statistics = inspection
+    masking = manifest["masking"]
+    filled = {part: held for part, held in statistics.items() if held.rows}
     masks = "that are stored" if masking["kind"] == "static" else "of epoch 0, as a loader chooses them"
+    histograms = [
+        report.Histogram(*title, {part: getattr(held, name) for part, held in filled.items()})
+        for name, title in _HISTOGRAMS.items()
+        if manifest["pack"] > 1 or name not in ("filled", "packed")  # a row of one sequence is as long as the sequence
+    ]
     legend = (
         f"Marked words are predicted: on blue the model sees {tokenizer.roles.mask_token}, on orange the random "
         "token in small type, in a green frame the word itself. Rows are evenly spaced in the part, not hand-picked."
@@ -390,140 +343,133 @@ def document(directory: Path, found: Inspection, verified: bool, rows: Sequence[
             "Every byte was checked against the manifest." if verified else "Not checked; --verify checks every byte.",
         ],
         sections=[
-            Section("Counts", [_counts(manifest, found.statistics, unk)]),
+            Section("Counts", [_counts(manifest, statistics, tokenizer.roles.unk_token)]),
             _cleaning(manifest),
-            Section("Lengths and masks", [Charts(_histograms(manifest, filled))], f"Masks are those {masks}."),
-            Section("Shares", [Panels(_shares(manifest, filled, tokenizer))]),
-            Section("Rows", [Excerpts(rows)] if rows else [], legend if rows else "", page_only=True),
-            Section("Most frequent tokens", [Panels(_tokens(filled, tokenizer))], "Without special tokens."),
-            Section("How it was made", [Settings(_settings(manifest))]),
+            Section("Lengths and masks", [report.Charts(histograms)], f"Masks are those {masks}."),
+            Section("Shares", [report.Panels(_shares(manifest, filled, tokenizer))]),
+            Section("Rows", [report.Excerpts(rows)] if rows else [], legend if rows else "", page_only=True),
+            Section("Most frequent tokens", [report.Panels(_top_tokens(filled, tokenizer))], "Without special tokens."),
+            Section("How it was made", [report.Settings(_settings(manifest))]),
         ],
     )
 
 
 def _counts(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], unk: str) -> Table:
-    """Documents by what became of them, what the parts hold, and shares.
+    """Documents used and skipped, the parts' contents, and shares.
 
-    Documents that were skipped when the text was read belong to no part: where both parts are shown, the column `all`
-    counts them too.
+    Documents skipped in reading belong to no part: the column `all`, shown next to both parts, counts them too.
     """
     columns = {str(part): manifest["parts"][part] for part in parts}
     columns |= {"all": manifest["counts"]} if len(parts) > 1 else {}
     reasons = sorted({reason for counts in columns.values() for reason in counts["skipped"]})
     documents = {
         "documents used": [counts["used"] for counts in columns.values()],
-        **{f"skipped: {reason}": [each["skipped"].get(reason, 0) for each in columns.values()] for reason in reasons},
+        **{f"skipped: {reason}": [held["skipped"].get(reason, 0) for held in columns.values()] for reason in reasons},
         "documents in total": [counts["documents"] for counts in columns.values()],
     }
     names = ("sentences", "source_tokens", "rows", "sequences", "tokens", "predictions")
-    held = {name.replace("_", " "): [counts[name] for counts in columns.values()] for name in names}
-    counted = [[[name, *(f"{count:,}" for count in row)] for name, row in group.items()] for group in (documents, held)]
-    shown: dict[str, Callable[[PartStatistics], str]] = {
-        "positions filled": lambda found: f"{found.tokens / max(found.positions, 1):.2%}",
-        "tokens predicted": lambda found: f"{found.predicted / max(found.tokens, 1):.2%}",
-        f"{unk} in the text": lambda found: f"{found.unknown / max(found.text_tokens, 1):.2%}",
-        "words over the mask budget": lambda found: f"{found.long_words / found.words:.2%}" if found.words else "",
-        "tokens in a sequence: mean": lambda found: f"{summarise(found.lengths)['mean']:.1f}",
-        "tokens in a sequence: median": lambda found: f"{summarise(found.lengths)['median']}",
-        "tokens in a sequence: 95th percentile": lambda found: f"{summarise(found.lengths)['p95']}",
+    contents = {name.replace("_", " "): [counts[name] for counts in columns.values()] for name in names}
+    counted = [
+        [[name, *(f"{count:,}" for count in row)] for name, row in group.items()] for group in (documents, contents)
+    ]
+    shares: dict[str, Callable[[PartStatistics], str]] = {
+        "positions filled": lambda held: f"{held.filled_share:.2%}",
+        "tokens predicted": lambda held: f"{held.replaced.sum() / max(held.tokens, 1):.2%}",
+        f"{unk} in the text": lambda held: f"{held.unknown_share:.2%}",
+        "words over the mask budget": lambda held: f"{held.long_words / held.words:.2%}" if held.words else "",
+        "tokens in a sequence: mean": lambda held: f"{summarise(held.lengths)['mean']:.1f}",
+        "tokens in a sequence: median": lambda held: f"{summarise(held.lengths)['median']}",
+        "tokens in a sequence: 95th percentile": lambda held: f"{summarise(held.lengths)['p95']}",
     }
     blank = [""] * (len(columns) - len(parts))
     figures = [
-        [name, *(show(found) if found.rows else "" for found in parts.values()), *blank] for name, show in shown.items()
+        [name, *(show(held) if held.rows else "" for held in parts.values()), *blank] for name, show in shares.items()
     ]
     return Table(["", *columns], [*counted, figures])
 
 
 def _cleaning(manifest: Mapping[str, Any]) -> Section:
-    """What bert-jax clean did with the documents before the job: a group of rows for each of its reports."""
-    groups, reports = [], manifest.get("cleaning", [])
-    for report in reports:
-        read = report["documents"]["read"]
+    """Documents dropped and kept by bert-jax clean before the job: a group of rows per report."""
+    groups, cleanings = [], manifest.get("cleaning", [])
+    for cleaning in cleanings:
+        read = cleaning["documents"]["read"]
         counted = {"documents read": read}
-        counted |= {f"dropped: {reason}": count for reason, count in report["dropped"].items()}
-        counted["documents kept"] = report["documents"]["kept"]
-        others = {"repeated lines removed": report["removed_lines"]} if report["removed_lines"] else {}
-        others |= {f"unreadable: {reason}": count for reason, count in report["refused"].items()}
+        counted |= {f"dropped: {reason}": count for reason, count in cleaning["dropped"].items()}
+        counted["documents kept"] = cleaning["documents"]["kept"]
+        others = {"repeated lines removed": cleaning["removed_lines"]} if cleaning["removed_lines"] else {}
+        others |= {f"unreadable: {reason}": count for reason, count in cleaning["refused"].items()}
         rows = [[name, f"{count:,}", percent(count / max(read, 1))] for name, count in counted.items()]
         groups.append(rows + [[name, f"{count:,}", ""] for name, count in others.items()])
     if not groups:
         return Section("Cleaning")
-    note = f"By bert-jax clean, as in {', '.join(report['report'] for report in reports)}."
+    note = f"By bert-jax clean, as in {', '.join(cleaning['report'] for cleaning in cleanings)}."
     return Section("Cleaning", [Table(["", "documents", "of those read"], groups)], note)
 
 
-def _histograms(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics]) -> list[Histogram]:
-    titles = {
-        "lengths": ("Length of a sequence", "of sequences", "tokens"),
-        "filled": ("Filled positions of a row", "of rows", "tokens"),
-        "packed": ("Sequences in a row", "of rows", "sequences"),
-        "predictions": ("Predictions in a sequence", "of sequences", "predictions"),
-    }
-    return [
-        Histogram(*title, {part: getattr(found, name) for part, found in parts.items()})
-        for name, title in titles.items()
-        if manifest["pack"] > 1 or name not in ("filled", "packed")  # rows of one sequence are as long as it
-    ]
-
-
-def label_names(manifest: Mapping[str, Any]) -> dict[int, str]:
-    """The next-sentence labels of an objective in words."""
-    return _LABELS.get(manifest["objective"], {}) | {NO_LABEL: "no label"}
-
-
 def _shares(manifest: Mapping[str, Any], parts: Mapping[Part, PartStatistics], tokenizer: Tokenizer) -> list[Panel]:
-    """The next-sentence labels of pairs, and what the model sees in the place of a predicted token."""
-    names, shown = label_names(manifest), (tokenizer.roles.mask_token, *REPLACEMENTS[1:])
-    panels: list[tuple[Part, str, dict[str, int]]] = []
-    if manifest["objective"] in PAIRS:
-        for part, found in parts.items():
-            labels = {names[label]: count for label, count in found.labels.items() if count}
-            panels.append((part, "next sentence", labels))
-    for part, found in parts.items():
-        replaced = dict(zip(shown, found.replaced.tolist(), strict=True))
-        panels.append((part, "a predicted token is shown as", replaced))
-    return [Panel(part, title, _bars(counts, max(sum(counts.values()), 1))) for part, title, counts in panels]
-
-
-def _bars(counts: Mapping[str, int], total: int) -> list[Bar]:
-    return [Bar(name, count / total, percent(count / total), number=count) for name, count in counts.items()]
-
-
-def _tokens(parts: Mapping[Part, PartStatistics], tokenizer: Tokenizer) -> list[Panel]:
-    panels = []
-    for part, found in parts.items():
-        counts = found.ordinary_unigrams
-        top = [token for token in np.argsort(-counts, kind="stable")[:_TOKENS].tolist() if counts[token]]
-        bars = [
-            Bar(name, counts[token] / counts[top[0]], percent(counts[token] / counts.sum()), number=int(counts[token]))
-            for name, token in zip(tokenizer.tokens(top), top, strict=True)
-        ]
-        panels.append(Panel(part, "", bars))
+    """Next-sentence labels, and the tokens seen by the model in place of predicted ones."""
+    panels, shown = [], (tokenizer.roles.mask_token, *REPLACEMENTS[1:])
+    if names := _LABELS.get(manifest["objective"]):
+        for part, held in parts.items():
+            labels = [(names[label], count) for label, count in held.labels.items() if count]
+            total = int(held.lengths.sum())
+            panels.append(Panel(part, "next sentence", _bars(labels, total, total)))
+    for part, held in parts.items():
+        total = max(int(held.replaced.sum()), 1)
+        replaced = zip(shown, held.replaced.tolist(), strict=True)
+        panels.append(Panel(part, "a predicted token is shown as", _bars(replaced, total, total)))
     return panels
 
 
+def _top_tokens(parts: Mapping[Part, PartStatistics], tokenizer: Tokenizer) -> list[Panel]:
+    panels = []
+    for part, held in parts.items():
+        counts = held.ordinary_unigrams
+        top = [token for token in np.argsort(-counts, kind="stable")[:_TOP_TOKENS].tolist() if counts[token]]
+        named = zip(tokenizer.tokens(top), counts[top].tolist(), strict=True)
+        panels.append(Panel(part, "", _bars(named, int(counts.sum()), int(counts.max()))))
+    return panels
+
+
+def _bars(counts: Iterable[tuple[str, int]], total: int, longest: int) -> list[report.Bar]:
+    return [report.Bar(name, count / longest, percent(count / total), number=count) for name, count in counts]
+
+
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What build_examples was asked for, and what it ran with."""
+    """The job's options and versions."""
     options = {
         name: value
         for name, value in manifest.items()
         if isinstance(value, str | int | float) and name not in ("schema_version", "unigram_counts")
     }
     for name in ("sources", "shards"):
-        size = sum(each["bytes"] for each in manifest[name])
+        size = sum(file["bytes"] for file in manifest[name])
         options[name] = f"{len(manifest[name])} files, {size / 1e6:.1f} MB"
     return {"": options, **{name: manifest[name] for name in ("masking", "tokenizer", "versions")}}
+
+
+def page_rows(directory: Path, inspection: Inspection) -> list[Excerpt]:
+    """Samples evenly spaced rows from the first part that has any, with their masks in epoch 0."""
+    manifest, tokenizer, statistics = inspection
+    for part, held in statistics.items():
+        if held.rows:
+            dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
+            numbers = np.unique(np.linspace(0, dataset.rows - 1, _PAGE_ROWS + 2).astype(np.int64)[1:-1]).tolist()
+            return list(excerpts(dataset, tokenizer, numbers, held.masker))
+    return []
 
 
 def excerpts(
     dataset: Dataset, tokenizer: Tokenizer, numbers: Sequence[int], masker: Masker | None = None
 ) -> Iterator[Excerpt]:
-    """Every sequence of the rows with these numbers, as text with the label of each masked token.
+    """Yields the sequences in the rows with these numbers, as text with labels for masked tokens.
 
-    With a masker, rows without stored masks have those of epoch 0. Raises UserError for a shard that cannot be read.
+    With a masker, rows without static masks get their masks in epoch 0. Raises UserError for an unreadable shard.
     """
-    rows, names = dataset.gather(np.array(numbers, np.int64)), label_names(dataset.manifest)
-    rows = with_masks(rows, masker, dataset.max_predictions) if masker else rows
+    rows = dataset.gather(np.array(numbers, np.int64))
+    if masker and rows.masked_positions is None:
+        rows = mask_rows(rows, masker, dataset.max_predictions)
+    names = _LABELS.get(dataset.manifest["objective"], ("no label",) * 3)
     for row, number in enumerate(numbers):
         predicted: dict[int, int] = {}
         if rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None:
@@ -539,7 +485,7 @@ def excerpts(
             yield Excerpt(
                 heading=f"row {number:,}",
                 detail=f"key {key >> 32:#x}:{key & 0xFFFFFFFF}, {length} of {dataset.seq_len} tokens",
-                label=names.get(label, str(label)),
+                label=names[label],
                 paragraphs={
                     segment: list(_fragments(rows.input_ids[row], predicted, first, last, tokenizer))
                     for segment, first, last in (("A", start, middle), ("B", middle, end))
@@ -549,39 +495,28 @@ def excerpts(
             start = end
 
 
-def page_rows(directory: Path, found: Inspection) -> list[Excerpt]:
-    """Rows at even distances in the first part that has any, with the masks of epoch 0."""
-    manifest, tokenizer = found.manifest, found.tokenizer
-    for part, statistics in found.statistics.items():
-        if statistics.rows:
-            dataset = Dataset(directory, part, manifest, output_files.reader(manifest))
-            numbers = np.unique(np.linspace(0, dataset.rows - 1, _PAGE_ROWS + 2).astype(np.int64)[1:-1]).tolist()
-            return list(excerpts(dataset, tokenizer, numbers, open_masker(directory, manifest, tokenizer)))
-    return []
-
-
 def _fragments(
     ids: Integer[np.ndarray, "T"], predicted: Mapping[int, int], first: int, last: int, tokenizer: Tokenizer
 ) -> Iterator[Fragment]:
-    """The positions [first, last), in runs of one kind: tokens are decoded together, so that words are whole."""
+    """The positions [first, last) in runs of one kind. A run is decoded at once, which keeps its words together."""
     special = set(tokenizer.special_ids)
 
-    def kind_of(position: int) -> str:
-        seen = int(ids[position])
+    def kind(position: int) -> str:
+        token = int(ids[position])
         if position not in predicted:
-            return "special" if seen in special else "plain"
-        return "masked" if seen == tokenizer.mask_id else "kept" if seen == predicted[position] else "random"
+            return "special" if token in special else "plain"
+        return "masked" if token == tokenizer.mask_id else "kept" if token == predicted[position] else "random"
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens).strip().removeprefix("##")
 
-    for kind, run in itertools.groupby(range(first, last), kind_of):
+    for run_kind, run in itertools.groupby(range(first, last), kind):
         positions = list(run)
         begin = positions[0]
-        seen = [int(ids[position]) for position in positions]
-        labels = [predicted.get(position, token) for position, token in zip(positions, seen, strict=True)]
+        shown = ids[positions].tolist()
+        labels = [predicted.get(position, token) for position, token in zip(positions, shown, strict=True)]
         label = decode(labels)
         # After [CLS] or [SEP] a new word begins; after [MASK] and [UNK] the same word may continue.
         joined = begin > first and int(ids[begin - 1]) not in special - {tokenizer.mask_id, tokenizer.unk_id}
         joined = joined and bool(tokenizer.continuation[labels[0]] or (label and label[0] in _NO_SPACE_BEFORE))
-        yield Fragment(label if seen == labels else decode(seen), kind, label, joined)  # type: ignore[arg-type]
+        yield Fragment(label if shown == labels else decode(shown), run_kind, label, joined)  # type: ignore[arg-type]

@@ -1,13 +1,12 @@
-"""A job on disk: `DIR.incomplete` while it runs, which a later run of the same command resumes, and then `DIR`.
+"""A job on disk: `DIR.incomplete` while it runs, and then `DIR`. Running the same command again resumes it.
 
-DIR.incomplete/job/arguments.json    all that decides the output; only a run with equal arguments resumes the job
+DIR.incomplete/job/arguments.json    everything that decides the output; only a run with equal arguments resumes the job
 DIR.incomplete/job/lock              held by the one process that may write here
-DIR.incomplete/job/units/NAME.json   the record of a finished unit, written after its shards and NAME.npy
-DIR.incomplete/job/units/NAME.npy    counts of ids and of sequence lengths
+DIR.incomplete/job/units/NAME.json   the record for a finished unit, written after its shards and NAME.npy
+DIR.incomplete/job/units/NAME.npy    how often ids and sequence lengths occur
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 
-`resumable_folder` and `keeping_units` serve clean as well as build-examples; records and `Job` are those of
-build-examples.
+bert-jax clean shares the functions up to `check_arguments`; records and `Job` belong to build-examples.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.errors import Stopped, UserError
 from bert_jax.storage.files import incomplete_path, lock, read_json, refuse_existing, write_atomic
 from bert_jax.tokenization.tokenizer import Tokenizer
-from data_prep.build_options import Arguments, BuildOptions
+from data_prep.build_options import Arguments
 from data_prep.output_files import sha256, write_with_manifest
 from data_prep.units import Unit, UnusableCorpus, summarise
 
@@ -52,19 +51,31 @@ def finished_units(directory: Path) -> int:
     return len(list(unit_folder(directory).glob("*.json")))
 
 
+def open_folder(directory: Path) -> IO[bytes]:
+    """Creates a job's folder, or opens it again, and takes its lock, which the caller closes.
+
+    Raises UserError if another job is writing to the folder, or if it belongs to none.
+    """
+    if directory.exists() and not (directory / "job").exists():
+        raise UserError(
+            f"{directory} already exists and was not left by an interrupted run. Move it, or choose another --output"
+        )
+    unit_folder(directory).mkdir(parents=True, exist_ok=True)
+    return lock(directory / "job" / "lock")
+
+
 @contextlib.contextmanager
 def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Path]:
-    """Begins or resumes the job that makes an output, holds its lock, and yields its folder, `DIR.incomplete`.
+    """Begins or resumes a job, holds its lock, and yields its folder, `DIR.incomplete`.
 
-    Raises UserError if the output exists, another job is writing it, or an earlier run that it would resume had other
-    arguments (JSON values). An exception keeps the finished units, and removes a folder that holds none.
+    An exception keeps the finished units, and removes a folder that holds none.
+
+    Raises:
+        UserError: The output exists, another job is writing it, or an earlier run had other arguments (JSON values).
     """
     refuse_existing(output)
     directory = incomplete_path(output)
-    if directory.exists() and not (directory / "job").exists():
-        raise UserError(f"{directory} exists and is no unfinished output. Move it, or choose another --output")
-    unit_folder(directory).mkdir(parents=True, exist_ok=True)
-    with lock(directory / "job" / "lock"):
+    with open_folder(directory):
         try:
             refuse_existing(output)  # the previous holder of the lock may have finished
             check_arguments(directory, arguments, begun=finished_units(directory) > 0)
@@ -76,7 +87,7 @@ def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Pat
 
 @contextlib.contextmanager
 def keeping_units(output: Path) -> Iterator[None]:
-    """Turns SIGTERM into Stopped while a job runs, which keeps its finished units, and says how to resume it."""
+    """Turns SIGTERM into Stopped while a job runs. Its finished units are kept, and the message says how to resume."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
@@ -86,46 +97,49 @@ def keeping_units(output: Path) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        begun = [incomplete_path(output), *sorted(parts_folder(output).glob("*-of-*"))]
-        if kept_in := [one for one in begun if finished_units(one) or (one / MANIFEST).exists()]:
-            where = kept_in[0] if kept_in[0] == begun[0] else parts_folder(output)
-            kept = f"finished units are kept in {where}: run the same command again to resume"
-            raise Stopped(f"{stopped}; {kept}") from None
+        for folder in (incomplete_path(output), *parts_folder(output).glob("*-of-*")):
+            if finished_units(folder) or (folder / MANIFEST).exists():
+                kept_in = folder if folder == incomplete_path(output) else parts_folder(output)
+                kept = f"finished units are kept in {kept_in}: run the same command again to resume"
+                raise Stopped(f"{stopped}; {kept}") from None
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def complete(directory: Path, output: Path) -> None:
-    """Gives the folder of a job its final name, and removes what only a resumed job needs."""
+    """Gives a job's folder its final name, and removes the files needed only to resume."""
     directory.rename(output)
-    _sync_folder(output.parent)
+    descriptor = os.open(output.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # so that the new name survives a power failure
+    finally:
+        os.close(descriptor)
     shutil.rmtree(output / "job", ignore_errors=True)
 
 
 def own_folders(output: Path) -> tuple[Path, ...]:
-    """The folders in which the job that makes an output writes: a pattern may also match what an earlier run left.
+    """Lists the folders in which a job writes, or in which an earlier run wrote.
 
-    A part of a job (`build_parts`) writes next to the others.
+    Parts (`build_parts`) write next to each other.
     """
-    around = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
-    of_parts = [folder for folder in (*around, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]
-    return incomplete_path(output), *of_parts
+    parent = (output.parent,) if output.parent.name.endswith(PARTS_SUFFIX) else ()
+    parts = [folder for folder in (*parent, parts_folder(output)) if (folder / "job" / "arguments.json").exists()]
+    return incomplete_path(output), *parts
 
 
 def parts_folder(output: Path) -> Path:
-    """Where the parts of a job are until they are merged."""
+    """The folder for parts until they are merged."""
     return output.with_name(output.name + PARTS_SUFFIX)
 
 
 def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) -> None:
-    """Stores the arguments (JSON values) of a new job; one that has `begun` holds finished work.
+    """Stores a new job's arguments (JSON values), or compares them with the arguments of a job with finished work.
 
-    Raises UserError if such a job was started with others.
+    Raises UserError if they differ.
     """
     path = directory / "job" / "arguments.json"
     if not begun:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(arguments, indent=1).encode())
         return
     try:
@@ -134,29 +148,20 @@ def check_arguments(directory: Path, arguments: Mapping[str, Any], begun: bool) 
         raise UserError(
             f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
         ) from None
-    differing = [name for name in arguments if before.get(name) != arguments[name]]
+    differing = [
+        name if isinstance(value, list) else f"{name} {before.get(name)}, now {value}"
+        for name, value in arguments.items()
+        if before.get(name) != value
+    ]
     if differing:
-        listed = ", ".join(
-            name if isinstance(arguments[name], list) else f"{name} {before.get(name)}, now {arguments[name]}"
-            for name in differing
-        )
         raise UserError(
-            f"{directory} was started with other arguments ({listed}); "
+            f"{directory} was started with other arguments ({', '.join(differing)}); "
             "use the same ones to resume it, or remove that folder to start again"
         )
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename in the folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class UnitRecord(NamedTuple):
-    """The results of a finished unit. Its part and number are in its name and in the names of its shards."""
+    """The results for a finished unit. The part and number are in its name and in its shards' names."""
 
     name: str  # "train-00000"
     text_hash: str
@@ -177,28 +182,33 @@ class UnitRecord(NamedTuple):
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> UnitRecord:
-    """Marks a unit as finished, after its shards are on disk. Returns the record as it was written.
+    """Marks a unit as finished, after its shards are on disk, and returns the record as it was written.
 
-    unigrams, lengths   how often each id occurs in its rows, and how many of its sequences have 0, 1, ..., T tokens
+    unigrams, lengths   how often the ids occur in its rows, and how many sequences have 0, 1, ..., T tokens
     """
-    buffer = io.BytesIO()
-    np.save(buffer, np.concatenate([unigrams, lengths]))
-    counted = buffer.getvalue()
-    write_atomic(unit_folder(directory) / f"{record.name}.npy", counted)
-    record = record._replace(counted=hashlib.sha256(counted).hexdigest())
+    content = npy_bytes(np.concatenate([unigrams, lengths]))
+    write_atomic(unit_folder(directory) / f"{record.name}.npy", content)
+    record = record._replace(counted=hashlib.sha256(content).hexdigest())
     write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
 
 
+def npy_bytes(array: Int64[np.ndarray, "n"]) -> bytes:
+    """Encodes an array as an .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
 def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
-    """The record of a unit if an earlier run finished it on the same text and all of its files are intact."""
+    """Returns a unit's record if an earlier run finished it on the same text and its files are intact."""
     path = unit_folder(directory) / f"{unit.name}.json"
     try:
         record = UnitRecord(**json.loads(path.read_text(encoding="utf-8")))
-        wanted = {directory / shard["name"]: shard["sha256"] for shard in record.shards}
-        wanted[path.with_suffix(".npy")] = record.counted
+        digests = {directory / shard["name"]: shard["sha256"] for shard in record.shards}
+        digests[path.with_suffix(".npy")] = record.counted
         # Names and sizes are not enough: after a power failure they may be right and the content lost.
-        intact = record.text_hash == unit.text_hash and all(sha256(path) == digest for path, digest in wanted.items())
+        intact = record.text_hash == unit.text_hash and all(sha256(file) == digest for file, digest in digests.items())
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None  # missing or damaged: the unit is built again
     return record if intact else None
@@ -208,16 +218,24 @@ def read_record(directory: Path, unit: Unit) -> UnitRecord | None:
 def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterator["Job"]:
     """Begins or resumes a job, and holds its lock.
 
-    Raises UserError if the output exists, another job is writing it, or an earlier run that it would resume had other
-    arguments. An exception keeps the finished units and removes a folder that holds none; UnusableCorpus removes
-    everything, because no later run can use it.
+    An exception keeps the finished units and removes a folder that holds none. UnusableCorpus removes everything,
+    because no later run can use it.
+
+    Raises:
+        UserError: As `resumable_folder`.
     """
     with resumable_folder(output, arguments.to_json()) as directory:
         for part in PARTS:
             (directory / part).mkdir(exist_ok=True)
         # An attempt that was killed before its first unit may have left a tokenizer of another kind.
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)
-        _of_shards(tokenizer).save(directory / "tokenizer")
+        stored = tokenizer
+        if not tokenizer.adds_special_tokens:
+            # Sequences of shards always have special tokens. A published GPT-2 adds none; a model that is trained on
+            # its shards sees them, and keeps this tokenizer.
+            spec: Any = tokenizer.spec
+            stored = Tokenizer(dataclasses.replace(spec, adds_special_tokens=True))
+        stored.save(directory / "tokenizer")
         try:
             yield Job(output, directory, arguments, tokenizer)
         except UnusableCorpus:
@@ -225,19 +243,8 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
             raise
 
 
-def _of_shards(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer that encodes texts as the sequences of shards, which always have special tokens.
-
-    Those of a published GPT-2 have none; a model that is trained on its shards sees them, and keeps this tokenizer.
-    """
-    if tokenizer.adds_special_tokens:
-        return tokenizer
-    spec: Any = tokenizer.spec
-    return Tokenizer(dataclasses.replace(spec, adds_special_tokens=True))
-
-
 class Job(NamedTuple):
-    """A job that holds the lock of its folder, as `open_job` yields it."""
+    """An open job, from `open_job`, which holds the folder's lock."""
 
     output: Path
     directory: Path
@@ -247,42 +254,55 @@ class Job(NamedTuple):
     def finish(
         self, records: Iterable[UnitRecord], skipped: Counter[str], cleaning: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
+        """Writes the unigram counts and then the manifest, renames the folder, and returns the manifest.
 
-        skipped    number of documents that are in no unit, by reason
-        cleaning   what bert-jax clean reported of the text (summary.py)
+        skipped    number of documents in no unit, by reason
+        cleaning   the reports of bert-jax clean on the text (summary.py)
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
         counted = {part: np.zeros(vocab_size + options.seq_len + 1, np.int64) for part in PARTS}
         for record in records:
             counted[record.part] += np.load(unit_folder(self.directory) / f"{record.name}.npy")
-        buffer = io.BytesIO()
-        np.save(buffer, counted["train"][:vocab_size])
-        write_atomic(self.directory / UNIGRAMS, buffer.getvalue())
+        write_atomic(self.directory / UNIGRAMS, npy_bytes(counted["train"][:vocab_size]))
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         rule = options.rule
-        text = (counted["train"] + counted["eval"])[:vocab_size]
-        if not text[self.tokenizer.unspaced].any():
-            rule = dataclasses.replace(rule, words="spaces")  # the same words, and the manifest of before the choice
+        if not (counted["train"] + counted["eval"])[:vocab_size][self.tokenizer.unspaced].any():
+            rule = dataclasses.replace(rule, words="spaces")  # gives the same words in text without such scripts
         manifest = _manifest(self.arguments, rule, self.tokenizer, records, skipped, lengths, cleaning)
-        self._remove_strays({shard["name"] for shard in manifest["shards"]})
-        write_with_manifest(self.directory, manifest)
-        complete(self.directory, self.output)
-        return manifest
-
-    def _remove_strays(self, names: set[str]) -> None:
-        """Removes what a killed worker left unfinished."""
+        # A killed worker may have left files behind.
+        names = {shard["name"] for shard in manifest["shards"]}
         for part in PARTS:
             for path in (self.directory / part).iterdir():
                 if f"{part}/{path.name}" not in names:
                     path.unlink()
+        write_with_manifest(self.directory, manifest)
+        complete(self.directory, self.output)
+        return manifest
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that can change the bytes of the output."""
+    """Lists the versions of everything that can change the output's bytes."""
     libraries = {library: importlib.metadata.version(library) for library in _LIBRARIES}
     return {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
+
+
+def sum_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds up whole numbers, and skipped documents by reason; drops other values."""
+    total: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for some in counts:
+        total.update({name: value for name, value in some.items() if isinstance(value, int)})
+        skipped.update(some["skipped"])
+    return {**total, "skipped": dict(sorted(skipped.items()))}
+
+
+def sum_part(counts: Iterable[Mapping[str, Any]], lengths: Int64[np.ndarray, "n"]) -> dict[str, Any]:
+    """Adds up a part's counts. `lengths` says how many sequences have 0, 1, ..., T tokens."""
+    total = sum_counts(counts)
+    positions = total["rows"] * (len(lengths) - 1)
+    filled = round(total["tokens"] / positions, 6) if positions else 0.0
+    return total | {"filled": filled, "lengths": summarise(lengths)}
 
 
 def _manifest(
@@ -294,28 +314,29 @@ def _manifest(
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
     cleaning: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of manifest.json, as described in docs/data_format.md."""
-    options = arguments.options
-    parts = {part: _sum_counts((record for record in records if record.part == part), options) for part in PARTS}
-    for part, held in parts.items():
-        positions = held["rows"] * options.seq_len
-        held["filled"] = round(held["tokens"] / positions, 6) if positions else 0.0
-        held["lengths"] = summarise(lengths[part])
-    counts = _sum_counts(records, options)
+    """Makes manifest.json (docs/data_format.md), without keys that do not apply to the job."""
+    options, share = arguments.options, arguments.share
+    zeros: dict[str, Any] = dict.fromkeys(options.counted, 0) | {"skipped": {}}
+    counted = [(record.part, record.counts | {"skipped": record.skipped}) for record in records]
+    in_units = sum_counts([zeros, *(counts for _, counts in counted)])
     # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
-    counts["documents"] += skipped.total()
-    counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
+    counts = sum_counts([in_units, {"documents": skipped.total(), "skipped": skipped}])
+    shares = {
+        "number": share.number,
+        "of": share.of,
+        "corpus": arguments.corpus_hash if share.of else "",
+        "sources": len(arguments.sources),
+        "documents": in_units["documents"],
+        "versions": versions(),
+    }
+    usual = {"document_separator": "", "input_format": "auto", "newlines": "join"}
     return {
         "schema_version": SCHEMA_VERSION,
         "format": options.format,
         "objective": options.objective,
         "seq_len": options.seq_len,
         "pack": options.pack,
-        "masking": {
-            "kind": options.masking,
-            "max_predictions": options.max_predictions,
-            **rule.to_manifest(),
-        },
+        "masking": {"kind": options.masking, "max_predictions": options.max_predictions, **rule.to_manifest()},
         "tokenizer": {
             "hash": tokenizer.content_hash,
             "vocab_size": tokenizer.vocab_size,
@@ -326,42 +347,19 @@ def _manifest(
         "eval_fraction": options.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
         "corruption": {"delete_rate": options.delete_rate, "insert_rate": options.insert_rate}
-        | {name: share for name in REARRANGED if (share := getattr(options, name))},
+        | {name: rate for name in REARRANGED if (rate := getattr(options, name))},
         "unit_bytes": arguments.unit_bytes,
-        "sources": [
-            {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources
-        ],
+        "sources": [{"path": path, "bytes": size, "weight": weight} for path, size, weight, _ in arguments.sources],
         "reading": {"document": options.document, "text_field": options.text_field, "dedup": options.dedup}
-        | ({"document_separator": options.document_separator} if options.document_separator else {})
-        | ({"input_format": options.input_format} if options.input_format != "auto" else {})
-        | ({"newlines": options.newlines} if options.newlines != "join" else {}),
+        | {name: value for name in usual if (value := getattr(options, name)) != usual[name]},
         "counts": counts,
         "skipped_reading": dict(sorted(skipped.items())),
         **({"cleaning": cleaning} if cleaning else {}),
-        "parts": parts,
+        "parts": {
+            part: sum_part([zeros, *(counts for of, counts in counted if of == part)], lengths[part]) for part in PARTS
+        },
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],
         "versions": versions(),
-        **({"shares": [_share(arguments, counts["documents"] - skipped.total())]} if options.part else {}),
+        **({"shares": [shares]} if options.part else {}),
     }
-
-
-def _share(arguments: Arguments, documents: int) -> dict[str, Any]:
-    """The entry of the job's share (data_prep/build_options.py); documents are those in units."""
-    return {
-        "number": arguments.share.number,
-        "of": arguments.share.of,
-        "corpus": arguments.corpus_hash if arguments.share.of else "",
-        "sources": len(arguments.sources),
-        "documents": documents,
-        "versions": versions(),
-    }
-
-
-def _sum_counts(records: Iterable[UnitRecord], options: BuildOptions) -> dict[str, Any]:
-    total: Counter[str] = Counter(dict.fromkeys(options.counted, 0))
-    skipped: Counter[str] = Counter()
-    for record in records:
-        total.update(record.counts)
-        skipped.update(record.skipped)
-    return {**total, "skipped": dict(sorted(skipped.items()))}

@@ -25,23 +25,21 @@ from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.wordpiece import MAX_WORD_LENGTH, WordPieceSpec, library_tokenizer, split_chunks
 from data_prep import counting
 
-# Byte-pair merges (Sennrich et al. 2016) over word counts, in an order that depends only on the counts.
-#
-# The most frequent pair of adjacent pieces becomes a piece, repeatedly. Among pairs of equal count, the one with the
-# lowest ids (left, then right) is merged, as in the `tokenizers` library's BpeTrainer.
+MIN_FREQUENCY = 2  # of a merged pair, as in the `tokenizers` library's BertWordPieceTokenizer and ByteLevelBPETokenizer
+
+# Byte-pair merges (Sennrich et al. 2016) over word counts. The most frequent pair of adjacent pieces becomes a piece,
+# repeatedly. Among pairs of equal count, the one with the lowest ids (left, then right) is merged, as in the
+# `tokenizers` library's BpeTrainer.
 
 
 Pair = tuple[int, int]
 
 
 class Merges:
-    """Words as sequences of pieces, and the counts of adjacent pairs, kept up to date while pairs are merged."""
+    """Words as lists of pieces, and counts for adjacent pairs, kept up to date while pairs are merged."""
 
     def __init__(self, words: list[list[int]], counts: list[int], min_frequency: int) -> None:
-        """`words` holds ids of pieces, and is modified; `counts` holds how often each word occurs.
-
-        Pairs that occur less than `min_frequency` times are not merged.
-        """
+        """Takes words as lists of piece ids, which it modifies, and how often they occur."""
         self._words = words
         self._word_counts = counts
         self._min_frequency = max(min_frequency, 1)
@@ -53,13 +51,11 @@ class Merges:
                 self._counts[pair] += counts[index]
                 self._places[pair].append(index)
         # Most frequent first, then lowest ids. Entries may be out of date.
-        self._heap: list[tuple[int, Pair]] = [
-            (-count, pair) for pair, count in self._counts.items() if count >= self._min_frequency
-        ]
+        self._heap = [(-count, pair) for pair, count in self._counts.items() if count >= self._min_frequency]
         heapq.heapify(self._heap)
 
     def most_frequent(self) -> Pair | None:
-        """The most frequent pair, with the lowest ids among equals; None if none is frequent enough."""
+        """Returns the most frequent pair, with the lowest ids among equals, or None if no pair is frequent enough."""
         while self._heap:
             negative_count, pair = heapq.heappop(self._heap)
             count = self._counts[pair]
@@ -106,35 +102,58 @@ class Merges:
         self._counts.pop(pair, None)
 
 
-# Learns a WordPiece vocabulary from word counts: byte-pair merges in a fixed order, so the result is reproducible.
+def _add_merges(
+    tokens: list[str],
+    words: list[list[int]],
+    counts: list[int],
+    size: int,
+    min_frequency: int,
+    on_token: Callable[[int], None],
+    prefix: str = "",
+) -> list[tuple[str, str]]:
+    """Adds merged pieces to the tokens until there are `size`, and returns the merged pairs in order.
+
+    Words are lists of token ids. `prefix` marks pieces inside words.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    pairs = Merges(words, counts, min_frequency)
+    merges = []
+    while len(tokens) < size and (pair := pairs.most_frequent()):
+        left, right = tokens[pair[0]], tokens[pair[1]]
+        token = left + right.removeprefix(prefix)
+        # Two different pairs may give the same piece ("a" "bc", "ab" "c"), which is one token with two merges.
+        if token not in ids:
+            ids[token] = len(tokens)
+            tokens.append(token)
+            on_token(len(tokens))
+        merges.append((left, right))
+        pairs.merge(pair, ids[token])
+    return merges
+
+
+# WordPiece as the `tokenizers` library's WordPieceTrainer learns it: byte-pair encoding over characters, in which a
+# character inside a word has the prefix "##". The original WordPiece of Schuster and Nakajima (2012) chooses the pair
+# that most increases the likelihood of a language model; Google never published that trainer, and vocabularies made by
+# merges work as well (bert_jax encodes both by the same longest-match rule).
 #
-# It learns what the `tokenizers` library's WordPieceTrainer learns: byte-pair encoding (Sennrich et al. 2016) over
-# characters, in which a character inside a word has the prefix "##". The most frequent pair of adjacent pieces becomes
-# a piece, repeatedly, until the vocabulary is full. It is not the original WordPiece of Schuster and Nakajima (2012),
-# which chooses the pair that most increases the likelihood of a language model; Google never published that trainer,
-# and vocabularies made by merges work as well (bert_jax encodes both by the same longest-match rule).
-#
-# The library's own trainer is not used because it counts into hash maps of random order, and that order decides between
-# pairs of equal count: the same text then gives other ids and sometimes other pieces. Here
+# The library's own trainer counts into hash maps of random order, and that order decides between pairs of equal count:
+# the same text then gives other ids and sometimes other pieces. Here
 #   - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
 #     at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
-#   - among pairs of equal count, the first by (left id, right id) is merged;
 #   - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges.
 # Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it
 # has different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
 
 
 INSIDE = "##"
-# Both as in the `tokenizers` library's BertWordPieceTokenizer.train.
-ALPHABET_MINIMUM = 1000
-WORDPIECE_MIN_FREQUENCY = 2
+ALPHABET_MINIMUM = 1000  # as in the `tokenizers` library's BertWordPieceTokenizer.train
 # White space for str.split; the library drops these characters before it splits.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 # Most characters that end a word: ASCII punctuation, 。 and 、, and ideographs.
 _BORDERS = re.compile("[!-/:-@\\[-`{-~\u3001\u3002\u3400-\u4dbf\u4e00-\u9fff]")
 
 
-class WordPieceSplitter:
+class WordPieceSplitter(counting.WordSplitter):
     """The tokenizer's words: normalized, and split at punctuation and ideographs, by the library."""
 
     def __init__(self, lowercase: bool) -> None:
@@ -149,7 +168,7 @@ class WordPieceSplitter:
         return split_chunks(text) if _SEPARATORS.search(text) else text.split()
 
     def words(self, chunk: str) -> Iterator[str]:
-        """The words, with "##" before all windows of a long one but the first (any other "#" is a word of its own)."""
+        """Puts "##" before all windows of a long word but the first (any other "#" is a word of its own)."""
         for word, _ in self._split(self._normalize(chunk)):
             first, *others = counting.windows(word)
             yield first
@@ -166,51 +185,39 @@ def learn_wordpiece(
     word_counts: Mapping[str, int],
     vocab_size: int,
     *,
-    min_frequency: int = WORDPIECE_MIN_FREQUENCY,
+    min_frequency: int = MIN_FREQUENCY,
     alphabet_minimum: int = ALPHABET_MINIMUM,
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_token: Callable[[int], None] = lambda size: None,
 ) -> list[str]:
-    """The tokens of a WordPiece vocabulary, by id: special tokens, characters, merges.
+    """Learns a WordPiece vocabulary: the tokens by id, which are special tokens, characters, then merges.
 
-    The keys of `word_counts` are words, or insides of words ("##" and two or more characters). The result has fewer
-    tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets the size of the
-    vocabulary as it grows. The result depends only on the counts and options, and not on the order of `word_counts`.
-    Raises UserError if the special tokens and characters alone do not fit.
+    The keys of `word_counts` are words, or word-internal parts ("##" and two or more characters); their order changes
+    nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times.
+    `on_token` gets the vocabulary's size as it grows.
+
+    Raises:
+        UserError: The special tokens and characters alone do not fit.
     """
     alphabet = _alphabet(word_counts, alphabet_minimum, character_coverage)
     allowed = set(alphabet)
-    words = {word: _split(word) for word in sorted(word_counts) if word}
-    words = {word: parts for word, parts in words.items() if allowed.issuperset("".join(parts))}
-    inside = sorted(set().union(*(rest for _, rest in words.values())))
+    words = [word for word in sorted(word_counts) if word and allowed.issuperset("".join(_split(word)))]
+    inside = sorted({character for word in words for character in _split(word)[1]})
     tokens = [*wordpiece.SPECIAL_TOKENS, *alphabet, *(INSIDE + character for character in inside)]
     if len(tokens) > vocab_size:
         raise UserError(
             f"--vocab_size {vocab_size} is too small: the special tokens and the {len(alphabet)} characters of the text"
             f" already take {len(tokens)}. Use more, for example --vocab_size {max(8192, 4 * len(tokens))}"
         )
-    ids = {token: index for index, token in enumerate(tokens)}
-    beginning = {character: ids[character] for character in alphabet}
-    within = {character: ids[INSIDE + character] for character in inside}
-    merges = Merges(
-        [[*map(beginning.__getitem__, first), *map(within.__getitem__, rest)] for first, rest in words.values()],
-        [word_counts[word] for word in words],
-        min_frequency,
-    )
-    del words
-    while len(tokens) < vocab_size and (pair := merges.most_frequent()):
-        token = tokens[pair[0]] + tokens[pair[1]].removeprefix(INSIDE)
-        # Two different pairs may give the same piece ("a" "##bc", "ab" "##c"), which is one token.
-        if token not in ids:
-            ids[token] = len(tokens)
-            tokens.append(token)
-            on_token(len(tokens))
-        merges.merge(pair, ids[token])
+    beginning = {character: index for index, character in enumerate(alphabet, len(wordpiece.SPECIAL_TOKENS))}
+    within = {character: index for index, character in enumerate(inside, len(tokens) - len(inside))}
+    spelled = [[*(beginning[c] for c in first), *(within[c] for c in rest)] for first, rest in map(_split, words)]
+    _add_merges(tokens, spelled, [word_counts[word] for word in words], vocab_size, min_frequency, on_token, INSIDE)
     return tokens
 
 
 def _split(word: str) -> tuple[str, str]:
-    """The first character of a word ("" for the inside of a word) and the others."""
+    """A word's first character ("" for a word-internal part) and the others."""
     if len(word) > len(INSIDE) and word.startswith(INSIDE):
         return "", word[len(INSIDE) :]
     return word[0], word[1:]
@@ -222,24 +229,18 @@ def _alphabet(word_counts: Mapping[str, int], minimum: int, coverage: float) -> 
     for word, count in word_counts.items():
         for character in "".join(_split(word)) if word else "":
             counts[character] += count
-    wanted = coverage * counts.total()
-    chosen: list[str] = []
-    covered = 0
-    for character in sorted(counts, key=lambda character: (-counts[character], character)):
-        if len(chosen) >= minimum and covered >= wanted:
-            break
-        chosen.append(character)
-        covered += counts[character]
-    return sorted(chosen)
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    wanted, before = (
+        coverage * counts.total(),
+        itertools.accumulate((counts[character] for character in ranked), initial=0),
+    )
+    covered = dict(zip(ranked, before, strict=False))  # by the more frequent characters
+    return sorted(ranked[:minimum] + [character for character in ranked[minimum:] if covered[character] < wanted])
 
 
-# Learns a byte-level BPE vocabulary from word counts, like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.).
-#
-# GPT-2's rule splits the text (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space
-# before it. Each byte of its UTF-8 is written as a printable character ("Ġ" is the space), and the most frequent
-# pairs of pieces are merged (`Merges`), which gives the merges of the library's BpeTrainer. Every text can
-# be encoded, because all 256 bytes are in the vocabulary.
-#
+# Byte-level BPE like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.). GPT-2's rule splits the text (the
+# `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space before it. Each byte of its UTF-8
+# is written as a printable character ("Ġ" is the space). All 256 bytes are in the vocabulary, so it encodes every text.
 # The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
 
 
@@ -247,15 +248,13 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
 # Steps of the `tokenizers` library that normalize text like BERT's uncased models.
 LOWERCASE = ("NFD", "Lowercase", "StripAccents")
-# As the `tokenizers` library's ByteLevelBPETokenizer.train.
-BPE_MIN_FREQUENCY = 2
 # All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
 _CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
 
 
-class ByteSplitter:
+class ByteSplitter(counting.WordSplitter):
     """Words by GPT-2's rule, written byte by byte. White space between words is not counted by itself."""
 
     def __init__(self, lowercase: bool = False) -> None:
@@ -274,27 +273,22 @@ class ByteSplitter:
             else:
                 yield from map(written_bytes, counting.windows(chunk[start:end]))
 
-    def unknown(self, chunk: str) -> int:
-        return 0
-
 
 def written_bytes(text: str) -> str:
-    """The bytes of a text, each as a printable character."""
+    """Writes the bytes of a text as printable characters."""
     return "".join(written for written, _ in _WHOLE.pre_tokenize_str(text))
 
 
 def learn_byte_bpe(
-    word_counts: Mapping[str, int],
-    vocab_size: int,
-    *,
-    min_frequency: int = BPE_MIN_FREQUENCY,
-    on_token: Callable[[int], None] = lambda size: None,
+    word_counts: Mapping[str, int], vocab_size: int, on_token: Callable[[int], None] = lambda size: None
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """The tokens by id, and the merges in order, from the counts of written words.
+    """Learns the tokens by id, and the merges in order, from the counts of words written in bytes.
 
-    The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets
-    the size of the vocabulary as it grows. The result depends only on the counts and options, and not on the order of
-    `word_counts`. Raises UserError if the special tokens and bytes do not fit.
+    Their order changes nothing. The result has fewer tokens than `vocab_size` if no pair is left that occurs
+    MIN_FREQUENCY times. `on_token` gets the vocabulary's size as it grows.
+
+    Raises:
+        UserError: The special tokens and bytes do not fit.
     """
     tokens = [*SPECIAL_TOKENS, *BYTES]
     if vocab_size <= len(tokens):
@@ -302,21 +296,11 @@ def learn_byte_bpe(
             f"--vocab_size {vocab_size} is too small: the special tokens and the 256 bytes already take "
             f"{len(tokens) + 1}. Use more, for example --vocab_size 8192"
         )
-    ids = {token: index for index, token in enumerate(tokens)}
+    ids = {byte: index for index, byte in enumerate(BYTES, len(SPECIAL_TOKENS))}
     words = sorted(word_counts)
-    pairs = Merges(
-        [[ids[byte] for byte in word] for word in words], [word_counts[word] for word in words], min_frequency
-    )
-    merges: list[tuple[str, str]] = []
-    while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent()):
-        left, right = tokens[pair[0]], tokens[pair[1]]
-        # Two different pairs may give the same piece ("a" "bc", "ab" "c"), which is one token with two merges.
-        if left + right not in ids:
-            ids[left + right] = len(tokens)
-            tokens.append(left + right)
-            on_token(len(tokens))
-        merges.append((left, right))
-        pairs.merge(pair, ids[left + right])
+    counts = [word_counts[word] for word in words]
+    spelled = [[ids[byte] for byte in word] for word in words]
+    merges = _add_merges(tokens, spelled, counts, vocab_size - 1, MIN_FREQUENCY, on_token)
     return [*tokens, MASK], merges
 
 
@@ -342,10 +326,10 @@ _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.tr
 _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 
 
-class SentencePieceSplitter:
-    """Words are chunks between white space, with SentencePiece's mark of the beginning; the library does the rest.
+class SentencePieceSplitter(counting.WordSplitter):
+    """Words are chunks between white space, with SentencePiece's mark for a beginning; the library does the rest.
 
-    A chunk keeps its punctuation: the library's Unigram makes a candidate of every string that two chunks share.
+    A chunk keeps its punctuation: the library's Unigram takes every string shared by two chunks as a candidate.
     """
 
     def chunks(self, text: str) -> list[str]:
@@ -355,9 +339,6 @@ class SentencePieceSplitter:
         first, *others = counting.windows(chunk)
         yield BEGINNING + first
         yield from others
-
-    def unknown(self, chunk: str) -> int:
-        return 0
 
 
 def learn_sentence_pieces(
@@ -369,10 +350,12 @@ def learn_sentence_pieces(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_share: Callable[[float], None] = lambda share: None,
 ) -> bytes:
-    """Learns from the counts of SentencePieceSplitter's words; returns the model as the library's protocol buffer.
+    """Learns from the counts of SentencePieceSplitter's words, and returns the model as the library's protocol buffer.
 
-    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate share of the work
-    that is done. Raises UserError if the characters alone do not fit, and if the library fails.
+    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate progress, 0 to 1.
+
+    Raises:
+        UserError: The characters alone do not fit, or the library fails.
     """
     if vocab_size <= 3 + ADDED_TOKENS:
         raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Use more, for example 8192")
@@ -396,13 +379,20 @@ def learn_sentence_pieces(
             "num_threads": _THREADS,
         }
         _run(options, vocab_size, on_share)
-        return _finished(prefix.with_suffix(".model").read_bytes())
+        messages: Any = sentencepiece_model_pb2  # its classes are created at import
+        model = messages.ModelProto.FromString(prefix.with_suffix(".model").read_bytes())
+    # The names of the temporary files would differ between runs; the model itself marks the beginnings of words again.
+    model.trainer_spec.ClearField("input")
+    model.trainer_spec.ClearField("model_prefix")
+    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.remove_extra_whitespaces = True
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float], None]) -> None:
     """Runs the library's trainer in a separate process, because it may terminate the process on errors.
 
-    Its log tells the progress and, in the last line, the error.
+    Its log shows the progress and, in the last line, the error.
     """
     most_pieces, last = vocab_size, "no message"
     with subprocess.Popen([sys.executable, "-c", _TRAIN], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -423,27 +413,12 @@ def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float]
         except BaseException:
             process.kill()
             raise
-    if process.returncode:
-        raise _error(last, vocab_size)
-
-
-def _error(last: str, vocab_size: int) -> UserError:
-    """Turns the last line of the log into an error that says what to change."""
+    if not process.returncode:
+        return
     if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", last):
         needed = int(sizes[2]) + ADDED_TOKENS
-        return UserError(
+        raise UserError(
             f"--vocab_size {vocab_size} is too small: the special tokens and the characters of the text "
             f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
         )
-    return UserError(f"the sentencepiece library failed: {last}. Use more text, or another --vocab_size")
-
-
-def _finished(model: bytes) -> bytes:
-    """Restores the model's own handling of word beginnings, and removes the paths of the training files."""
-    messages: Any = sentencepiece_model_pb2  # its classes are created at import
-    proto = messages.ModelProto.FromString(model)
-    proto.trainer_spec.ClearField("input")
-    proto.trainer_spec.ClearField("model_prefix")
-    proto.normalizer_spec.add_dummy_prefix = True
-    proto.normalizer_spec.remove_extra_whitespaces = True
-    return bytes(proto.SerializeToString(deterministic=True))
+    raise UserError(f"the sentencepiece library failed: {last}. Use more text, or another --vocab_size")

@@ -1,8 +1,8 @@
 """Noise in addition to masking: deleted and inserted tokens (`corrupt`), permuted sentences and rotated documents
 (`rearrange`), applied when sequences are built.
 
-Counter-based hashing decides what is deleted, inserted and moved, as it decides masks (law 2): the result is a function
-of (seed, sequence key) and the position of a token or sentence in its sequence.
+Counter-based hashing decides about tokens and sentences, as it decides masks (law 2): the result depends on
+(seed, sequence key) and the position in the sequence.
 """
 
 import functools
@@ -15,28 +15,22 @@ from bert_jax.array_types import Bool, Int64, UInt64
 from bert_jax.data import order as hashing
 from data_prep.sequences import Borders, Spans
 
-# Token deletions and insertions. The training text of a masked language model may also be corrupted by deletions and
-# extraneous insertions (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models";
-# token deletion is one of the noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those
-# positions: it predicts the masked tokens of a text in which others are missing or do not belong. Masking is
-# independent of this noise: an inserted token may be masked, and is then predicted.
-
-
 Keys = UInt64[np.ndarray, "Q"]  # of sequences
 Rest = ParamSpec("Rest")
 
-_STREAM = 101  # of hashes, distinct from the streams of masking
+# Tags of independent hash streams, distinct from the tags of masking.
+_CORRUPTION, _PERMUTATION, _ROTATION = 101, 102, 103
 _TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
 
 
 def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int) -> int:
-    """The length to build sequences for, so that after corruption they fit seq_len on average."""
+    """Computes the length to build sequences for, so that after corruption they fit seq_len on average."""
     special = segments + 1
     return special + max(segments, int((seq_len - special) / max(1.0, 1.0 + insert_rate - delete_rate)))
 
 
 def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable[Concatenate[Spans, Keys, Rest], Spans]:
-    """Lets noise, which returns new ids, see only some of the sequences at a time, and joins the results."""
+    """Applies noise, which returns new ids, to some sequences at a time, and joins the results."""
 
     @functools.wraps(noise)
     def in_turn(spans: Spans, keys: Keys, *rest: Rest.args, **named: Rest.kwargs) -> Spans:
@@ -52,10 +46,17 @@ def in_parts(noise: Callable[Concatenate[Spans, Keys, Rest], Spans]) -> Callable
     return in_turn
 
 
+# Token deletions and insertions. The training text of a masked language model may also be corrupted by deletions and
+# extraneous insertions (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models";
+# token deletion is one of the noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those
+# positions: it predicts the masked tokens of a text in which others are missing or do not belong. Masking is
+# independent of this noise: an inserted token may be masked, and is then predicted.
+
+
 @in_parts
 def corrupt(
     spans: Spans,
-    keys: UInt64[np.ndarray, "Q"],
+    keys: Keys,
     seed: int,
     delete_rate: float,
     insert_rate: float,
@@ -64,11 +65,9 @@ def corrupt(
 ) -> Spans:
     """Deletes each token with probability delete_rate, or inserts a random one after it with probability insert_rate.
 
-    ordinary   whether an id is an ordinary token rather than a special one
-
     Special tokens stay, and so does the first token of a segment that would lose all of them. Inserted tokens are
-    uniform over the ordinary ones. Where insertions would make a sequence longer than seq_len, those with the highest
-    hashes are left out. The sum of the rates is at most 1.
+    uniform over the ids that are `ordinary`. If insertions would make a sequence longer than seq_len, those with the
+    highest hashes are left out. The sum of the rates is at most 1.
     """
     segments = spans.segments
     bounds = spans.sequences[:, : 2 * segments].reshape(-1, 2)
@@ -80,7 +79,7 @@ def corrupt(
     first_of_sequence = np.repeat(begins.reshape(-1, segments)[:, 0], segments)
     sequence = np.repeat(np.arange(len(keys)), lengths.reshape(-1, segments).sum(axis=1))
 
-    states = hashing.combine(_STREAM, seed, keys)
+    states = hashing.combine(_CORRUPTION, seed, keys)
     places = (running - np.repeat(first_of_sequence, lengths)).astype(np.uint64)
     words = hashing.mix(states[sequence] + places * hashing.GAMMA)
     case = words >> np.uint64(32)
@@ -111,14 +110,13 @@ def _fitting(
     room: int,
 ) -> np.ndarray:
     """The insertions for which a sequence has room, lowest hashes first."""
-    count = int(sequence[-1]) + 1
-    left = room - np.bincount(sequence[~deleted], minlength=count)
+    left = room - np.bincount(sequence[~deleted], minlength=int(sequence[-1]) + 1)
     places = np.flatnonzero(inserted)
     places = places[np.lexsort((case[places], sequence[places]))]
-    of = sequence[places]
-    rank = np.arange(len(of)) - np.searchsorted(of, of)
+    owners = sequence[places]
+    rank = np.arange(len(owners)) - np.searchsorted(owners, owners)
     fitting = np.zeros(len(inserted), bool)
-    fitting[places[rank < left[of]]] = True
+    fitting[places[rank < left[owners]]] = True
     return fitting
 
 
@@ -133,12 +131,8 @@ def _fitting(
 # in another order. This noise therefore takes away information, as deletion does, and adds no prediction.
 
 
-# Tags of independent hash streams, distinct from those of masking and from _STREAM.
-_PERMUTATION, _ROTATION = 102, 103
-
-
 class _Sentences(NamedTuple):
-    """The sentences of all sequences in order, also those that a sequence cuts. A separator counts as one."""
+    """All sentences in order, including those cut by a sequence. A separator counts as one."""
 
     begins: Int64[np.ndarray, "N"]  # among the ids of the unit
     lengths: Int64[np.ndarray, "N"]  # in tokens
@@ -148,19 +142,15 @@ class _Sentences(NamedTuple):
 
 @in_parts
 def rearrange(
-    spans: Spans,
-    keys: UInt64[np.ndarray, "Q"],
-    borders: Borders,
-    seed: int,
-    permute_sentences: float,
-    rotate_documents: float,
+    spans: Spans, keys: Keys, borders: Borders, seed: int, permute_sentences: float, rotate_documents: float
 ) -> Spans:
-    """Permutes the sentences of each document of a sequence, and then rotates the document.
-
-    permute_sentences   the share of a document's sentences, rounded up, that is shuffled among their places
-    rotate_documents    the probability that a document is rotated
+    """Permutes the sentences within each document in a sequence, and then rotates the document.
 
     Sequences have one segment. Separators between documents stay where they are, and so do all lengths.
+
+    Args:
+        permute_sentences: The fraction of a document's sentences to shuffle, rounded up.
+        rotate_documents: The probability that a document is rotated.
     """
     sentences = _sentences(spans, borders)
     order = _permuted(sentences, spans, keys, seed, permute_sentences)
@@ -190,10 +180,8 @@ def _sentences(spans: Spans, borders: Borders) -> _Sentences:
     return _Sentences(begins, ends - begins, sequences, documents)
 
 
-def _permuted(
-    sentences: _Sentences, spans: Spans, keys: UInt64[np.ndarray, "Q"], seed: int, share: float
-) -> Int64[np.ndarray, "N"]:
-    """The sentence that each place gets."""
+def _permuted(sentences: _Sentences, spans: Spans, keys: Keys, seed: int, share: float) -> Int64[np.ndarray, "N"]:
+    """The index of the sentence to put at each place."""
     order = np.arange(len(sentences.begins))
     if not share:
         return order
@@ -212,9 +200,9 @@ def _permuted(
 
 
 def _rotated(
-    tokens: Int64[np.ndarray, "n"], sentences: _Sentences, keys: UInt64[np.ndarray, "Q"], seed: int, probability: float
+    tokens: Int64[np.ndarray, "n"], sentences: _Sentences, keys: Keys, seed: int, probability: float
 ) -> Int64[np.ndarray, "n"]:
-    """The tokens in which some documents begin at a random one of their tokens."""
+    """Lets some documents begin at one of their tokens, chosen at random."""
     if not probability:
         return tokens
     firsts = np.flatnonzero(np.diff(sentences.documents, prepend=-1))

@@ -1,6 +1,6 @@
-"""The files of an output: shards in the formats of `build-examples --format`, and SHA256SUMS (docs/data_format.md).
+"""The files in an output: shards in the formats for `build-examples --format`, and SHA256SUMS (docs/data_format.md).
 
-arrow   what training reads (bert_jax/data/shards.py)
+arrow   shards for training (bert_jax/data/shards.py)
 tfds    a TensorFlow Datasets folder for other programs: ArrayRecord files, features.json and dataset_info.json.
         `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns
         of a row, each as one byte string (the TFDS encoding "bytes"). Neither direction needs TensorFlow.
@@ -25,16 +25,15 @@ from bert_jax.errors import UserError
 from bert_jax.storage.files import MARKER, write_atomic
 
 FORMATS = ("arrow", "tfds")
+SUMS = "SHA256SUMS"  # the hash of every file of an output, in the format of `sha256sum -c SHA256SUMS`
+_SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
+_COPY_AGAIN = "copy the folder again, or build it again"
 
 # The libraries of TFDS take long to load, so functions import them when they are called.
 _NAME = "bert_jax"
 # The suffix of TFDS shards until all are written: TFDS numbers them without gaps, but work units may write none.
 _UNNUMBERED = ".unnumbered"
-_SUFFIX = "array_record"
-_TEMPLATE = "{SPLIT}/shard-{SHARD_INDEX}.{FILEFORMAT}"
-# TFDS uses this setting, too: each record can be read by itself.
-_OPTIONS = "group_size:1"
-_TFDS_FILES = ("dataset_info.json", "features.json")
+_OPTIONS = "group_size:1"  # as TFDS sets it: each record can be read by itself
 _ABOUT = {
     "input_ids": "token ids; the pad id after the last sequence",
     "sequence_lengths": "slots of each sequence, [CLS] and [SEP]s counted; 0: there is no such sequence",
@@ -48,7 +47,7 @@ _ABOUT = {
 
 
 def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
-    """Writes the shard directory/stem (a part and a name, such as train/shard-00000), completely or not at all.
+    """Writes the shard directory/stem (a part and a name, e.g. train/shard-00000), completely or not at all.
 
     Returns:
         The shard's entry in the manifest.
@@ -56,17 +55,16 @@ def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]
     Raises:
         OSError: The file cannot be written.
     """
-    name = stem + (".arrow" if format == "arrow" else _UNNUMBERED)
     if format == "arrow":
-        return {"name": name, **write_shard(directory / name, rows)._asdict()}
-    return {"name": name, **_write_tfds(directory / name, rows)}
+        return {"name": f"{stem}.arrow", **write_shard(directory / f"{stem}.arrow", rows)._asdict()}
+    return {"name": stem + _UNNUMBERED, **_write_tfds(directory / (stem + _UNNUMBERED), rows)}
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
-    """Returns the function that reads a shard of the manifest's folder. It raises Corrupt for a damaged file.
+    """Returns the function that reads a shard, and raises Corrupt for a damaged file.
 
     Raises:
-        UserError: The format is unknown.
+        UserError: The manifest states an unknown format.
     """
     if manifest["format"] not in FORMATS:
         raise UserError(f"unknown shard format {manifest['format']!r}; expected one of {', '.join(FORMATS)}")
@@ -77,16 +75,19 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
 
 
 def finish(directory: Path, manifest: dict[str, Any]) -> None:
-    """Adds what the format needs when all shards exist, before manifest.json is written.
+    """Completes a tfds folder when all shards exist, before manifest.json is written.
 
-    For tfds these are dataset_info.json and features.json, and numbers of shards without gaps, also in `manifest`.
+    Adds dataset_info.json and features.json, and numbers the shards without gaps, also in `manifest`.
     """
     if manifest["format"] == "arrow":
         return
     import tensorflow_datasets as tfds  # half a second
 
     template = tfds.core.ShardedFileTemplate(
-        data_dir=directory, template=_TEMPLATE, dataset_name=_NAME, filetype_suffix=_SUFFIX
+        data_dir=directory,
+        template="{SPLIT}/shard-{SHARD_INDEX}.{FILEFORMAT}",
+        dataset_name=_NAME,
+        filetype_suffix="array_record",
     )
     names, splits = [], []
     for part in PARTS:
@@ -99,10 +100,11 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
             )
             splits.append(split)
             names += [str(path.relative_to(directory)) for path in split.filepaths]
-    features = {
-        name: tfds.features.Tensor(shape=shape, dtype=_stored_type(np.dtype(kind)), encoding="bytes", doc=_ABOUT[name])
-        for name, (shape, kind) in columns_of(manifest).items()
-    }
+    features = {}
+    for name, (shape, kind) in columns_of(manifest).items():
+        # tf.io.decode_raw does not support uint32. The bytes of int32 are equal, because ids are below 2**31.
+        stored = np.dtype(np.int32 if np.dtype(kind) == np.uint32 else kind)
+        features[name] = tfds.features.Tensor(shape=shape, dtype=stored, encoding="bytes", doc=_ABOUT[name])
     info = tfds.core.DatasetInfo(
         builder=tfds.core.DatasetIdentity(
             name=_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(directory), module_name=""
@@ -113,7 +115,7 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     info.set_splits(tfds.core.SplitDict(splits))
     info.write_to_directory(directory)
-    for name in _TFDS_FILES:  # written again, to be on disk before the manifest
+    for name in ("dataset_info.json", "features.json"):  # written again, to be on disk before the manifest
         write_atomic(directory / name, (directory / name).read_bytes())
     for shard, name in zip(manifest["shards"], names, strict=True):
         (directory / shard["name"]).rename(directory / name)
@@ -122,34 +124,30 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
 
 def _write_tfds(path: Path, rows: Rows) -> dict[str, Any]:
     from array_record.python import array_record_module
+    from tensorflow_datasets.proto import tf_example_pb2
 
+    columns = {name: column for name, column in rows._asdict().items() if column is not None}
     unfinished = path.with_name(path.name + ".tmp")
     try:
         writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
-        for record in _encode(rows):
-            writer.write(record)
+        for row in range(len(rows.input_ids)):
+            example = tf_example_pb2.Example()
+            for name, column in columns.items():
+                example.features.feature[name].bytes_list.value.append(column[row].tobytes())
+            writer.write(example.SerializeToString(deterministic=True))
         writer.close()
         content = unfinished.read_bytes()
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
-    except RuntimeError as error:  # of the library, with the message of the operating system
+    except RuntimeError as error:
         unfinished.unlink(missing_ok=True)
-        raise _os_error(error, path) from error
+        # The library raises it with the message of the operating system, whose own error says more to a caller.
+        for number in errno.errorcode:
+            if os.strerror(number) in str(error):
+                raise OSError(number, os.strerror(number), str(path)) from error
+        raise
     unfinished.replace(path)
     return {"rows": len(rows.input_ids), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _encode(rows: Rows) -> list[bytes]:
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    columns = {name: column for name, column in rows._asdict().items() if column is not None}
-    records = []
-    for row in range(len(rows.input_ids)):
-        example = tf_example_pb2.Example()
-        for name, column in columns.items():
-            example.features.feature[name].bytes_list.value.append(column[row].tobytes())
-        records.append(example.SerializeToString(deterministic=True))
-    return records
 
 
 def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -> Rows:
@@ -166,43 +164,20 @@ def _read_tfds(path: Path, columns: Mapping[str, tuple[tuple[int, ...], Any]]) -
         examples = [tf_example_pb2.Example.FromString(record).features.feature for record in records]
     except (RuntimeError, DecodeError) as error:
         raise Corrupt(f"not an ArrayRecord file of examples ({' '.join(str(error).split())})") from error
-    wanted = {name: [np.dtype(kind).itemsize * math.prod(shape)] for name, (shape, kind) in columns.items()}
+    expected = {name: [np.dtype(kind).itemsize * math.prod(shape)] for name, (shape, kind) in columns.items()}
     for example in examples:
-        found = {name: [len(value) for value in feature.bytes_list.value] for name, feature in example.items()}
-        if found != wanted:
-            raise Corrupt(f"a record whose features have the sizes {found}, expected {wanted}")
-    return Rows(
-        **{
-            name: np.frombuffer(b"".join(example[name].bytes_list.value[0] for example in examples), kind).reshape(
-                len(examples), *shape
-            )
-            for name, (shape, kind) in columns.items()
-        }
-    )
-
-
-def _stored_type(dtype: np.dtype) -> np.dtype:
-    """int32 for uint32, which tf.io.decode_raw does not support; the bytes are equal, because ids are below 2**31."""
-    return np.dtype(np.int32) if dtype == np.uint32 else dtype
-
-
-def _os_error(error: RuntimeError, path: Path) -> Exception:
-    """The operating system's error behind an error of the library, or that error itself."""
-    for number in errno.errorcode:
-        if os.strerror(number) in str(error):
-            return OSError(number, os.strerror(number), str(path))
-    return error
-
-
-# SHA256SUMS: the hash of every file of an output, in the format of `sha256sum -c SHA256SUMS`.
-
-
-SUMS = "SHA256SUMS"
-_SUM = re.compile(r"([0-9a-f]{64})  (\S.*)")
+        sizes = {name: [len(value) for value in feature.bytes_list.value] for name, feature in example.items()}
+        if sizes != expected:
+            raise Corrupt(f"a record whose features have the sizes {sizes}, expected {expected}")
+    arrays = {}
+    for name, (shape, kind) in columns.items():
+        values = b"".join(example[name].bytes_list.value[0] for example in examples)
+        arrays[name] = np.frombuffer(values, kind).reshape(len(examples), *shape)
+    return Rows(**arrays)
 
 
 def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Writes the files that the format of the shards adds, then SHA256SUMS, and manifest.json last."""
+    """Writes the additional files for the format, then SHA256SUMS, and manifest.json last."""
     finish(directory, manifest)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render_sums(directory, manifest, content))
@@ -210,10 +185,8 @@ def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
-    """The contents of SHA256SUMS for an output that is complete except for manifest.json, which will hold `content`.
-
-    The hashes of the shards are taken from the manifest; the other files, which are few, are read.
-    """
+    """Makes SHA256SUMS for an output that lacks only manifest.json, which will hold `content`."""
+    # The hashes of shards are in the manifest. The other files are few.
     digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
     digests[MANIFEST] = hashlib.sha256(content).hexdigest()
     for name in listed_files(directory) - set(digests):
@@ -222,75 +195,63 @@ def render_sums(directory: Path, manifest: Mapping[str, Any], content: bytes) ->
 
 
 def read_sums(directory: Path) -> dict[str, str]:
-    """The hashes that an output lists, by name. Raises UserError for a list that is missing or damaged."""
+    """Reads an output's hashes by name. Raises UserError if the list is missing or damaged."""
     path = directory / SUMS
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"missing {path}; copy the folder again, or build it again") from None
+        raise UserError(f"missing {path}; {_COPY_AGAIN}") from None
     return parse_sums(content, str(path))
 
 
 def parse_sums(content: bytes, place: str) -> dict[str, str]:
-    """The hashes in a SHA256SUMS file, by name. Raises UserError that names `place` for a damaged file."""
-    try:
-        lines = content.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise UserError(f"damaged {place}: it is not text; copy the folder again, or build it again") from None
-    matches = [_SUM.fullmatch(line) for line in lines]
-    if None in matches:
-        number = matches.index(None) + 1
-        raise UserError(
-            f"damaged {place}: line {number} is not a hash and a name; copy the folder again, or build it again"
-        )
-    names = {match[2]: match[1] for match in matches if match}
-    if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
-        raise UserError(f"damaged {place}: {outside[0]} is outside of the folder; copy it again from the original")
-    return names
+    """Parses a SHA256SUMS file into hashes by name. Raises UserError, which names `place`, for a damaged file."""
+    sums = {}
+    for number, line in enumerate(content.decode(errors="replace").removesuffix("\n").split("\n"), 1):
+        match = _SUM.fullmatch(line)
+        if not match or "\ufffd" in line:  # the latter replaces bytes that are not text
+            raise UserError(f"damaged {place}: line {number} is not a hash and a name; {_COPY_AGAIN}")
+        if match[2].startswith("/") or ".." in match[2].split("/"):
+            raise UserError(f"damaged {place}: {match[2]} is outside of the folder; copy it again from the original")
+        sums[match[2]] = match[1]
+    return sums
 
 
 def find_damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
-    """The problems of the files of an output, by name. Reads every byte, and calls `on_read` with the number read.
+    """Finds damaged files and their problems. Reads every byte, and calls `on_read` with file sizes.
 
-    Files that are not listed are a problem inside of folders (train, eval, ...), where a reader might take them for
+    Unlisted files are a problem inside folders (train, eval, ...), where a reader might take them for
     shards; next to the manifest they may be a user's notes.
     """
-    found = listed_files(directory)
+    files = listed_files(directory)
     problems: dict[str, str] = {}
     for name, digest in listed.items():
-        if name not in found:
+        if name not in files:
             problems[name] = f"it is missing, and {SUMS} lists it"
         else:
             if sha256(directory / name) != digest:
                 problems[name] = f"its sha256 is not that of {SUMS}"
             on_read((directory / name).stat().st_size)
-    problems |= dict.fromkeys(_strays(directory, listed), f"{SUMS} does not list it")
+    for name, path in sorted(_paths(directory)):
+        link = path.is_symlink()
+        if path.is_dir() and not link:
+            known = name in PARTS or any(path.iterdir())  # a part may have no rows
+        else:
+            known = name in listed or ("/" not in name and path.is_file() and not link)
+        if not known:
+            problems[name] = f"{SUMS} does not list it"
     if MANIFEST not in listed:
         problems.setdefault(SUMS, f"it does not list {MANIFEST}")
     return problems
 
 
 def listed_files(directory: Path) -> set[str]:
-    """The files that SHA256SUMS lists: all except itself and those of an unfinished job."""
+    """The files for SHA256SUMS: all except itself and files left by an unfinished job."""
     return {name for name, path in _paths(directory) if path.is_file()}
 
 
-def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
-    """What an output holds that is not listed: pipes, links, and files other than those next to the manifest.
-
-    Empty folders count too, except train and eval, since a part may have no rows.
-    """
-
-    def known(name: str, path: Path) -> bool:
-        if path.is_dir() and not path.is_symlink():
-            return name in PARTS or bool(os.listdir(path))
-        return name in listed or ("/" not in name and path.is_file() and not path.is_symlink())
-
-    return sorted(name for name, path in _paths(directory) if not known(name, path))
-
-
 def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in an output, by name, except SHA256SUMS and the files of an unfinished job."""
+    """Everything in an output, by name, except SHA256SUMS and files left by an unfinished job."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if name not in (SUMS, MARKER) and name.split("/")[0] != "job":

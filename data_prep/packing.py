@@ -1,11 +1,11 @@
 """Assigns sequences to rows: best-fit over a histogram of lengths (Krell et al. 2021, arXiv:2107.02027).
 
-Sequences are placed from the longest to the shortest, each where it leaves the smallest gap. Sequences of one length
-are interchangeable, so whole groups of rows are filled at once: the work grows with the number of different lengths,
-and only the sorting with the number of sequences.
+Sequences are placed from the longest to the shortest, where they leave the smallest gap. Sequences of one length are
+interchangeable, so whole groups of rows are filled at once: the work grows with the different lengths, and only sorting
+grows with the sequences.
 
 If a row may hold only a few sequences, the shortest ones would end up in rows of their own that they cannot fill.
-Therefore the pieces that were split to fill gaps (`sequences.fill_gaps`) come last, and each row keeps a place for one.
+Therefore pieces made to fill gaps (`sequences.fill_gaps`) come last, and each row keeps a place for one.
 """
 
 from typing import NamedTuple
@@ -14,24 +14,24 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Int64
 
-# (number of rows, lengths of the sequences in each of them)
+# (number of rows, lengths of the sequences in any of them)
 Group = tuple[int, tuple[int, ...]]
 
 
 class Packed(NamedTuple):
-    """The positions of Q sequences in R rows, row by row, without gaps between the sequences of a row.
+    """The positions of Q sequences, row by row, without gaps within a row.
 
-    Rows are in the order of their first sequences, and the sequences of a row in their original order.
+    Rows are ordered by their first sequences, and sequences within a row keep their original order.
     """
 
     order: Int64[np.ndarray, "Q"]  # indices into the original order
-    rows: Int64[np.ndarray, "Q"]  # the row of each of them, ascending
-    places: Int64[np.ndarray, "Q"]  # the index of each within its row: 0, 1, ...
-    starts: Int64[np.ndarray, "Q"]  # the first position of each within its row
+    rows: Int64[np.ndarray, "Q"]  # ascending
+    places: Int64[np.ndarray, "Q"]  # the index within the row: 0, 1, ...
+    starts: Int64[np.ndarray, "Q"]  # the first position within the row
 
 
 def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: int, most: int) -> Packed:
-    """Packs sequences of the given lengths into rows of seq_len, at most `most` in a row; the late ones last.
+    """Packs sequences of these lengths into rows of seq_len, at most `most` in a row; the late ones last.
 
     Raises ValueError for a length outside 1..seq_len.
     """
@@ -41,11 +41,11 @@ def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: 
         return _in_order(np.arange(lengths.size), lengths)
     groups = _first_groups(lengths[~late], seq_len, most)
     groups = _add(groups, np.bincount(lengths[late]).tolist(), seq_len, most)
-    return _in_order(_rows_of(lengths, groups), lengths)
+    return _in_order(_assign_rows(lengths, groups), lengths)
 
 
 def gaps(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[int]:
-    """The lengths that `pack` leaves in the rows for late sequences, in any order; rows that are full have none."""
+    """Lists the gaps that `pack` leaves in rows for late sequences, in any order."""
     groups = _first_groups(lengths, seq_len, most)
     return [seq_len - sum(held) for count, held in groups if len(held) < most for _ in range(count)]
 
@@ -86,16 +86,16 @@ def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list
                 open_gaps ^= (not opened[room]) << room
             else:
                 room, count, held = seq_len, left, ()
-            each = min(most - len(held), room // length, left)
-            filled = min(count, left // each)
+            copies = min(most - len(held), room // length, left)  # in a row
+            filled = min(count, left // copies)
             if held and count > filled:
                 put((count - filled, held))
-            put((filled, held + (length,) * each))
-            left -= filled * each
+            put((filled, held + (length,) * copies))
+            left -= filled * copies
     return closed + [group for groups in opened for group in groups]
 
 
-def _rows_of(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
+def _assign_rows(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
     """Assigns a row to each sequence; sequences of equal length fill the groups in their original order."""
     by_length = np.argsort(lengths, kind="stable")
     following = np.searchsorted(lengths[by_length], np.arange(lengths.max(initial=0) + 1)).tolist()

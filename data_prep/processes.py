@@ -1,6 +1,6 @@
-"""The processes of a job on this machine: how they start and end, what they keep in memory, and what they run.
+"""A job's processes on this machine: how they start and end, and how they share work.
 
-`run_units` is the local engine: it builds units in any order. `map_in_order` keeps the order, for the readers.
+`run_units` is the local engine, which builds units in any order. `map_in_order` keeps the order, for the readers.
 """
 
 import contextlib
@@ -23,9 +23,31 @@ from bert_jax import host
 from bert_jax.errors import UserError
 from data_prep.units import Unit
 
+KEPT = "the units finished so far are kept: run the same command again"
+KILLED = f"a worker process was killed, perhaps because memory ran out; {KEPT}"
+
+# Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
+# has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
+PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
+
 # Free memory above _KEPT_BYTES returns to the system, and each block of _LARGE_BYTES or more comes directly from it.
 _KEPT_BYTES = 1 << 28
 _LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
+
+# The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
+# switches happen between the end of a unit in another process and the start of its next one.
+_SWITCH_SECONDS = 0.0005
+
+# Bytes of text that take as long as starting another process; of two units, one this small is not given away.
+WORTH_A_PROCESS = 1_000_000
+
+# Bytes of text that keep a process busy for so long that the others run out of units: twice the normal size, which only
+# a long document or --unit_mb exceeds. The process that distributes units does not build one itself.
+LONG_UNIT = 16_000_000
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Record = TypeVar("Record")  # the result of a unit
 
 
 def keep_freed() -> None:
@@ -37,28 +59,19 @@ def keep_freed() -> None:
     if library := host.load():
         host.set_malloc(library, {host.M_TRIM_THRESHOLD: _KEPT_BYTES, host.M_MMAP_MAX: 0})
         host.back_by_huge_pages(library, _KEPT_BYTES - _LARGE_BYTES)
-        large = {host.M_MMAP_MAX: host.DEFAULT_MMAP_MAX, host.M_MMAP_THRESHOLD: _LARGE_BYTES}
-        host.set_malloc(library, large)
-
-
-KEPT = "the units finished so far are kept: run the same command again"
-KILLED = f"a worker process was killed, perhaps because memory ran out; {KEPT}"
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-# Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
-# has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
-PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
+        host.set_malloc(library, {host.M_MMAP_MAX: host.DEFAULT_MMAP_MAX, host.M_MMAP_THRESHOLD: _LARGE_BYTES})
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Counts the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def begin(workers: int) -> None:
-    """Starts the server process that imports what workers need, while the caller continues; 0: one for each core."""
+    """Starts the server process, which imports the workers' modules while the caller continues.
+
+    0 workers means one for each core.
+    """
     if (workers or cores()) > 1:
         multiprocessing.set_forkserver_preload(PRELOADED)
         resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this comes before the mask below
@@ -71,17 +84,19 @@ def begin(workers: int) -> None:
 
 
 def open_pool(workers: int) -> ProcessPoolExecutor:
-    """A pool of processes, each forked from the server process of `begin`."""
+    """Opens a pool, whose processes are forked from the server process."""
     begin(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver"), initializer=_start_worker)
 
 
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Yields the work of each item, in the order of the items, computed by other processes; with one, by this one.
+    """Yields results in the order of the items, from other processes; with one worker, from this process.
 
     At most two items a worker are in flight, so memory does not grow with their number. A single item starts no
-    process. Results that the caller has not taken are lost if `items` raises. Raises UserError if the system kills a
-    process.
+    process. Results that the caller has not taken are lost if `items` raises.
+
+    Raises:
+        UserError: The system killed a process.
     """
     items = iter(items)
     first = list(itertools.islice(items, 2))
@@ -120,20 +135,6 @@ def _start_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-Record = TypeVar("Record")  # what the work of a unit returns
-
-# The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
-# switches happen between the end of a unit in another process and the start of its next one.
-_SWITCH_SECONDS = 0.0005
-
-# Bytes of text that take as long as starting another process; of two units, one this small is not given away.
-WORTH_A_PROCESS = 1_000_000
-
-# Bytes of text that keep a process busy for so long that the others run out of units: twice the normal size, which only
-# a long document or --unit_mb exceeds. The process that distributes units does not build one itself.
-LONG_UNIT = 16_000_000
-
-
 def run_units(
     work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: int, directory: Path
 ) -> Iterator[Record]:
@@ -142,7 +143,10 @@ def run_units(
     Each of the others gets one unit to build and one to continue with. While they are busy, this process builds units
     itself, except the first long one, which waits for one of the others. So memory does not grow with the corpus, and
     at the end every process is busy until less than a unit is left. If the caller stops early, or anything raises,
-    units that others have begun are finished first. Raises UserError if the system kills a worker.
+    units that others have begun are finished first.
+
+    Raises:
+        UserError: The system killed a worker.
     """
     others = (workers or cores()) - 1
     units = iter(units)
@@ -150,16 +154,24 @@ def run_units(
     small = any(_bytes(unit) < WORTH_A_PROCESS for unit in first)
     first.extend(itertools.islice(units, 1 if small else 0))
     nothing_to_share = len(first) < (3 if small else 2)
-    units = itertools.chain(_emptying(first), units)
+    # `first` drops each unit that it gives, so that its memory can be freed.
+    units = itertools.chain((first.popleft() for _ in range(len(first))), units)
     if nothing_to_share:
         yield from map(functools.partial(work, directory), units)
         return
     with (
-        _quick_switches(),
+        contextlib.ExitStack() as leaving,
         open_pool(others) as pool,
         # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
+        # The threads that distribute units must run promptly while this process builds a unit.
+        leaving.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_SWITCH_SECONDS)
+
+        def build_there(unit: Unit) -> Record:
+            return pool.submit(work, directory, unit).result()
+
         pending: dict[Future[Record], Unit] = {}
         try:
             for unit in units:
@@ -167,7 +179,7 @@ def run_units(
                     del pending[future]
                     yield future.result()
                 if len(pending) < 2 * others + (_bytes(unit) >= LONG_UNIT):
-                    pending[waiting.submit(_do_there, pool, work, directory, unit)] = unit
+                    pending[waiting.submit(build_there, unit)] = unit
                 else:
                     yield work(directory, unit)
             for future, unit in reversed(list(pending.items())):
@@ -183,24 +195,3 @@ def run_units(
 
 def _bytes(unit: Unit) -> int:
     return sum(map(len, unit.documents))
-
-
-def _emptying(units: deque[Unit]) -> Iterator[Unit]:
-    """Yields the units and drops each reference, so that their memory can be freed."""
-    while units:
-        yield units.popleft()
-
-
-@contextlib.contextmanager
-def _quick_switches() -> Iterator[None]:
-    """Lets the threads that distribute units run promptly while this process builds a unit."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def _do_there(pool: ProcessPoolExecutor, work: Callable[[Path, Unit], Record], directory: Path, unit: Unit) -> Record:
-    return pool.submit(work, directory, unit).result()

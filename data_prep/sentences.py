@@ -7,6 +7,10 @@ is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a 
 of their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line
 mostly stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a
 single full stop or quote) stays with the sentence before it.
+
+Between the sentences of a document, `joined_sentences` turns each line break into a space, or into nothing between
+characters of scripts without spaces between words (Chinese, Japanese, Thai). `kept_pieces` keeps all white space, which
+code and verse need.
 """
 
 import itertools
@@ -21,14 +25,14 @@ from bert_jax.tokenization.wordpiece import WHITE_SPACE
 
 
 class Language(NamedTuple):
-    """Abbreviations, grouped by whether a full stop after them ends the sentence; languages.toml explains each list."""
+    """Abbreviations, grouped by whether a full stop after them ends the sentence; languages.toml explains the lists."""
 
     common: frozenset[str]
     never: frozenset[str]  # the full stop never ends a sentence: titles before names
     counted: frozenset[str]  # it does not end a sentence before a number: No. 5
     may: frozenset[str]  # it ends one if a common word follows
     last: frozenset[str]  # it ends one before anything but a lower-case letter, however short the word
-    known: frozenset[str]  # all of these
+    known: frozenset[str]  # all abbreviations above, and their parts
     ordinals: bool  # whether a number with a full stop is an ordinal: der 4. Mai
 
 
@@ -47,11 +51,11 @@ LANGUAGES = {name: _language(**table) for name, table in _TABLES.items()}
 
 
 # Increases by one whenever a text may give other sentences than before, or worker.py passes them to the tokenizer in
-# another way. Token caches are keyed by it, and a job that started with another version is not resumed.
+# another way. It is a part of the key of token caches, and a job that started with another version is not resumed.
 RULE_VERSION = 4
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"
-_OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
+_OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"  # also dashes
 _UNSPACED = "。．！？｡।॥།༎۔։።။។"  # marks that end a sentence without a space
 # A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
 # a lower-case ASCII letter after the space; Python code checks the remaining ones.
@@ -97,8 +101,7 @@ _THAI = re.compile("[\u0e00-\u0eff]")
 _SHORTEST_THAI = 40  # characters; a shorter piece joins the one before it
 _THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces separate clauses; short ones stay together
 
-# The languages in which each frequent word is common.
-_LANGUAGES_OF = {
+_BY_COMMON_WORD = {  # the languages in which a word is common
     word: tuple(name for name, language in LANGUAGES.items() if word in language.common)
     for language in LANGUAGES.values()
     for word in language.common
@@ -106,28 +109,24 @@ _LANGUAGES_OF = {
 _DETECTED_FROM = 500  # characters of a text
 
 
-def language_of(text: str) -> str:
-    """The most likely language of the beginning of a text, from LANGUAGES; English if no word decides."""
+def detect_language(text: str) -> str:
+    """Detects the most likely language of the beginning of a text, from LANGUAGES; English if no word decides."""
     votes: dict[str, int] = {"en": 0}
     for word in text[:_DETECTED_FROM].lower().split():
-        for name in _LANGUAGES_OF.get(word, ()):
+        for name in _BY_COMMON_WORD.get(word, ()):
             votes[name] = votes.get(name, 0) + 1
     return max(votes, key=votes.__getitem__)
 
 
 def document_sentences(document: str) -> list[str]:
-    """The sentences of all lines of a document, in order."""
-    language = language_of(document)
-    sentences: list[str] = []
-    for line in document.split("\n"):
-        sentences += split_sentences(line, language)
-    return sentences
+    """Splits a document's lines into sentences."""
+    return joined_sentences(document).sentences
 
 
 def split_sentences(line: str, language: str | None = None) -> list[str]:
-    """The sentences of a line, in order, without surrounding white space; only white space is lost.
+    """Splits a line into sentences without surrounding white space. Only white space is lost.
 
-    language   one of LANGUAGES; detected by default
+    The language is one of LANGUAGES, and is detected by default.
     """
     first = 0
     if not line[:1].isalnum():
@@ -135,7 +134,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         if word is None:
             return [whole] if (whole := line.strip()) else []
         first = word.start()
-    name = language or language_of(line)
+    name = language or detect_language(line)
     rules = LANGUAGES[name]
     sentences: list[str] = []
     before = begin = 0  # where the last sentence, and the text after it, begin
@@ -143,8 +142,12 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         mark, end = match.span()
         if end == len(line):
             break
-        if not "A" <= line[end] <= "Z" and not _may_begin(line, end):
-            continue
+        if not "A" <= line[end] <= "Z":
+            # No lower-case letter may follow, after opening quotes and dashes. Georgian has no case in running text,
+            # although Unicode calls its letters lower-case.
+            first = _BEFORE_FIRST.match(line, end).end()  # type: ignore[union-attr]
+            if first < len(line) and line[first].islower() and not "\u10d0" <= line[first] <= "\u10ff":
+                continue
         if line[mark] in ".．" and line[mark + 1] not in ".．!?…؟" and not _ends(line, begin, mark, end, rules):
             continue
         piece = line[begin:end].strip()
@@ -161,15 +164,6 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         sentences[-1] = line[before:].strip()
     has_thai = "\u0e32" in line or "\u0eb2" in line  # the frequent vowel aa of Thai and of Lao
     return _cut_at_spaces(sentences) if has_thai else sentences
-
-
-def _may_begin(line: str, place: int) -> bool:
-    """Whether the text at a position, after opening quotes and dashes, does not begin with a lower-case letter.
-
-    Georgian has no case in running text, although Unicode calls its letters lower-case.
-    """
-    first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
-    return first == len(line) or not line[first].islower() or "\u10d0" <= line[first] <= "\u10ff"
 
 
 def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
@@ -216,14 +210,14 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
 
 
 def _often_first(line: str, place: int, rules: Language) -> bool:
-    """Whether the word at a position is one that often begins a sentence."""
+    """Whether a word that often begins sentences is at a position."""
     first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
     word = _NEXT_WORD.match(line, first, first + _LONGEST_LOOK_BACK)
     return word is not None and word.group().lower() in rules.common
 
 
 def _cut_at_spaces(sentences: list[str]) -> list[str]:
-    """Splits sentences of Thai or Lao at spaces; leaves those of other scripts as they are."""
+    """Splits Thai and Lao sentences at spaces; leaves other scripts as they are."""
     pieces: list[str] = []
     for sentence in sentences:
         if not _THAI.search(sentence):
@@ -240,12 +234,6 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
     return pieces
 
 
-# What stands between the sentences of a document: a space, nothing, or the white space of the text.
-#
-# `joined_sentences` turns each line break into a space, or into nothing between characters of scripts without spaces
-# between words (Chinese, Japanese, Thai). `kept_pieces` keeps all white space, which code and verse need.
-
-
 # Marks around a character that do not decide whether a space separates it from the next one.
 _AFTER = "\"'”’“‘»«›)]}.!?…,;:—–-"
 _BEFORE = "\"'“‘«‹„‚»([{¿¡—–-"
@@ -257,32 +245,41 @@ _WHITE_SPACE = frozenset(" \n" + WHITE_SPACE)
 
 
 class JoinedSentences(NamedTuple):
-    """The sentences of a document, and whether each follows the one before without a space."""
+    """A document's sentences, and whether they follow the one before without a space."""
 
     sentences: list[str]
     direct: list[bool]
 
 
 def joined_sentences(document: str) -> JoinedSentences:
-    """The sentences of all lines of a document, in order."""
-    language = language_of(document)
+    """Splits a document's lines into sentences, and joins the lines."""
+    language = detect_language(document)
     sentences: list[str] = []
     direct: list[bool] = []
     for line in document.split("\n"):
-        if found := split_sentences(line, language):
-            direct.append(bool(sentences) and _joins_lines(sentences[-1], found[0]))
-            direct += _direct_in_line(line, found)
-            sentences += found
+        in_line = split_sentences(line, language)
+        if not in_line:
+            continue
+        direct.append(bool(sentences) and _joins_lines(sentences[-1], in_line[0]))
+        sentences += in_line
+        if line.isascii():
+            direct += [False] * (len(in_line) - 1)
+            continue
+        end = line.index(in_line[0]) + len(in_line[0])
+        for before, sentence in itertools.pairwise(in_line):
+            begin = line.index(sentence, end)
+            direct.append(begin == end and before.rstrip(_AFTER)[-1:] not in _SPACED_STOPS)
+            end = begin + len(sentence)
     return JoinedSentences(sentences, direct)
 
 
 def kept_pieces(document: str) -> list[str]:
-    """A document split into its sentences, each with the white space before it; joined, they are the document.
+    """Splits a document into its sentences, each with the white space before it; joined, they are the document.
 
-    Byte-level BPE gives each piece the ids that it has within the document: sentences between which the library may
-    not split stay together.
+    Byte-level BPE gives a piece the same ids as within the document: sentences stay together if the library may not
+    split between them.
     """
-    language = language_of(document)
+    language = detect_language(document)
     pieces: list[str] = []
     begin = end = 0  # of the last piece, of the last sentence
     joins = True  # whether the next sentence belongs to the last piece
@@ -290,9 +287,13 @@ def kept_pieces(document: str) -> list[str]:
         for sentence in split_sentences(line, language):
             # Only white space stands between sentences, so this is where the sentence begins.
             place = document.index(sentence, end)
-            if not joins and _may_split(document, end):
-                pieces.append(document[begin:end])
-                begin = end
+            if not joins:
+                # GPT-2's regular expression always splits before the first of several white spaces, and between
+                # punctuation and a letter.
+                before, after = document[end - 1], document[end]
+                if after in _WHITE_SPACE or (after.isalpha() and is_unspaced(after) and not before.isalnum()):
+                    pieces.append(document[begin:end])
+                    begin = end
             end = place + len(sentence)
             # StripAccents deletes a line of accents, and the white space before and after it becomes one.
             joins = unicodedata.category(sentence[0]) == "Mn"
@@ -300,32 +301,10 @@ def kept_pieces(document: str) -> list[str]:
 
 
 def _joins_lines(before: str, after: str) -> bool:
-    """Whether two lines join without a space: where both end in characters of scripts without spaces, or one in their
+    """Whether two lines join without a space: both end in characters of scripts without spaces, or one in their
     punctuation, which includes its space.
     """
-    if any(is_unspaced(one) and unicodedata.category(one).startswith("P") for one in (before[-1], after[0])):
+    if any(is_unspaced(end) and unicodedata.category(end).startswith("P") for end in (before[-1], after[0])):
         return True
     last, first = before.rstrip(_AFTER)[-1:] or before[-1], after.lstrip(_BEFORE)[:1] or after[0]
     return is_unspaced(last) and is_unspaced(first)
-
-
-def _direct_in_line(line: str, sentences: list[str]) -> list[bool]:
-    """For each sentence of a line but the first, whether it follows the one before without white space."""
-    if len(sentences) == 1 or line.isascii():
-        return [False] * (len(sentences) - 1)
-    direct = []
-    end = line.index(sentences[0]) + len(sentences[0])
-    for before, sentence in itertools.pairwise(sentences):
-        begin = line.index(sentence, end)
-        direct.append(begin == end and before.rstrip(_AFTER)[-1:] not in _SPACED_STOPS)
-        end = begin + len(sentence)
-    return direct
-
-
-def _may_split(document: str, place: int) -> bool:
-    """Whether byte-level BPE always splits a document at a place, by GPT-2's regular expression.
-
-    It splits before the first of several white spaces, and between punctuation and a letter.
-    """
-    before, after = document[place - 1], document[place]
-    return after in _WHITE_SPACE or (after.isalpha() and is_unspaced(after) and not before.isalnum())

@@ -1,4 +1,9 @@
-"""What build-examples and merge-shards print about an output, and what cleaning dropped before."""
+"""The lines that build-examples and merge-shards print about an output, and the reports of cleaning before the job.
+
+bert-jax clean writes a report next to its text. The manifest of shards made from such text lists each report once,
+`cleaning: [{report, sha256, documents, bytes, dropped, removed_lines, refused}]`, so that every document is
+accounted for.
+"""
 
 import hashlib
 import itertools
@@ -15,15 +20,9 @@ from bert_jax.storage.remote import find_files
 from bert_jax.tokenization.tokenizer import Tokenizer
 from data_prep.job import Job, UnitRecord
 from data_prep.readers.corpus import Source, is_text
-from data_prep.sequences import fewest_documents
-from data_prep.units import TOO_FEW_FOR_EVAL, UnitSplitter
+from data_prep.sequences import fewest_documents, segment_count
+from data_prep.units import NEEDS_ANOTHER, TOO_FEW_FOR_EVAL, UnitSplitter
 from data_prep.worker import TokenCache
-
-# What cleaning dropped before a job: the reports of bert-jax clean, which are next to the text that it wrote.
-#
-# The manifest of shards that are made from such text lists each report once, `cleaning: [{report, sha256, documents,
-# bytes, dropped, removed_lines, refused}]`, so that every document that was read has a reason for where it went.
-
 
 REPORT = "report.json"
 PART = "part-{:05d}.jsonl.zst"
@@ -31,39 +30,41 @@ _IS_PART = re.compile(r"part-\d{5,}\.jsonl\.zst")
 _COUNTS = ("documents", "bytes", "dropped", "refused")  # objects of counts
 _LINES = "removed_lines"
 
+# Few articles, stories or chapters have one sentence, and many paragraphs.
+_MANY_OF_ONE_SENTENCE = 0.2
+_WORTH_A_LINE = 0.005  # below this share, 0% would be printed
+_MANY_LONG_WORDS = 0.01
+# Rare words alone never give this much; a vocabulary of another language, script or case does.
+_MUCH_UNKNOWN = 0.2
 
-def reports_of(sources: Iterable[Source]) -> list[dict[str, Any]]:
-    """The digest and the counts of each report, in the order of the sources, local or in an object store.
 
-    A file of the same name without these counts is no report. Raises OSError for one that cannot be read.
+def cleaning_reports(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """Reads the digests and counts of reports, in source order, locally or from an object store.
+
+    Ignores files with the same name but without these counts. Raises OSError for an unreadable file.
     """
     folders = dict.fromkeys(
         folder for source in sources for folder, _, name in [source.path.rpartition("/")] if _IS_PART.fullmatch(name)
     )
-    found = [report for folder in folders if (report := _report(f"{folder}/{REPORT}" if folder else REPORT))]
-    return merged([found])
+    reports = []
+    for path in (f"{folder}/{REPORT}" if folder else REPORT for folder in folders):
+        content = b"".join(read_blocks(path)) if find_files(path) else b""
+        try:
+            report = json.loads(content)
+        except ValueError:
+            continue
+        if _is_report(report):
+            counts = {name: report[name] for name in (*_COUNTS, _LINES)}
+            reports.append({"report": path, "sha256": hashlib.sha256(content).hexdigest(), **counts})
+    return merged([reports])
 
 
 def merged(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The reports of several manifests, each once."""
-    found: dict[str, dict[str, Any]] = {}
+    """Lists the reports in several manifests once."""
+    by_digest: dict[str, dict[str, Any]] = {}
     for report in itertools.chain.from_iterable(lists):
-        found.setdefault(report["sha256"], report)
-    return list(found.values())
-
-
-def _report(path: str) -> dict[str, Any] | None:
-    if not find_files(path):
-        return None
-    content = b"".join(read_blocks(path))
-    try:
-        report = json.loads(content)
-    except ValueError:
-        return None
-    if not _is_report(report):
-        return None
-    digest = hashlib.sha256(content).hexdigest()
-    return {"report": path, "sha256": digest, **{name: report[name] for name in (*_COUNTS, _LINES)}}
+        by_digest.setdefault(report["sha256"], report)
+    return list(by_digest.values())
 
 
 def _is_report(content: Any) -> bool:
@@ -78,17 +79,6 @@ def _is_report(content: Any) -> bool:
     )
 
 
-# What build_examples and merge_shards print about an output, or why a job made no rows.
-
-
-# Few articles, stories or chapters have one sentence, and many paragraphs.
-_MANY_OF_ONE_SENTENCE = 0.2
-_WORTH_A_LINE = 0.005  # below this share, 0% would be printed
-_MANY_LONG_WORDS = 0.01
-# Rare words alone never give this much; a vocabulary of another language, script or case does.
-_MUCH_UNKNOWN = 0.2
-
-
 def listed(skipped: Mapping[str, int]) -> str:
     """Counts of skipped documents by reason, in one line."""
     return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
@@ -98,11 +88,7 @@ def why_no_rows(records: Sequence[UnitRecord]) -> str:
     """Explains why a corpus gives no training rows, and what to change."""
     skipped = {reason for record in records for reason in record.skipped}
     if "no_other_document" in skipped:
-        return (
-            "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
-            "Separate documents by blank lines, name the line that separates them (--document_separator), or use "
-            "--objective full_sentences"
-        )
+        return f"--input holds one document with tokens, {NEEDS_ANOTHER}"
     if "too_short" in skipped:
         return "every document of --input has one token, and --objective sop splits each in two. Use more text"
     return "no document of --input has a token: the tokenizer drops every character. Check both"
@@ -111,9 +97,9 @@ def why_no_rows(records: Sequence[UnitRecord]) -> str:
 def print_summary(
     job: Job, manifest: dict[str, Any], splitter: UnitSplitter, megabytes: float, tokens: int, seconds: float
 ) -> None:
-    """Prints a paragraph to stderr: rows, speed, what was skipped, and warnings.
+    """Prints rows, speed, skipped documents and warnings to stderr.
 
-    megabytes and tokens are those of this run, without the units that a resumed job found finished.
+    The megabytes and tokens do not include units from earlier runs.
     """
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
@@ -126,75 +112,79 @@ def print_summary(
 
 
 def output_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, moved_to_train: int = 0) -> list[str]:
-    """What was skipped in an output, and warnings about it.
+    """Describes skipped documents, and warns.
 
-    moved_to_train   documents chosen for eval that were too few for a part
+    `moved_to_train` counts documents chosen for eval, but too few for a part.
     """
-    skipped = manifest["counts"]["skipped"]
-    return [
-        *eval_lines(manifest, moved_to_train),
-        *([f"skipped: {listed(skipped)}"] if skipped else []),
-        *word_lines(manifest["counts"]),
-        *document_lines(manifest),
-        *separator_lines(manifest),
-        *pair_lines(manifest["objective"], tokenizer),
-        *copy_lines(manifest),
-        *unknown_lines(output, manifest, tokenizer),
+    skipped, files = manifest["counts"]["skipped"], len(manifest["sources"])
+    separator = manifest["reading"].get("document_separator")
+    lines = [
+        _eval_line(manifest, moved_to_train),
+        f"skipped: {listed(skipped)}" if skipped else "",
+        word_line(manifest["counts"]),
+        document_line(manifest),
+        f"warning: --document_separator {separator!r} separates nothing: each file of --input is one document"
+        if separator and manifest["counts"]["documents"] <= files
+        else "",
+        pair_line(manifest["objective"], tokenizer),
+        copy_line(manifest),
     ]
+    unknown = unknown_share(output, manifest, tokenizer)
+    if unknown > _MUCH_UNKNOWN:
+        lines.append(
+            f"warning: {unknown:.0%} of the text is {tokenizer.roles.unk_token}: does --tokenizer fit the language and "
+            "the case of this text?"
+        )
+    return [line for line in lines if line]
 
 
-def eval_lines(manifest: Mapping[str, Any], moved_to_train: int = 0) -> list[str]:
-    """Why no document is held out, and what to change."""
-    eval_fraction = manifest["eval_fraction"]
+def _eval_line(manifest: Mapping[str, Any], moved_to_train: int) -> str:
+    """Why no document is held out, and how to change it."""
+    eval_fraction, counts = manifest["eval_fraction"], manifest["counts"]
     if not eval_fraction or manifest["parts"]["eval"]["documents"]:
-        return []
-    fewest, left_out = fewest_documents(manifest["objective"]), manifest["counts"]["skipped"].get(TOO_FEW_FOR_EVAL)
-    if manifest["counts"]["documents"] - sum(manifest["skipped_reading"].values()) < 2 * fewest:
-        return [f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"]
-    if left_out:
-        return [
-            f"{left_out} document(s) chosen for eval are left out, because they are too few for a part. Raise "
-            "--eval_fraction, or use more text"
-        ]
-    if moved_to_train >= fewest:
-        return [f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"]
-    if moved_to_train:
-        return [
-            f"{moved_to_train} document(s) chosen for eval are in train, because they are too few for a part. Raise "
-            "--eval_fraction, or use more text"
-        ]
-    return [f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"]
+        return ""
+    fewest, left_out = fewest_documents(manifest["objective"]), counts["skipped"].get(TOO_FEW_FOR_EVAL)
+    if counts["documents"] - sum(manifest["skipped_reading"].values()) < 2 * fewest:
+        return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
+    if moved_to_train >= fewest and not left_out:
+        return f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"
+    if left_out or moved_to_train:
+        state = f"{left_out} document(s) chosen for eval are left out"
+        if not left_out:
+            state = f"{moved_to_train} document(s) chosen for eval are in train"
+        return f"{state}, because they are too few for a part. Raise --eval_fraction, or use more text"
+    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"
 
 
-def word_lines(counts: Mapping[str, Any]) -> list[str]:
-    """The share of the words that masking as a whole can hardly ever choose, as a warning if it is large."""
+def word_line(counts: Mapping[str, Any]) -> str:
+    """The fraction of words too long for whole-word masks, as a warning if it is large."""
     if not counts.get("words"):
-        return []
+        return ""
     share = counts["long_words"] / counts["words"]
     stated = f"{share:.2%} of the words are longer than the mask budget of their sequence"
     if share <= _MANY_LONG_WORDS:
-        return [stated]
-    return [
+        return stated
+    return (
         f"warning: {stated}, so their tokens are hardly ever predicted. Use --mask_unit token, or raise --mask_rate or "
         "--seq_len"
-    ]
+    )
 
 
-def document_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """The shares of documents of one sentence and of random pairs, as a warning if these are parts of documents.
+def document_line(manifest: Mapping[str, Any]) -> str:
+    """The fractions of one-sentence documents and random pairs, as a warning if documents look like parts.
 
-    Nothing if there are no pairs and hardly any such documents.
+    Empty if there are no pairs and hardly any such documents.
     """
     counts = manifest["counts"]
     if not counts["used"] or "one_sentence" not in counts:
-        return []
+        return ""
     alone = counts["one_sentence"] / counts["used"]
-    random = counts.get("random_pairs", 0) / max(counts["sequences"], 1)
     stated = f"{alone:.0%} of the documents have one sentence"
     if "random_pairs" in counts:
+        random = counts["random_pairs"] / max(counts["sequences"], 1)
         stated += f"; {random:.0%} of the pairs have a random segment (50% are intended)"
     if alone <= _MANY_OF_ONE_SENTENCE:
-        return [stated] if alone >= _WORTH_A_LINE or "random_pairs" in counts else []
+        return stated if alone >= _WORTH_A_LINE or "random_pairs" in counts else ""
     chosen = manifest["reading"].get("input_format", "auto")
     if all(is_text(source["path"], chosen) for source in manifest["sources"]):
         advice = (
@@ -206,61 +196,42 @@ def document_lines(manifest: Mapping[str, Any]) -> list[str]:
             "If the records of --input are lines or paragraphs and not documents, join those of a document into one "
             "record"
         )
-    return [f"warning: {stated}. {advice}"]
+    return f"warning: {stated}. {advice}"
 
 
-def separator_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """A warning if --document_separator separates nothing, as when it is misspelled."""
-    separator, files = manifest["reading"].get("document_separator"), len(manifest["sources"])
-    if not separator or manifest["counts"]["documents"] > files:
-        return []
-    return [f"warning: --document_separator {separator!r} separates nothing: each file of --input is one document"]
-
-
-def pair_lines(objective: str, tokenizer: Tokenizer) -> list[str]:
-    """A warning if fine-tuning puts more separators between two texts than the rows of this objective have."""
+def pair_line(objective: str, tokenizer: Tokenizer) -> str:
+    """A warning if fine-tuning puts more separators between two texts than these rows have."""
     if objective not in PAIRS or tokenizer.pair_separators == 1:
-        return []
+        return ""
     cls, sep = tokenizer.roles.cls_token, tokenizer.roles.sep_token
-    return [
+    return (
         f"warning: rows are {cls} A {sep} B {sep}, but models of this vocabulary read pairs of texts with "
         f"{tokenizer.pair_separators} {sep} between them in fine-tuning. Use a --tokenizer with [CLS] and [SEP]: "
         "one of --kind wordpiece, or hf:albert/albert-base-v2"
-    ]
+    )
 
 
-def copy_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """A warning if the rows of a document are written more than once: nothing in the shards differs between them."""
+def copy_line(manifest: Mapping[str, Any]) -> str:
+    """A warning if rows are written more than once and nothing in the shards differs between them."""
     copies = manifest["dupe_factor"]
     differ = manifest["objective"] in PAIRS or manifest["masking"]["kind"] == "static" or manifest["pack"] > 1
     if copies == 1 or differ or any(manifest["corruption"].values()):
-        return []
-    return [
+        return ""
+    return (
         f"warning: --dupe_factor {copies} wrote each row {copies} times. Masks are chosen in training, so more epochs "
         "give the same and need no disk space"
-    ]
-
-
-def unknown_lines(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
-    """A warning if the vocabulary does not know much of the text."""
-    share = unknown_share(output, manifest, tokenizer)
-    if share <= _MUCH_UNKNOWN:
-        return []
-    return [
-        f"warning: {share:.0%} of the text is {tokenizer.roles.unk_token}: does --tokenizer fit the language and the "
-        "case of this text?"
-    ]
+    )
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:
-    """The share of [UNK] in the text of train: tokens that are neither ordinary nor [CLS] or [SEP].
+    """Computes the fraction of train's text that is [UNK]: neither ordinary tokens nor [CLS] or [SEP].
 
     With full_sentences, which puts a [SEP] between most documents, the result may be slightly too low.
     """
     if not tokenizer.has_unknown:
         return 0.0
     train, objective = manifest["parts"]["train"], manifest["objective"]
-    marks = train["sequences"] * (3 if objective in PAIRS else 2)
+    marks = train["sequences"] * (segment_count(objective) + 1)
     if objective == "full_sentences":
         marks += train["used"] * manifest["dupe_factor"]
     text = max(train["tokens"] - marks, 1)
@@ -268,6 +239,7 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
 
 
 def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
+    """Prints to stderr how many units the cache holds."""
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
     unit = 2 * sum(record.counts["tokens"] for record in records) // max(len(records), 1)  # bytes of its ids, about

@@ -1,8 +1,8 @@
-"""Splits a stream of documents into the train and eval parts, and each part into work units of whole documents.
+"""Splits a stream of documents into the train and eval parts, and these into work units with whole documents.
 
 The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
-options give the same shards byte for byte, and a job that is run again recognizes its finished units. Next to
-`UnitSplitter` are `Seen`, a set of the documents seen so far, and `summarise`, the statistics of sequence lengths.
+options give the same shards byte for byte, and a job that is run again recognizes its finished units. `Seen` is a set
+of documents, and `summarise` gives statistics of sequence lengths.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class UnusableCorpus(UserError):
 
 
 class Unit(NamedTuple):
-    """The input of one data-preparation task: some whole documents, in the order of the corpus."""
+    """The input for one task: some whole documents, in corpus order."""
 
     part: Part
     number: int  # 0, 1, 2, ... within the part
@@ -42,25 +42,28 @@ class Unit(NamedTuple):
 
     @property
     def key(self) -> int:
-        """The high 32 bits of the keys of its sequences."""
+        """The high 32 bits of its sequence keys."""
         return self.number | (EVAL_KEY_BIT if self.part == "eval" else 0)
 
 
-TOO_FEW_FOR_EVAL = "too_few_for_eval"  # why documents are skipped
+TOO_FEW_FOR_EVAL = "too_few_for_eval"  # a reason for skipped documents
+NEEDS_ANOTHER = (
+    "and --objective nsp takes random segments from another one. Separate documents by blank lines, name the line that "
+    "separates them (--document_separator), or use --objective full_sentences"
+)
 
 
 @dataclass
 class UnitSplitter:
-    """Splits a stream of documents into units and counts what it skips and moves.
+    """Splits streams of documents into units, and counts skipped and moved documents.
 
-    A unit ends with the document that fills it and holds at least two documents: a last unit with one document is
-    joined to the one before it. If a part has fewer than min_documents, all of its documents move to the other one. In
-    a share of a divided corpus, those chosen for eval are skipped instead: another share may hold out the same text.
-    With dedup, a document equal to an earlier one of the same stream, byte for byte, is skipped. The counts are those
-    of all streams that were split.
+    A unit ends with the document that fills it, and holds at least two: a last unit with one document is joined to the
+    one before it. If a part has fewer than min_documents, all of its documents move to the other one. In a share of a
+    divided corpus, those chosen for eval are skipped instead: another share may hold out the same text. With dedup, a
+    document equal to an earlier one of the same stream, byte for byte, is skipped.
     """
 
-    unit_bytes: int  # of UTF-8 text; a unit is complete when it has as many
+    unit_bytes: int  # of UTF-8 text, which complete a unit
     eval_fraction: float
     min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
     dedup: bool = False
@@ -72,15 +75,16 @@ class UnitSplitter:
     skipped: Counter[str] = field(default_factory=Counter)  # number of documents in no unit, by reason
 
     def split(self, stream: Iterable[Document]) -> Iterator[Unit]:
-        """Yields each unit as soon as its documents are final. Holds about two units of each part in memory.
+        """Yields units as soon as their documents are final. Holds about two units of each part in memory.
 
-        stream   documents (bytes are UTF-8); None ends a pass over the corpus. Later passes hold copies, so no unit
-                 spans two passes, unless one of its halves would be a single document
+        None in the stream ends a pass over the corpus. Later passes hold copies, so no unit spans two passes, unless
+        one of its halves would be a single document.
 
-        Raises UnusableCorpus at the end of a stream with too few documents for any part.
+        Raises:
+            UnusableCorpus: The stream has too few documents for any part.
         """
         train, held_out = (_Gathering(part, self.unit_bytes, self.first_number) for part in PARTS)
-        joins: bool | None = None  # whether either part is too small, by the first pass: later ones hold copies
+        joins: bool | None = None  # whether a part is too small, by the first pass: later ones hold copies
         threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
@@ -105,14 +109,21 @@ class UnitSplitter:
         yield from held_out.rest()
 
     def _join(self, train: "_Gathering", held_out: "_Gathering", joins: bool | None) -> bool:
-        """Moves the documents chosen for eval to train if either part holds too few; joins: as it was in the first
-        pass. Returns whether it does."""
+        """Moves the documents chosen for eval to train if either part holds too few, and returns whether it does.
+
+        `joins` is the decision of the first pass, which later ones repeat.
+        """
         if joins is None:
             joins = held_out.total < self.min_documents or train.total < self.min_documents
         if not joins:
             return False
+        if train.total + held_out.total == 0:
+            raise UnusableCorpus(
+                "no document in --input: the files are empty or hold only white space. "
+                "Use text with a blank line between documents, or with another line (--document_separator)"
+            )
         if train.total + held_out.total < self.min_documents:
-            raise UnusableCorpus(_too_few(train.total + held_out.total))
+            raise UnusableCorpus(f"--input holds one document, {NEEDS_ANOTHER}")
         if held_out.closed:
             raise UnusableCorpus(
                 f"too few documents for train ({train.total}), with {held_out.total} for eval; lower --eval_fraction"
@@ -130,29 +141,14 @@ class UnitSplitter:
         return True
 
 
-def _too_few(documents: int) -> str:
-    if not documents:
-        return (
-            "no document in --input: the files are empty or hold only white space. "
-            "Use text with a blank line between documents, or with another line (--document_separator)"
-        )
-    return (
-        "--input holds one document, and --objective nsp takes random segments from another one. "
-        "Separate documents by blank lines, name the line that separates them (--document_separator), or use "
-        "--objective full_sentences"
-    )
-
-
 class _Gathering:
-    """The documents of one part that are in no finished unit yet: a full unit, and one being filled.
+    """A part's documents in no finished unit yet: a full unit, and one being filled.
 
     The full unit is held back, because the next one may end up with a single document that has to join it.
     """
 
     def __init__(self, part: Part, unit_bytes: int, first_number: int) -> None:
-        self.part = part
-        self.unit_bytes = unit_bytes
-        self.first_number = first_number
+        self.part, self.unit_bytes, self.first_number = part, unit_bytes, first_number
         self.total = 0
         self.closed = 0  # units that were returned
         self._held: list[tuple[bytes, bytes]] = []
@@ -160,7 +156,7 @@ class _Gathering:
         self._bytes = 0
 
     def add(self, text: bytes, digest: bytes) -> Unit | None:
-        """Adds a document. Returns the full unit that was held back once the next one is full."""
+        """Adds a document. Returns the full unit held back if the next one is full now."""
         self.add_held(text, digest)
         if self._bytes < self.unit_bytes or len(self._filling) < 2:
             return None
@@ -185,11 +181,9 @@ class _Gathering:
             yield from self.rest()
 
     def rest(self) -> Iterator[Unit]:
-        """The last units; a unit with one document is joined to the one before it."""
-        if len(self._filling) == 1 and self._held:
-            yield self._unit(self._held + self._filling)
-        else:
-            yield from (self._unit(documents) for documents in (self._held, self._filling) if documents)
+        """Yields the last units; a unit with one document is joined to the one before it."""
+        units = [self._held + self._filling] if len(self._filling) == 1 else [self._held, self._filling]
+        yield from (self._unit(documents) for documents in units if documents)
         self._held, self._filling, self._bytes = [], [], 0
 
     def _unit(self, documents: list[tuple[bytes, bytes]]) -> Unit:
@@ -205,11 +199,11 @@ _MOST_FULL = 2 / 3
 
 
 class Seen:
-    """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
+    """A set of 64-bit hashes: an open-addressing table with linear probing, ordered by their highest bits.
 
-    A slot has 8 bytes, and a third to two thirds of them are full: 12 to 24 bytes for each document. 10 million
-    documents take 134 MB, and 225 MB for a moment while the table grows. The probability that two different documents
-    are taken for equal is n^2 / 2^65: 3e-6 for 10 million.
+    A slot has 8 bytes, and a third to two thirds of them are full: 10 million documents take 134 MB, and 225 MB for a
+    moment while the table grows. The probability that two different documents are taken for equal is n^2 / 2^65: 3e-6
+    for 10 million.
     """
 
     def __init__(self) -> None:
@@ -218,11 +212,7 @@ class Seen:
         self._lay(np.zeros(0, np.uint64))
 
     def add(self, digest: bytes) -> bool:
-        """Adds a digest, of which the last 8 bytes count. Returns whether it is new.
-
-        The bytes are read in little-endian order: a corpus weight below 1 keeps documents whose bytes form a small
-        big-endian number, and those would crowd into the first slots.
-        """
+        """Adds a digest, of which the last 8 bytes count, and returns whether it is new."""
         value, slot = self._find(digest)
         slots = self._slots
         if slots[slot]:
@@ -230,16 +220,20 @@ class Seen:
         slots[slot] = value
         self._count += 1
         if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
-            del slots  # which keeps the table in memory
-            self._grow()
+            values = self._table[self._table != 0]
+            del slots, self._slots, self._table  # the old table is freed before the new one is made
+            self._bits += 1
+            values.sort()
+            self._lay(values)
         return True
 
     def __contains__(self, digest: bytes) -> bool:
-        """Whether a digest was added."""
         return bool(self._slots[self._find(digest)[1]])
 
     def _find(self, digest: bytes) -> tuple[int, int]:
-        """The value of a digest, and the slot that holds it, or the free one where it belongs."""
+        """A digest's value, and its slot, or the free slot where it belongs."""
+        # Little-endian, because a corpus weight below 1 keeps documents whose bytes form a small big-endian number, and
+        # those would crowd into the first slots.
         value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
         slots = self._slots
         slot = value >> (64 - self._bits)
@@ -250,15 +244,8 @@ class Seen:
     def __len__(self) -> int:
         return self._count
 
-    def _grow(self) -> None:
-        values = self._table[self._table != 0]
-        del self._slots, self._table
-        self._bits += 1
-        values.sort()
-        self._lay(values)
-
     def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
-        """Puts sorted values into a new table, each in its slot or, if that is taken, in the next free one."""
+        """Puts sorted values into a new table, in their slots or, if these are taken, in the next free ones."""
         order = np.arange(len(values))
         slots = (values >> np.uint64(64 - self._bits)).astype(np.int64)
         slots -= order
@@ -274,9 +261,9 @@ _BINS = 32
 
 
 def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
-    """min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
+    """Computes min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
 
-    counts   how many sequences have 0, 1, ... tokens; without any sequence all figures are 0
+    `counts` holds the numbers of sequences with 0, 1, ... tokens. Without any sequence all figures are 0.
     """
     total = int(counts.sum())
     if not total:

@@ -25,7 +25,7 @@ _MUCH_UNKNOWN = 0.01  # of the characters
 
 @dataclass(frozen=True)
 class TokenizerOptions(ReadingOptions):
-    """What to train, and on what. Raises UserError, with the name of the flag, for a value out of range."""
+    """Options for training. Raises UserError, with the flag's name, for a value out of range."""
 
     input: str | Path = option(help="text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(help="the folder to create", metavar="DIR")
@@ -67,13 +67,20 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     """Trains a tokenizer as the command does, writes its folder, and returns it.
 
     With more than one worker and a dump of a wiki, call it under `if __name__ == "__main__"` in a script, as
-    multiprocessing requires. With `alpha`, the shares of the languages are printed. The output must not exist; it
-    appears complete or not at all. If the text gives fewer pieces than requested, the smaller vocabulary is written and
-    a warning is printed; another one where many words are too long for WordPiece. Raises UserError for an empty corpus,
-    a vocab_size below the number of characters, an output that exists, and whatever `readers` raises.
+    multiprocessing requires. With `alpha`, it prints the languages' shares. It warns if the text gives fewer
+    tokens than requested, and if many words are too long for WordPiece.
+
+    Raises:
+        UserError: The corpus is empty or unreadable, vocab_size is too small for the characters, or the output exists.
     """
     reading = options.reading(options.workers or processes.cores())
-    groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
+    groups = {"all": str(options.input)}
+    if options.alpha is not None:
+        # The patterns of --input are languages, or its files if there is one pattern.
+        languages = patterns(str(options.input))
+        if len(languages) < 2:
+            languages = [source.path for source in find_sources(str(options.input))]
+        groups = {name: name for name in languages}
     corpora = {name: Corpus(find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:
         words = _count(corpora, options, quiet)
@@ -90,16 +97,12 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     return trained
 
 
-def _languages(pattern: str) -> dict[str, str]:
-    """The pattern of each language: the patterns of --input, or its files if there is one pattern."""
-    parts = patterns(pattern)
-    names = parts if len(parts) > 1 else [source.path for source in find_sources(pattern)]
-    return {name: name for name in names}
-
-
 def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -> dict[str, int]:
-    """Counts words. Prints the shares of the languages, and warnings about refused input and too long words."""
-    splitter = _splitter(options.kind, bool(options.lowercase))
+    """Counts words. Prints the languages' shares, and warnings about refused input and too long words."""
+    splitter: counting.WordSplitter = learners.SentencePieceSplitter()
+    if options.kind in ("wordpiece", "bpe"):
+        make = learners.WordPieceSplitter if options.kind == "wordpiece" else learners.ByteSplitter
+        splitter = make(bool(options.lowercase))
     limit = options.max_words // 2 if options.kind == "unigram" else options.max_words
     total = sum(corpus.total_bytes for corpus in corpora.values())
     with Reporter("counting words", total, ("MB",), quiet) as reporter:
@@ -107,7 +110,7 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
         def documents(corpus: Corpus) -> Iterator[str]:
             for document in corpus.documents():
                 yield document
-                read = sum(each.bytes_read for each in corpora.values())
+                read = sum(source.bytes_read for source in corpora.values())
                 reporter.update(read, read / 1e6)
 
         if options.alpha is None:
@@ -140,14 +143,7 @@ def _count(corpora: dict[str, Corpus], options: TokenizerOptions, quiet: bool) -
     return words
 
 
-def _splitter(kind: str, lowercase: bool) -> counting.WordSplitter:
-    if kind == "wordpiece":
-        return learners.WordPieceSplitter(lowercase)
-    return learners.ByteSplitter(lowercase) if kind == "bpe" else learners.SentencePieceSplitter()
-
-
 def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter) -> TokenizerSpec:
-    """Learns a vocabulary of the given kind."""
     vocab_size, lowercase, coverage = options.vocab_size, bool(options.lowercase), options.character_coverage
     first: list[int] = []
 

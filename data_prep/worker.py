@@ -1,25 +1,25 @@
-"""The work of one task: encodes the text of a unit and turns it into shards of rows.
+"""Builds one unit: encodes its text and writes it as shards of rows.
 
-Begin with `build_unit` at the end, which any process may run for any unit: `encode` gives the ids of its sentences, by
-the tokenizer or from a `TokenCache`; data_prep/sequences.py makes sequences of them, as spans; `fill_rows` copies the
+Begin with `build_unit` at the end, which any process may run for any unit. `encode` gives the sentences' ids, by
+the tokenizer or from a `TokenCache`; data_prep/sequences.py turns them into sequences, as spans; `fill_rows` copies the
 ids into rows; and `mask_rows` applies static masks.
 """
 
 import contextlib
 import functools
 import hashlib
-import json
+import io
 import os
 import random
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.array_types import Int64, UInt, UInt64
+from bert_jax.array_types import Bool, Int64, UInt, UInt64
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.masker import Masker
 from bert_jax.errors import UserError
@@ -32,7 +32,7 @@ from data_prep.job import UnitRecord, write_record
 from data_prep.noise import corrupt, rearrange, room_for
 from data_prep.packing import Packed, pack
 from data_prep.sentences import RULE_VERSION, joined_sentences, kept_pieces
-from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segments_of, sequence_lengths, spans, usable
+from data_prep.sequences import RANDOM_SEGMENT, Encoded, Spans, borders, segment_count, sequence_lengths, spans, usable
 from data_prep.units import Unit
 
 _SUFFIX = ".ids"
@@ -40,29 +40,27 @@ _UNFINISHED = ".unfinished"
 _DIGEST_BYTES = 16
 _NAMED_BY = 16  # characters of the tokenizer's hash; the files hold all of it
 _LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer any more
-_REFUSED = 256  # units that a full cache refuses before it is listed again
 
 
 @dataclass
-class _Known:
-    """What a process knows of a cache: its bytes, those it stored itself since it listed it, and refused units."""
+class _Listed:
+    """A cache's size when this process last listed it, including its own units since then, and their size."""
 
     bytes: int
-    stored: int = 0
-    refused: int = 0
+    since: int = 0  # of units that were refused, too
 
 
-_KNOWN: dict[Path, _Known] = {}
+_LISTED: dict[Path, _Listed] = {}
 
 
 @dataclass(frozen=True)
 class TokenCache:
     """Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
 
-    The file DIR/TOKENIZER-rRULE/TEXT.ids holds the ids of one unit. TOKENIZER and TEXT are hashes, and RULE is the
-    version of the rule for sentences, with -keep if line breaks are kept, so another tokenizer, text or rule finds
-    nothing. A file is written under a unique name and renamed, and it ends with a hash of its content: an incomplete
-    or modified one is ignored. So any number of jobs may use one folder at the same time.
+    The file DIR/TOKENIZER-rRULE/TEXT.ids holds one unit's ids. TOKENIZER and TEXT are hashes, and RULE is the
+    version of the sentence rules, with -keep if line breaks are kept, so another tokenizer, text or rule finds
+    nothing. A file is written under a unique name and renamed, and ends with a hash of its content; `load` ignores an
+    incomplete or modified one. So any number of jobs may use one folder at the same time.
 
     The folder holds at most `limit` bytes; units beyond that are not stored.
     """
@@ -76,22 +74,19 @@ class TokenCache:
         return str(RULE_VERSION) if self.newlines == "join" else f"{RULE_VERSION}-{self.newlines}"
 
     def prepare(self) -> None:
-        """Creates the folder, and removes what killed writers left.
-
-        Raises UserError if the path is a file, and OSError if it cannot be written.
-        """
+        """Creates the folder, and removes the files of killed writers. Raises UserError if the path is a file."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(f"--token_cache {self.directory} is a file. Choose a folder") from None
-        _KNOWN.pop(self.directory, None)
+        _LISTED.pop(self.directory, None)
         for path in self.directory.glob(f"*/*{_UNFINISHED}"):
             with contextlib.suppress(FileNotFoundError):  # another job has just finished or removed it
                 if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
                     path.unlink()
 
     def bytes(self) -> int:
-        """The total size of the stored units."""
+        """Adds up the sizes of stored units."""
         total = 0
         for folder in os.scandir(self.directory):
             for entry in os.scandir(folder) if folder.is_dir() else ():
@@ -100,76 +95,53 @@ class TokenCache:
                         total += entry.stat().st_size
         return total
 
-    def _has_room(self, size: int) -> bool:
-        """Whether so many bytes fit. The folder may hold thousands of files, so it is rarely listed.
-
-        A process knows what it has stored itself. It lists the folder again after a thousandth of the limit, at each
-        unit in the last tenth, and where the cache is full, at times. So up to a hundred processes stay below the
-        limit, but for one unit of each.
-        """
-        known = _KNOWN.get(self.directory)
-        full = known is not None and known.bytes + size > self.limit
-        if (
-            known is None
-            or known.stored > self.limit // 1000
-            or (not full and known.bytes > self.limit * 9 // 10)
-            or (full and known.refused >= _REFUSED)
-        ):
-            known = _KNOWN[self.directory] = _Known(self.bytes())
-        if known.bytes + size > self.limit:
-            known.refused += 1
-            return False
-        known.bytes += size
-        known.stored += size
-        return True
-
     def holds(self, tokenizer_hash: str, text_hash: str) -> bool:
         return self._path(tokenizer_hash, text_hash).exists()
 
     def load(self, tokenizer_hash: str, text_hash: str) -> Encoded | None:
-        """The unit that `store` was given, or None."""
+        """Returns the unit that `store` was given, or None."""
         try:
             content = self._path(tokenizer_hash, text_hash).read_bytes()
-        except FileNotFoundError:
+            body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+            if _digest(body) != digest:
+                return None
+            stream = io.BytesIO(body)
+            names, ids, *lengths, empty = (np.load(stream) for _ in range(5))
+        except (FileNotFoundError, ValueError):  # missing, or in another format
             return None
-        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-        if _digest(body) != digest:
+        if names.tolist() != [tokenizer_hash, text_hash, self.rule]:
             return None
-        line, _, data = body.partition(b"\n")
-        header = json.loads(line)
-        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, self.rule):
-            return None
-        id_bytes = header["tokens"] * np.dtype(header["dtype"]).itemsize
-        lengths = np.frombuffer(data, "<u4", offset=id_bytes)
-        ids = np.frombuffer(data, header["dtype"], header["tokens"])
+        sentences, documents = map(_offsets, lengths)
         return Encoded(
             ids.astype(ids.dtype.newbyteorder("="), copy=False),
-            _ends(lengths[: header["sentences"]]),
-            _ranges(lengths[header["sentences"] :]),
-            header["empty"],
+            sentences,
+            np.stack([documents[:-1], documents[1:]], axis=1),
+            int(empty),
         )
 
     def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
         """Stores an encoded unit, unless the cache is full. Raises OSError, for example if the disk is full."""
-        ids = encoded.ids.astype(encoded.ids.dtype.newbyteorder("<"), copy=False)
-        header = {
-            "tokenizer": tokenizer_hash,
-            "text": text_hash,
-            "rule": self.rule,
-            "dtype": ids.dtype.str,
-            "tokens": len(ids),
-            "sentences": len(encoded.offsets) - 1,
-            "empty": encoded.empty,
-        }
-        lengths = np.concatenate([np.diff(encoded.offsets), np.diff(encoded.documents, axis=1)[:, 0]]).astype("<u4")
-        body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
+        names, lengths = [tokenizer_hash, text_hash, self.rule], np.diff(encoded.offsets)
+        per_document = np.diff(encoded.documents, axis=1)[:, 0]
+        body = io.BytesIO()
+        for array in (names, encoded.ids, lengths.astype("<u4"), per_document.astype("<u4"), encoded.empty):
+            np.save(body, array)
         path = self._path(tokenizer_hash, text_hash)
         path.parent.mkdir(parents=True, exist_ok=True)  # on a worker of an engine, none may have made it
-        if not self._has_room(len(body) + _DIGEST_BYTES):
+        # The folder may hold thousands of files, so it is listed only after a thousandth of the limit, and for each
+        # unit in the last tenth. So up to a hundred processes stay below the limit, except for one unit of each.
+        content = body.getvalue()
+        size, listed = len(content) + _DIGEST_BYTES, _LISTED.get(self.directory)
+        full = listed is not None and listed.bytes + size > self.limit
+        if listed is None or listed.since > self.limit // 1000 or (self.limit * 9 // 10 < listed.bytes and not full):
+            listed = _LISTED[self.directory] = _Listed(self.bytes())
+        listed.since += size
+        if listed.bytes + size > self.limit:
             return
+        listed.bytes += size
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
         try:
-            unfinished.write_bytes(body + _digest(body))
+            unfinished.write_bytes(content + _digest(content))
             unfinished.replace(path)
         except OSError:
             unfinished.unlink(missing_ok=True)
@@ -183,13 +155,8 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-def _ends(lengths: np.ndarray) -> np.ndarray:
+def _offsets(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _ranges(lengths: np.ndarray) -> np.ndarray:
-    ends = _ends(lengths)
-    return np.stack([ends[:-1], ends[1:]], axis=1)
 
 
 def refuse_newlines(tokenizer: Tokenizer) -> None:
@@ -203,41 +170,36 @@ def refuse_newlines(tokenizer: Tokenizer) -> None:
 
 
 def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None, newlines: str = "join") -> Encoded:
-    """The ids of a unit's sentences, from the tokenizer or from the cache.
+    """Returns the ids for a unit's sentences, from the cache or from the tokenizer.
 
-    newlines   "join" or "keep" (data_prep.sentences); with "keep" the ids of a document are those of its whole text
+    With newlines "keep", a document has the ids of its whole text; "join" joins its lines
+    (data_prep/sentences.py).
     """
-    if cache is None:
-        return _encode(tokenizer, unit, newlines)
-    encoded = cache.load(tokenizer.content_hash, unit.text_hash)
-    if encoded is None:
-        encoded = _encode(tokenizer, unit, newlines)
-        cache.store(tokenizer.content_hash, unit.text_hash, encoded)
-    return encoded
-
-
-def _encode(tokenizer: Tokenizer, unit: Unit, newlines: str) -> Encoded:
+    if cache and (cached := cache.load(tokenizer.content_hash, unit.text_hash)):
+        return cached
     texts: list[str] = []
     direct: list[bool] = []  # whether a text continues the one before without a space
     counts = []
     for document in unit.documents:
-        found, follows = _texts(tokenizer, document.decode(), newlines)
-        texts += found
+        sentences, follows = _texts(tokenizer, document.decode(), newlines)
+        texts += sentences
         direct += follows
-        counts.append(len(found))
-    ids, offsets = _encode_texts(tokenizer, texts, direct)
+        counts.append(len(sentences))
+    ids, offsets = _encode_texts(tokenizer, texts, np.array(direct, bool))
     present = np.diff(offsets) > 0
     # Number of sentences with tokens before each sentence, and from that before each document.
-    before = np.concatenate([[0], np.cumsum(present)])
-    borders = before[np.concatenate([[0], np.cumsum(counts)])]
+    borders = _offsets(present)[_offsets(np.array(counts, np.int64))]
     documents = np.stack([borders[:-1], borders[1:]], axis=1)
     documents = documents[documents[:, 0] < documents[:, 1]]
-    kept = np.append(offsets[:-1][present], offsets[-1])
-    return Encoded(ids, kept, documents, len(unit.documents) - len(documents))
+    offsets = np.append(offsets[:-1][present], offsets[-1])
+    encoded = Encoded(ids, offsets, documents, len(unit.documents) - len(documents))
+    if cache:
+        cache.store(tokenizer.content_hash, unit.text_hash, encoded)
+    return encoded
 
 
 def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str], list[bool]]:
-    """The sentences of a document with the white space that their ids include, and whether each continues the text."""
+    """A document's sentences, with the white space included in their ids, and whether they continue the text."""
     if newlines == "keep":
         pieces = kept_pieces(document)
         return pieces, [number > 0 for number in range(len(pieces))]
@@ -246,28 +208,24 @@ def _texts(tokenizer: Tokenizer, document: str, newlines: str) -> tuple[list[str
         # Tokens of byte-level BPE include the space before a word, so a sentence inside of a text is encoded
         # differently from one that begins it: to RoBERTa "well. As such" is one text, and "As" has a space before it.
         follows = zip(sentences, direct, strict=True)
-        spaced = [one if not number or joins else f" {one}" for number, (one, joins) in enumerate(follows)]
-        return spaced, direct
+        sentences = [text if not number or joins else f" {text}" for number, (text, joins) in enumerate(follows)]
     return sentences, direct
 
 
 def _encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], direct: Sequence[bool]
-) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"]]:
-    """The concatenated ids of the texts, and the offsets at which each text begins."""
-    if not any(direct) or tokenizer.within_text is tokenizer:
+    tokenizer: Tokenizer, texts: list[str], direct: Bool[np.ndarray, "n"]
+) -> tuple[UInt[np.ndarray, "k"], Int64[np.ndarray, "n+1"]]:
+    """The texts' concatenated ids, and the offsets where texts begin."""
+    if not direct.any() or tokenizer.within_text is tokenizer:
         return tokenizer.encode_many(texts)
-    within = np.array(direct)
-    encoders = (tokenizer, ~within), (tokenizer.within_text, within)
-    parts = [
-        encoder.encode_many([text for text, chosen in zip(texts, some, strict=True) if chosen])
-        for encoder, some in encoders
-    ]
-    ids = np.concatenate([part for part, _ in parts])
+    # Each of two tokenizers encodes its texts at once; then their ids are put in the order of the texts.
     begins, lengths = np.zeros((2, len(texts)), np.int64)
-    for first, (_, some), (_, offsets) in zip((0, len(parts[0][0])), encoders, parts, strict=True):
-        begins[some], lengths[some] = first + offsets[:-1], np.diff(offsets)
-    ends = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.zeros(0, tokenizer.id_dtype)
+    for encoder, chosen in ((tokenizer, ~direct), (tokenizer.within_text, direct)):
+        some_ids, offsets = encoder.encode_many([texts[index] for index in np.flatnonzero(chosen)])
+        begins[chosen], lengths[chosen] = len(ids) + offsets[:-1], np.diff(offsets)
+        ids = np.concatenate([ids, some_ids])
+    ends = _offsets(lengths)
     return ids[np.repeat(begins - ends[:-1], lengths) + np.arange(ends[-1])], ends
 
 
@@ -278,7 +236,7 @@ ROWS_PER_BATCH = 4096
 def fill_rows(
     spans: Spans, keys: UInt64[np.ndarray, "Q"], packed: Packed, seq_len: int, pack: int, tokenizer: Tokenizer
 ) -> Rows:
-    """Rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]` with their keys, at their packed positions."""
+    """Makes rows from sequences, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, at their packed positions."""
     sequences, segments = spans.sequences[packed.order], spans.segments
     bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
     lengths = bounds[..., 1] - bounds[..., 0]
@@ -310,21 +268,10 @@ def fill_rows(
     )
 
 
-def count_predictions(rows: Rows, masker: Masker) -> int:
-    """The number of predictions that the rows have in epoch 0."""
-    return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in row_batches(rows))
-
-
-def count_words(rows: Rows, masker: Masker) -> tuple[int, int]:
-    """The number of words of the rows, and of those that are longer than the mask budget of their sequence."""
-    counts = [masker.count_words(part) for part in row_batches(rows)]
-    return sum(words for words, _ in counts), sum(long for _, long in counts)
-
-
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
-    """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
+    """Applies static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
 
-    With unit infill, sequences are shorter, and the text cannot be restored from the result.
+    With unit infill, sequences become shorter, and the text cannot be restored from the result.
     """
     id_dtype = rows.input_ids.dtype
     parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in row_batches(rows)]
@@ -339,16 +286,16 @@ def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
 
 
 def row_batches(rows: Rows) -> Iterator[Rows]:
-    """The rows, ROWS_PER_BATCH at a time."""
+    """Yields the rows, ROWS_PER_BATCH at a time."""
     for start in range(0, len(rows.input_ids), ROWS_PER_BATCH):
         yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]
 
 
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
-    """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
+    """Writes a unit's shards, one for each pairing (dupe_factor), and then its record.
 
-    Any process may build any unit: the result is a function of the arguments and the unit. `directory` is the job's
-    folder; a token cache saves the tokenizer's work and changes nothing else.
+    Any process may build any unit: the result is a function of the arguments and the unit, with or without a cache.
+    `directory` is the job's folder.
     """
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     options = arguments.options
@@ -370,9 +317,10 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
         if options.mask_unit != "token":
-            words, long_words = count_words(rows, masker)
-            counts["words"] += words
-            counts["long_words"] += long_words
+            for batch in row_batches(rows):
+                words, long_words = masker.count_words(batch)
+                counts["words"] += words
+                counts["long_words"] += long_words
         if options.objective == "nsp":
             counts["random_pairs"] += int(np.count_nonzero(rows.next_sentence_labels == RANDOM_SEGMENT))
         lengths += np.bincount(rows.sequence_lengths[rows.sequence_lengths > 0], minlength=len(lengths))
@@ -380,7 +328,8 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
             rows = mask_rows(rows, masker, options.max_predictions)
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
         else:
-            counts["predictions"] += count_predictions(rows, masker)
+            for batch in row_batches(rows):
+                counts["predictions"] += int(masker.count(batch, np.zeros(len(batch.input_ids), np.int64)).sum())
         counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
@@ -392,32 +341,28 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
 
 
 def _rows(
-    tokenizer: Tokenizer,
-    arguments: Arguments,
-    encoded: Encoded,
-    first_key: int,
-    generator: random.Random,
+    tokenizer: Tokenizer, arguments: Arguments, encoded: Encoded, first_key: int, generator: random.Random
 ) -> Rows:
-    """One pairing of a unit's documents, as rows before masking."""
+    """Makes rows from one pairing, before masking."""
     options = arguments.options
     seq_len, most = options.seq_len, options.pack
-    rates = options.delete_rate, options.insert_rate
-    made_for = room_for(seq_len, *rates, segments_of(options.objective))
-    found = spans(options.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
-    keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
-    moves = options.permute_sentences, options.rotate_documents
+    rates, moves = (options.delete_rate, options.insert_rate), (options.permute_sentences, options.rotate_documents)
+    # With insertions, sequences are built shorter, and with deletions longer.
+    room = room_for(seq_len, *rates, segment_count(options.objective))
+    made = spans(options.objective, encoded, room, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
+    keys = first_key + np.arange(len(made.sequences), dtype=np.uint64)
     if any(moves):
-        found = rearrange(found, keys, borders(options.objective, encoded), options.seed, *moves)
+        made = rearrange(made, keys, borders(options.objective, encoded), options.seed, *moves)
     if any(rates):
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False
-        found = corrupt(found, keys, options.seed, *rates, seq_len, ordinary)
-    packed = pack(sequence_lengths(found.sequences, found.segments), found.late, seq_len, most)
-    return fill_rows(found, keys, packed, seq_len, most, tokenizer)
+        made = corrupt(made, keys, options.seed, *rates, seq_len, ordinary)
+    packed = pack(sequence_lengths(made.sequences, made.segments), made.late, seq_len, most)
+    return fill_rows(made, keys, packed, seq_len, most, tokenizer)
 
 
-# One for each process, so that its cache of words stays warm between units. By folder, because two threads that each
-# run a job must not share a tokenizer; and by hash, because a later job may use the folder of an earlier one.
+# One for each process, so that its cache of words stays warm between units. By folder, because threads that run jobs of
+# their own must not share a tokenizer; and by hash, because a later job may use the folder of an earlier one.
 @functools.lru_cache(maxsize=1)
 def _tokenizer(directory: Path, content_hash: str) -> Tokenizer:
     return tokenizers.load(directory / "tokenizer")

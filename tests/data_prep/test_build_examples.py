@@ -483,7 +483,8 @@ def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("out", r"out exists"), ("out.incomplete", "exists and is no unfinished output")]
+    ("name", "told"),
+    [("out", r"out exists"), ("out.incomplete", "already exists and was not left by an interrupted run")],
 )
 def test_a_folder_of_another_is_refused_and_left_alone(arguments: dict, name: str, told: str) -> None:
     folder = arguments["output"].with_name(name)

@@ -252,7 +252,7 @@ def test_mistakes_with_all_parts_write_nothing(text, vocab_dir, tmp_path):
 
 def test_a_folder_that_has_the_name_of_the_parts_is_text_and_is_left_alone(text, vocab_dir, tmp_path):
     shutil.copytree(text, tmp_path / "out.parts")
-    with pytest.raises(UserError, match=r"out\.parts exists and is no unfinished output"):
+    with pytest.raises(UserError, match=r"out\.parts already exists and was not left by an interrupted run"):
         build(options(text, vocab_dir, tmp_path / "out", "all/2"))
     assert len(list((tmp_path / "out.parts").iterdir())) == 5
     whole = build(options(tmp_path / "out.parts", vocab_dir, tmp_path / "out"))

@@ -144,13 +144,10 @@ def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path:
     assert not list((tmp_path / "train").iterdir())
 
 
-def test_damaged_shard_is_refused(outputs: Path, tmp_path: Path) -> None:
+def test_damaged_shard_or_one_of_another_layout_is_refused(outputs: Path, tmp_path: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
-    read = output_files.reader(manifest)
-    name = manifest["shards"][0]["name"]
-    path = tmp_path / name
-    path.parent.mkdir()
-    content = (outputs / "static_tfds" / name).read_bytes()
+    whole = outputs / "static_tfds" / manifest["shards"][0]["name"]
+    path, content, read = tmp_path / whole.name, whole.read_bytes(), output_files.reader(manifest)
     for damaged in (content[: len(content) // 2], b"\0" * len(content), b"\0"):
         path.write_bytes(damaged)
         with pytest.raises(Corrupt):
@@ -158,24 +155,13 @@ def test_damaged_shard_is_refused(outputs: Path, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileNotFoundError):
         read(path)
-
-
-def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
-    manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
-    path = outputs / "static_tfds" / manifest["shards"][0]["name"]
     for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
         with pytest.raises(Corrupt, match="a record whose features have the sizes"):
-            output_files.reader(manifest | change)(path)
-
-
-def test_training_refuses_tfds_shards(outputs: Path) -> None:
+            output_files.reader(manifest | change)(whole)
+    with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow, tfds"):
+        output_files.reader(manifest | {"format": "later"})
     with pytest.raises(UserError, match=r"has tfds shards, but training reads Arrow .* without --format"):
         open_dataset(outputs / "static_tfds", "train")
-
-
-def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow, tfds"):
-        output_files.reader({"format": "later"})
 
 
 def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
@@ -326,12 +312,11 @@ def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> N
         assert "\n" not in str(caught.value)
 
 
-def test_an_address_without_a_bucket_is_refused(shards_dir: Path) -> None:
+def test_a_store_is_refused_by_other_commands_and_an_address_needs_a_bucket(
+    shards_dir: Path, sample_text: Path, vocab_dir: Path
+) -> None:
     with pytest.raises(UserError, match="gs:// names no bucket"):
         copy(str(shards_dir), "gs://")
-
-
-def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
     with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
         build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
     with pytest.raises(UserError, match=r"^s3://bucket/books is in an object .* bert-jax copy-examples"):

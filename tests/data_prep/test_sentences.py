@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.readers import corpus as readers
-from data_prep.sentences import LANGUAGES, RULE_VERSION, document_sentences, language_of, split_sentences
+from data_prep.sentences import LANGUAGES, RULE_VERSION, detect_language, document_sentences, split_sentences
 
 SAMPLE = Path(__file__).parent.parent.parent / "data_prep" / "sample" / "books"
 
@@ -169,7 +169,7 @@ def test_sentences_in_many_languages(language: str) -> None:
     sentences = LANGUAGE_CASES[language]
     assert split_sentences(("" if language in ("ja", "ja_wide", "zh") else " ").join(sentences)) == sentences
     if language in LANGUAGES:
-        assert language_of(" ".join(sentences)) == language
+        assert detect_language(" ".join(sentences)) == language
 
 
 def test_hindi_with_a_latin_full_stop_is_cut_after_verbs_and_not_after_initials() -> None:
@@ -207,7 +207,7 @@ def test_another_rule_has_another_version() -> None:
 def test_the_language_of_a_text_is_found(bert_jax_data: Path) -> None:
     for path in sorted((bert_jax_data / "multilingual").glob("*.txt.xz")):
         name = path.name[:2]
-        found = Counter(language_of(document) for document in readers.documents(path) if len(document) > 500)
+        found = Counter(detect_language(document) for document in readers.documents(path) if len(document) > 500)
         # The first Greek book is in the spelling of before 1982, with accents that the list has not.
         if name in LANGUAGES:
             assert found[name] >= (0.8 if name == "el" else 0.98) * found.total(), f"{name}: {found}"

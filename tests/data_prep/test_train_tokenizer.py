@@ -84,7 +84,7 @@ def test_merges_are_those_of_brute_force(words, more, min_frequency):
 def test_merges_are_those_of_brute_force_on_real_words(sample_text):
     counts = word_counts(sample_text)
     some = dict(sorted(counts.items())[:600])
-    assert learners.learn_wordpiece(some, 400) == brute_force(some, 400, learners.WORDPIECE_MIN_FREQUENCY)
+    assert learners.learn_wordpiece(some, 400) == brute_force(some, 400, learners.MIN_FREQUENCY)
 
 
 def test_order_of_the_words_decides_nothing(sample_text):
@@ -225,24 +225,22 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
     empty.write_text("\n\n  \n")
     cases = [
-        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "unknown --kind 'words'; choose from wordp"),
-        ({"input": sample_text, "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
-        ({"input": sample_text, "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"input": sample_text, "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
-        ({"input": empty, "vocab_size": 900}, "no document in it"),
-        ({"input": tmp_path / "absent.txt", "vocab_size": 900}, "matches no file"),
-        ({"input": sample_text, "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"input": sample_text, "vocab_size": -1}, "--vocab_size is -1. Use a positive number"),
-        ({"input": sample_text, "vocab_size": 900, "alpha": 1.5}, "--alpha is 1.5. Use a number from 0"),
-        (
-            {"input": sample_text, "vocab_size": 900, "character_coverage": 0.0},
-            "--character_coverage is 0.0. Use a share above 0",
-        ),
-        ({"input": sample_text, "vocab_size": 900, "max_words": 10}, "--max_words is 10. Use 1000 or more"),
+        ({"kind": "words"}, "unknown --kind 'words'; choose from wordp"),
+        ({"kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
+        ({"kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
+        ({"input": empty}, "no document in it"),
+        ({"input": tmp_path / "absent.txt"}, "matches no file"),
+        ({"vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"vocab_size": -1}, "--vocab_size is -1. Use a positive number"),
+        ({"alpha": 1.5}, "--alpha is 1.5. Use a number from 0"),
+        ({"character_coverage": 0.0}, "--character_coverage is 0.0. Use a share above 0"),
+        ({"max_words": 10}, "--max_words is 10. Use 1000 or more"),
     ]
+    usual = {"input": sample_text, "output": output, "vocab_size": 900}
     for arguments, message in cases:
         with pytest.raises(UserError, match=message) as caught:
-            vocabulary.train(TokenizerOptions(output=output, **arguments))
+            vocabulary.train(TokenizerOptions(**usual | arguments))
         assert "\n" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     output.mkdir()
