@@ -10,19 +10,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import is_number, is_stored
 from bert_jax.tasks.rows import Split
-from bert_jax.tasks.task import Item, Rows, Task
+from bert_jax.tasks.task import Description, Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
-# Maps the labels that a file writes to those of a task: by task.label_map, and by names that mean the same.
+# Maps the labels that a file writes to the task's: by task.label_map, and by names that mean the same.
 #
-# Two names mean the same if they differ only in case and in white space, `_` and `-` (entailment, ENTAILMENT); and so
-# do the number i and LABEL_i, the name that transformers gives to class i of a model without names.
+# Two names mean the same if they differ only in case, white space, `_` and `-` (entailment, ENTAILMENT). So do the
+# number i and LABEL_i, the name that transformers gives to class i of a model without names.
 
 
 _UNNAMED = "label_"
@@ -37,37 +36,36 @@ def parse_names(field: str, given: str) -> tuple[str, ...]:
 
 
 def parse_label_map(given: str) -> dict[str, str]:
-    """The label of the task for each label of a file, from FILE_LABEL:LABEL,...
+    """The task's label for each label of a file, from FILE_LABEL:LABEL,...
 
     The last colon separates the two. Raises UserError for a malformed part and for a label that is mapped twice.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for part in given.split(",") if given else ():
-        old, colon, new = (one.strip() for one in part.rpartition(":"))
-        if not (old and colon and new) or old in found:
-            what = "maps a label twice" if old in found else f"has the part {part!r}"
+        old, colon, new = (text.strip() for text in part.rpartition(":"))
+        if not (old and colon and new) or old in names:
+            fault = "maps a label twice" if old in names else f"has the part {part!r}"
             raise UserError(
-                f"the label map {given!r} {what}; write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..., such as "
+                f"the label map {given!r} {fault}; write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..., such as "
                 "0:NEGATIVE,1:POSITIVE"
             )
-        found[old] = new
-    return found
+        names[old] = new
+    return names
 
 
-def same_names(found: Iterable[str], known: Sequence[str]) -> dict[str, str]:
-    """The known label that each found label means, for found labels that are not known and mean one.
+def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Maps unknown labels to the known label that they are a variant of.
 
-    Empty where two of the known labels would mean the same.
+    Empty if two of the known labels are variants of each other.
     """
     forms = {_form(label): label for label in known}
     if len(forms) < len(known):
         return {}
-    missing = set(found) - set(known)
-    return {label: forms[_form(label)] for label in missing if _form(label) in forms}
+    return {label: forms[_form(label)] for label in set(labels) - set(known) if _form(label) in forms}
 
 
 def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] | None:
-    """For each label, the index in `other` of the label that means the same; None unless this pairs all of both."""
+    """The index in `other` of the same label, for each label; None unless this pairs all labels of both."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
     if sorted(paired) != sorted(other):
@@ -76,7 +74,6 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
 
 
 def _form(label: str) -> str:
-    """The form in which labels are compared."""
     form = re.sub(r"[\s_-]+", "_", label.casefold())
     number = form.removeprefix(_UNNAMED)
     return number if number.isdecimal() else form
@@ -89,7 +86,7 @@ def _form(label: str) -> str:
 class NamedLabelsTask(Task[Item, Rows]):
     """A task whose items have labels with names.
 
-    label_map: what labels of files mean, FILE_LABEL:LABEL,... (same_names); empty: what they say.
+    label_map: what labels of files mean, FILE_LABEL:LABEL,...; empty: what they say (same_names).
     """
 
     label_map: str = TaskConfig.label_map
@@ -115,17 +112,37 @@ class NamedLabelsTask(Task[Item, Rows]):
 
     @abc.abstractmethod
     def replace_labels(self, split: Split[Item], names: Mapping[str, str]) -> Split[Item]:
-        """The split with other labels in place of those in names."""
+        """The split with labels renamed."""
 
     def with_names(self, split: Split[Item]) -> Split[Item]:
         """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
-        found = self.labels_in(split)
+        labels = self.labels_in(split)
         names = parse_label_map(self.label_map)
-        names |= same_names(found - set(names), self.labels)
-        if not found & set(names):
+        names |= same_names(labels - set(names), self.labels)
+        if not labels & set(names):
             return split
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
         return replace(self.replace_labels(split, names), class_names=classes)
+
+    def label_value(self, split: Split, line: int, label: str) -> int:
+        """The id of a label. Raises UserError, with file and line, for an unknown one."""
+        return check_label(split, line, label, self.labels)
+
+    def describe(self, rows: Rows, training: bool = False) -> Description:
+        """Also warns about a first line of the training file that looks like a header, if columns are numbered."""
+        description, split, columns = super().describe(rows, training), rows.split, self.columns
+        names = columns.text, columns.text_pair, columns.label, *columns.marks
+        if training and all(is_number(name) for name in names if name) and not is_stored(split.path):
+            # A header's label occurs once, and each label of the other lines is a number or occurs again.
+            first, *others = [self.labels_in(replace(split, items=(item,))) for item in split.items]
+            times = Counter(itertools.chain.from_iterable(others))
+            repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
+            if first and first.isdisjoint(times) and repeated:
+                description.remarks.append(
+                    f"{split.path}: only line {split.items[0].line} has the label {min(first)!r}; if it is a header, "
+                    "name columns by it"
+                )
+        return description
 
 
 @dataclass(frozen=True)
@@ -138,6 +155,8 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
     | class_weight_values | the resulting weights on the training file, by label id |
     | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
     """
+
+    training_options = ("class_weights", "class_weight_values", "label_smoothing")
 
     class_weights: str = TaskConfig.class_weights
     class_weight_values: tuple[float, ...] = ()
@@ -152,12 +171,8 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
         """The class weights and the label smoothing of the training loss."""
         return ClassCosts(self.class_weight_values, self.label_smoothing)
 
-    @property
-    def measured(self) -> "LabelTask":
-        return replace(self, class_weights="", class_weight_values=(), label_smoothing=0.0)
-
     def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
-        """The class_weight_values that class_weights selects, given the labels of the training file.
+        """The class_weight_values that class_weights selects, from the labels of the training file.
 
         balanced: n / (K * count), for n labels of K different classes (scikit-learn's compute_class_weight; King and
         Zeng 2001); a class that is not in the file weighs 1. Raises UserError for an unknown label, a malformed
@@ -165,11 +180,24 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
         """
         if not self.class_weights:
             return self.class_weight_values
+        weights: dict[str, float] = {}
         if self.class_weights == "balanced":
             counts = Counter(labels)
             weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
         else:
-            weights = dict(self._given_weight(train, part) for part in self.class_weights.split(","))
+            for part in self.class_weights.split(","):
+                label, _, number = part.rpartition("=")
+                label, weight = label.strip(), parse_number(number)
+                if label not in self.labels:
+                    raise UserError(
+                        f"task.class_weights names {label!r} in {part!r}, which is not a label of {train.path}: "
+                        f"{shown_labels(self.labels)}. Use balanced, or LABEL=WEIGHT,..."
+                    )
+                if not 0 <= weight < math.inf:
+                    raise UserError(
+                        f"task.class_weights has {part!r}, but {number!r} is not a weight; use a number of 0 or more"
+                    )
+                weights[label] = weight
         values = tuple(weights.get(label, 1.0) for label in self.labels)
         if not any(values):
             raise UserError(
@@ -177,42 +205,9 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
             )
         return values
 
-    def _given_weight(self, train: Split, given: str) -> tuple[str, float]:
-        label, _, number = given.rpartition("=")
-        label = label.strip()
-        if label not in self.labels:
-            raise UserError(
-                f"task.class_weights names {label!r} in {given!r}, which is not a label of {train.path}: "
-                f"{shown_labels(self.labels)}. Use balanced, or LABEL=WEIGHT,..."
-            )
-        weight = parse_number(number)
-        if not 0 <= weight < math.inf:
-            raise UserError(
-                f"task.class_weights has {given!r}, but {number!r} is not a weight; use a number of 0 or more"
-            )
-        return label, weight
-
-
-def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[str]:
-    """A warning about a first line that looks like a header, in a table whose columns are numbered, so that none is
-    read."""
-    columns = task.columns
-    names = columns.text, columns.text_pair, columns.label, *columns.marks
-    if not split.items or not all(is_number(name) for name in names if name) or is_stored(split.path):
-        return []
-    first, *others = [task.labels_in(replace(split, items=(item,))) for item in split.items]
-    times = Counter(itertools.chain.from_iterable(others))
-    repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
-    if not first or not first.isdisjoint(times) or not repeated:
-        return []
-    return [
-        f"{split.path}: only line {split.items[0].line} has the label {min(first)!r}; if it is a header, name columns "
-        "by it"
-    ]
-
 
 def parse_number(text: str) -> float:
-    """The number that a text holds; infinity where it holds none."""
+    """The number that a text holds; infinity if it holds none."""
     try:
         return float(text)
     except ValueError:
@@ -226,7 +221,7 @@ def check_smoothing(label_smoothing: float) -> None:
 
 
 def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> int:
-    """The id of a label among those known. Raises UserError, with file and line, for an unknown label."""
+    """The id of a label. Raises UserError, with file and line, for an unknown one."""
     if label in known:
         return known.index(label)
     raise UserError(
@@ -238,5 +233,5 @@ def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> 
 
 def shown_labels(labels: Iterable[str]) -> str:
     """The first 20 labels, for a message."""
-    every = list(labels)
-    return ", ".join(every[:20]) + (" ..." if len(every) > 20 else "")
+    labels = list(labels)
+    return ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")

@@ -94,7 +94,7 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     ]
     assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
     assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
-    assert rows.lengths.tolist() == [8, 10, 7] and TASK.counts(rows) == {"choices": 7, "empty_texts": 0}
+    assert rows.lengths.tolist() == [8, 10, 7] and TASK.describe(rows).counts == {"choices": 7, "empty_texts": 0}
 
 
 def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
@@ -105,8 +105,8 @@ def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer
 
 def test_an_empty_context_is_counted_and_reported(letters: Tokenizer) -> None:
     rows = TASK.encode(split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
-    assert TASK.counts(rows) == {"choices": 5, "empty_texts": 1}
-    assert TASK.remarks(rows) == ["train.jsonl: 1 of 2 items have an empty context"]
+    assert TASK.describe(rows).counts == {"choices": 5, "empty_texts": 1}
+    assert TASK.describe(rows).remarks == ["train.jsonl: 1 of 2 items have an empty context"]
 
 
 def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
     split = own(columns, choices="one,two,three")
     assert split.items[0].choices == ("b", "c", "")
-    assert TASK.encode(split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
+    assert TASK.encode(split, letters).part_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
     rows = [("the cat", "a cat", ["the river", "a mat"]), ("a dog", "the dog", []), ("the", "a", ["river"])]
     split = TASK.read(written(tmp_path, "f.jsonl", ("a", "b", "c"), rows), TASK.columns, True)
     assert [len(item.texts) for item in split.items] == [4, 2, 3]
-    assert TASK.encode(split, words).text_lengths.astype(bool).sum() == 9
+    assert TASK.encode(split, words).part_lengths.astype(bool).sum() == 9
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(
     for name in ("f.tsv", "f.jsonl"):
         split = TASK.read(written(tmp_path, name, ("a", "b"), [pair[:2] for pair in PAIRS]), TASK.columns, True)
         rows = dataclasses.replace(TASK, loss="contrastive").encode(split, words)
-        assert rows.text_lengths.astype(bool).sum(axis=1).tolist() == [2, 2, 2]
+        assert rows.part_lengths.astype(bool).sum(axis=1).tolist() == [2, 2, 2]
         with pytest.raises(UserError, match=rf"{name} has no hard negatives: no column 'c' \(task\.negatives\)"):
             TASK.complete(split)
 
@@ -439,7 +439,7 @@ def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path: Pat
 
     def remarks(path: Path, **prompts: str) -> list[str]:
         task = EmbeddingTask("own", columns=Columns("a", "b", "s" if path == scored else ""), **prompts)
-        return task.remarks(task.encode(task.read(path, task.columns, True), words))
+        return task.describe(task.encode(task.read(path, task.columns, True), words)).remarks
 
     [said] = remarks(pairs, prompt="the ", query_prompt="a ")
     assert "its pairs are read without task.prompt ('the '), which is for single texts and pairs with a score" in said

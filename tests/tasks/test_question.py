@@ -142,8 +142,8 @@ def test_a_moved_answer_is_found_and_counted_and_a_missing_one_is_not_trained(le
     rows = TASK.encode(split, letters)
     assert [covered(rows, question) for question in range(5)] == [["ab"], ["cd"], [], [], ["ab  cd"]]
     assert rows.places[0, 0] == 3 and rows.label_weights.tolist() == [1, 1, 0, 1, 1]
-    assert TASK.counts(rows) == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
-    assert TASK.remarks(rows) == [
+    assert TASK.describe(rows).counts == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
+    assert TASK.describe(rows).remarks == [
         "train.jsonl: 1 answers are not at their answer_start; the nearest occurrence is used",
         "train.jsonl: 1 of 5 questions have no answer that occurs in the context; they are not trained on",
     ]

@@ -234,7 +234,7 @@ MISTAKES = {
     ),
     "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is not a label"),
     "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7; expected a text"),
-    "empty JSON": (JSONL, b"\n", "a.jsonl is empty"),
+    "empty JSON": (JSONL, b"\n", "a.jsonl has no examples"),
     "ragged CSV": (CSV, b'text,label\n"a\nb",1\nc\n', "a.csv line 4 has 1 fields, but the first line has 2.*Quote"),
     "an open quote": (CSV, b'text,label\na,1\n"b,2\nc,3\n', "a.csv line 3 is not CSV"),
     "text after a quote": (CSV, b'text,label\n"a"b,1\n', "a.csv line 2 is not CSV.*double its quotes"),
@@ -553,7 +553,7 @@ def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path: Path) -> None:
 
 TABLE, NAMED = labelled.read_table, Columns("text", "", "label")
 TEXT_MISTAKES = {
-    "empty file": (TABLE, NAMED, "", "is empty"),
+    "empty file": (TABLE, NAMED, "", "has no examples"),
     "header only": (TABLE, NAMED, "text\tlabel\n", "no examples"),
     "no such column": (TABLE, NAMED, "review\tlabel\na\tb\n", "no column 'text'; its columns are: review, label"),
     "no label column": (TABLE, NAMED, "text\tstars\na\tb\n", "no column 'label'.*task.label"),
