@@ -1,4 +1,4 @@
-"""Labels: what the labels of a file mean, their ids, and the weights of classes in the loss.
+"""Labels: their meaning in a file, their ids, and class weights in the loss.
 
 First the functions that match names of labels, then the base classes of the kinds that have labels with names.
 """
@@ -36,7 +36,7 @@ def parse_names(field: str, given: str) -> tuple[str, ...]:
 
 
 def parse_label_map(given: str) -> dict[str, str]:
-    """The task's label for each label of a file, from FILE_LABEL:LABEL,...
+    """Maps a file's labels to the task's, from FILE_LABEL:LABEL,...
 
     The last colon separates the two. Raises UserError for a malformed part and for a label that is mapped twice.
     """
@@ -65,7 +65,7 @@ def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
 
 
 def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] | None:
-    """The index in `other` of the same label, for each label; None unless this pairs all labels of both."""
+    """The index of every label in `other`; None unless this pairs all labels."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
     if sorted(paired) != sorted(other):
@@ -86,7 +86,7 @@ def _form(label: str) -> str:
 class NamedLabelsTask(Task[Item, Rows]):
     """A task whose items have labels with names.
 
-    label_map: what labels of files mean, FILE_LABEL:LABEL,...; empty: what they say (same_names).
+    label_map: FILE_LABEL:LABEL,...; empty: labels mean what they say (same_names).
     """
 
     label_map: str = TaskConfig.label_map
@@ -108,7 +108,7 @@ class NamedLabelsTask(Task[Item, Rows]):
 
     @abc.abstractmethod
     def labels_in(self, split: Split[Item]) -> set[str]:
-        """The labels of a split."""
+        """The labels in a split."""
 
     @abc.abstractmethod
     def replace_labels(self, split: Split[Item], names: Mapping[str, str]) -> Split[Item]:
@@ -125,7 +125,7 @@ class NamedLabelsTask(Task[Item, Rows]):
         return replace(self.replace_labels(split, names), class_names=classes)
 
     def label_value(self, split: Split, line: int, label: str) -> int:
-        """The id of a label. Raises UserError, with file and line, for an unknown one."""
+        """A label's id. Raises UserError, with file and line, for an unknown one."""
         return check_label(split, line, label, self.labels)
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
@@ -147,20 +147,13 @@ class NamedLabelsTask(Task[Item, Rows]):
 
 @dataclass(frozen=True)
 class LabelTask(NamedLabelsTask[Item, Rows]):
-    """A task with a cross-entropy over its labels, and the options of that loss.
-
-    | option | |
-    |---|---|
-    | class_weights | balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 |
-    | class_weight_values | the resulting weights on the training file, by label id |
-    | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
-    """
+    """A task with a cross-entropy over its labels, and the options of that loss."""
 
     training_options = ("class_weights", "class_weight_values", "label_smoothing")
 
     class_weights: str = TaskConfig.class_weights
-    class_weight_values: tuple[float, ...] = ()
-    label_smoothing: float = TaskConfig.label_smoothing
+    class_weight_values: tuple[float, ...] = ()  # what class_weights gives on the training file, by label id
+    label_smoothing: float = TaskConfig.label_smoothing  # Szegedy et al. 2016, section 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,7 +161,7 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
 
     @property
     def costs(self) -> ClassCosts:
-        """The class weights and the label smoothing of the training loss."""
+        """Class weights and label smoothing for the training loss."""
         return ClassCosts(self.class_weight_values, self.label_smoothing)
 
     def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
@@ -221,7 +214,7 @@ def check_smoothing(label_smoothing: float) -> None:
 
 
 def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> int:
-    """The id of a label. Raises UserError, with file and line, for an unknown one."""
+    """A label's id. Raises UserError, with file and line, for an unknown one."""
     if label in known:
         return known.index(label)
     raise UserError(

@@ -1,6 +1,6 @@
 """The metrics of tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as is any metric of NaN.
 
-A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
+A metric is a function of all labels and predictions in a split. Every kind of task has a dictionary of metrics.
 """
 
 import math
@@ -75,7 +75,7 @@ def multilabel_metrics(
     shares: Float[np.ndarray, "R C"],
     predicted: Bool[np.ndarray, "R C"],
 ) -> dict[str, float]:
-    """The named MULTILABEL_METRICS, from the probabilities of the labels and the predicted labels.
+    """The named MULTILABEL_METRICS, from the labels' probabilities and the predicted labels.
 
     | metric | |
     |---|---|

@@ -20,7 +20,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """A text or a pair of texts, with its label as the file writes it (None if the file has none)."""
+    """A text or a pair, with its label as the file writes it (None if it has none)."""
 
     text: str
     text_pair: str | None
@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 class LabelSet(NamedTuple):
-    """A text or a pair of texts, with its labels as the file writes them (None if the file has none)."""
+    """A text or a pair, with its labels as the file writes them (None if it has none)."""
 
     text: str
     text_pair: str | None
@@ -38,7 +38,7 @@ class LabelSet(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence and their tags as the file writes them (None if the file has none)."""
+    """A sentence's words and their tags as the file writes them (None if it has none)."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A relation between two spans of a sentence, which it names by their index."""
+    """A relation between two spans, given by their indices in the sentence."""
 
     label: str
     head: int
@@ -65,7 +65,7 @@ class Relation(NamedTuple):
 
 
 class SpannedSentence(NamedTuple):
-    """The words of a sentence, its spans, which may overlap, and their relations; both are empty if unknown."""
+    """A sentence's words, its spans, which may overlap, and their relations; both are empty if unknown."""
 
     words: tuple[str, ...]
     spans: tuple[Span, ...]
@@ -167,7 +167,7 @@ class TokenRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskRows(TokenRows, Generic[Item]):
-    """The rows of a split. Each kind of task adds its labels in a subclass."""
+    """The rows of a split. Every kind of task adds its labels in a subclass."""
 
     cut_part: ClassVar[str] = ""  # the parts of items that `truncated` counts; empty: items
     cut_option: ClassVar[str] = "max_length"  # the task option that limits the tokens
@@ -175,7 +175,7 @@ class TaskRows(TokenRows, Generic[Item]):
     split: Split[Item]  # what was encoded
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The index in the split of each row's item: one row per item, unless a kind needs several."""
+        """The row's item, as an index in the split: one row per item, unless a kind needs several."""
         return np.arange(self.count)
 
 
@@ -190,7 +190,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledRows(TaskRows[Example]):
-    """Rows with one class, one score or a set of classes each."""
+    """Rows with one class, one score or a set of classes."""
 
     labels: Shaped[np.ndarray, "R *shape"]  # i32 or f32; a set of C classes is [C] of 0 and 1
     label_weights: Float32[np.ndarray, "R"]
@@ -200,7 +200,7 @@ class LabelledRows(TaskRows[Example]):
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
-    """The ranges start, start + 1, ..., start + size - 1 of all spans, concatenated."""
+    """The ranges start, start + 1, ..., start + size - 1, concatenated."""
     before = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
 
@@ -217,7 +217,7 @@ Pieces: TypeAlias = tuple[UInt[np.ndarray, "..."], Int64[np.ndarray, "..."]]
 
 
 class Texts(NamedTuple):
-    """One text for each of R rows: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
+    """One text per row: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
 
     pieces: Integer[np.ndarray, "K"]
     starts: Int64[np.ndarray, "R"]
@@ -261,7 +261,7 @@ def encode_pieces(
 def join_pairs(
     first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
 ) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
-    """Rows of pairs of texts, with the tokens between and after them, and the place of each token.
+    """Joins pairs of texts to rows; returns the rows and the place of each token.
 
     The place is the token's index in the pieces of all first texts followed by those of all second texts; -1 if it is
     not a piece. Rows that are not paired have no second text.
@@ -286,7 +286,7 @@ def join_pairs(
 def truncated_lengths(
     first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int | Int64[np.ndarray, "R"]
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """The number of pieces that the first and the second texts keep within `room`, if the longer one loses the next.
+    """How many pieces the first and second texts keep within `room`: the longer one always loses the next piece.
 
     If both lose pieces, each keeps half. An odd piece goes to the longer text, or to the second of two equally long
     ones, as in the strategy `longest_first` of Hugging Face tokenizers.
@@ -314,7 +314,7 @@ class SideBySideBatch(TaskBatch):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SideBySideRows(TaskRows[Item]):
-    """Rows of S sequences, one after another; an absent sequence has no tokens."""
+    """Rows with S sequences, one after another; an absent sequence has no tokens."""
 
     first_lengths: Int32[np.ndarray, "R S"]  # tokens of segment A of each sequence
     part_lengths: Int64[np.ndarray, "R S"]  # tokens of each sequence
@@ -384,7 +384,7 @@ def encode_side_by_side(
 
 
 def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
-    """The batch with B * S rows of one sequence each. Rows stay the outer axis, so that each device keeps its own."""
+    """The batch with B * S rows, one per sequence. Rows stay the outer axis, so that a device keeps its own."""
     rows, count = present.shape
     ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
     return TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
@@ -411,16 +411,16 @@ class WordRows(TaskRows[Item]):
 
     @property
     def word_starts(self) -> Int64[np.ndarray, "W"]:
-        """The index of each word's first piece among the N tokens."""
+        """Where words start: indices among the N tokens."""
         return self.offsets[self.word_rows] + self.word_slots
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The sentence of each row."""
+        """The sentence per row."""
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
         return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
 
     def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
-        """The value at each word's first piece, from the values at the positions of each row."""
+        """The values at the words' first pieces, from the values at all positions, by row."""
         return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
 
     def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
@@ -430,7 +430,7 @@ class WordRows(TaskRows[Item]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledWordRows(WordRows[Sentence]):
-    """Rows of words with one label each, at one or more pieces of the word."""
+    """Rows of words with one label per word, at one or more of its pieces."""
 
     labels: Shaped[np.ndarray, "N"]  # i32 or f32
     label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
@@ -441,7 +441,7 @@ class LabelledWordRows(WordRows[Sentence]):
 
 
 def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
-    """One row for each sentence, [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
+    """One row per sentence, [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
 
     It is split between words, so that every word is in exactly one row. A word without pieces becomes [UNK]; only a
     word that is longer than a row is itself cut.

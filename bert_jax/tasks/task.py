@@ -25,12 +25,12 @@ from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar, binary_sums, classification_sums, squared_difference_sum
+from bert_jax.train.losses import Scalar, binary_sums, classification_sums, soft_class_sum, squared_difference_sum
 from bert_jax.train.objectives import Counts, Objective, Term, Terms
 
 
 class TaskObjective(Objective):
-    """The objective of a kind of task.
+    """The objective for one kind of task.
 
     Label id 0 counts like any other. A weight of 0 (fillers, positions without a label) adds nothing.
     """
@@ -41,7 +41,7 @@ class TaskObjective(Objective):
 
     @abc.abstractmethod
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
-        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key, dropout is off."""
+        """The heads' outputs: a float32 array [B, ...] or a tree. Without a key, dropout is off."""
 
     @abc.abstractmethod
     def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
@@ -70,8 +70,17 @@ class TaskObjective(Objective):
         return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)
 
 
+class SoftClassObjective(TaskObjective):
+    """An objective whose outputs are logits of classes, [..., C] for labels [...], and a teacher's are soft targets."""
+
+    def soft_sum(
+        self, outputs: Float[Array, "*shape C"], teacher: Float[Array, "*shape C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
+
+
 def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
-    """The pooled vector of each row, which holds one sequence with [CLS] at position 0."""
+    """One pooled vector per row, which holds one sequence with [CLS] at position 0."""
     hidden = encode_for_task(model, batch, dropout_key)
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
 
@@ -81,7 +90,7 @@ Rows = TypeVar("Rows", bound=TaskRows)
 
 
 class Description(NamedTuple):
-    """What a task reports about the rows of a split."""
+    """A task's report about the rows of a split."""
 
     counts: dict[str, int]  # in addition to examples, rows, tokens and truncated ones
     remarks: list[str]  # warnings, one line each, beginning with the file name
@@ -95,13 +104,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     question); Rows is what it encodes items to. Tasks are immutable: what a training file adds (labels, class weights)
     gives a new task. A kind implements the six abstract methods and overrides the others as it needs.
 
-    | option | |
-    |---|---|
-    | name | a named task (tasks/named.py), or `own` for files of the user |
-    | labels | the labels by id; empty until the training file is read, and for kinds without labels |
-    | max_length | tokens of a row at most |
-    | metrics | names of metrics; the first one selects the best seed and rate, and with early_stop the checkpoint |
-    | columns | which columns of a table hold the texts and the labels |
+    The fields are its options. Those that a user sets are explained in bert_jax/config/finetuning.py.
     """
 
     kind: ClassVar[str]  # its name in configurations and in config.json
@@ -110,8 +113,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
     known_metrics: ClassVar[Collection[str]] = ()  # the names that `metrics` may have; empty: not checked
     training_options: ClassVar[tuple[str, ...]] = ()  # options of the training loss alone; see `measured`
 
-    name: str
-    labels: tuple[str, ...] = ()
+    name: str  # a named task (tasks/named.py), or `own` for files of the user
+    labels: tuple[str, ...] = ()  # by id; empty until the training file is read, and for kinds without labels
     max_length: int = TaskConfig.max_length
     metrics: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
@@ -128,12 +131,15 @@ class Task(abc.ABC, Generic[Item, Rows]):
         Raises UserError, with file and line, for malformed input.
         """
 
-    @abc.abstractmethod
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Item]:
-        """The inputs of a prediction as a split without labels (labelled=False), one item for each record, in order.
+        """The inputs of predict as a split without labels, one item per record, in order."""
+        return Split(source, tuple(self.parse_record(source, record) for record in records), labelled=False)
 
-        A record is a plain line, in which tabs separate the texts of an item, or a JSON object. Its fields have the
-        names of the task's columns, or these; other fields are ignored.
+    @abc.abstractmethod
+    def parse_record(self, source: Path, record: InputRecord) -> Item:
+        """The item in an input: a plain line, in which tabs separate texts, or a JSON object.
+
+        The object's fields have the names of the task's columns, or these; other fields are ignored.
 
         classification, regression  text, text_pair
         tagging, spans              text, which is split into words; or tokens (and text, for offsets)
@@ -157,11 +163,11 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     @abc.abstractmethod
     def measure(self, rows: Rows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics on a labelled split, from the objective's answers for each row, in order."""
+        """The metrics on a labelled split, from the objective's answers, in the order of rows."""
 
     @abc.abstractmethod
     def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """The JSON object that bert-jax predict prints for each item of a split, in order.
+        """The JSON objects that bert-jax predict prints, one per item, in order.
 
         It has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`, `entities`,
         `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The command
@@ -181,7 +187,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
         return self.with_metrics()
 
     def continuing(self, start: "Task", given: TaskConfig) -> "Task":
-        """The task with what the task of the same kind of a checkpoint decides, unless the configuration does."""
+        """Takes over what `start`, the checkpoint's task of the same kind, decides and the configuration does not."""
         return self
 
     @property
@@ -199,21 +205,21 @@ class Task(abc.ABC, Generic[Item, Rows]):
             )
 
     def describe(self, rows: Rows, training: bool = False) -> Description:
-        """Counts of a split, and warnings about it.
+        """Counts and warnings for a split.
 
         Raises UserError if `training`, for the training file, and nothing can be learned from it.
         """
         return Description({}, [])
 
     def metric_names(self, split: Split[Item], explicit: bool = False) -> tuple[str, ...]:
-        """The names of all that is measured on a labelled split.
+        """The names of everything that is measured on a labelled split.
 
         Raises UserError for a metric that the split cannot have; explicit: also for one that is only a default.
         """
         return (*self.metrics, "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "Task":
-        """The task with the thresholds found on dev. metrics are those of dev; they are empty without a dev file."""
+        """The task with thresholds from the metrics on dev, which are empty without a dev file."""
         return self
 
 
@@ -258,7 +264,7 @@ def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
 def squared_error_sum(
     scores: Float[Array, "*shape"], targets: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Returns the weighted sum of squared errors between scores and targets, for sequences or tokens."""
+    """Returns the weighted sum of squared errors, for sequences or tokens."""
     return (jnp.square(scores.astype(jnp.float32) - targets) * weights).sum()
 
 
@@ -350,18 +356,13 @@ LARGE = 10.0
 class ScaledTask(Task[Item, Rows]):
     """A regression whose head and loss are in units of (target - target_mean) / target_std.
 
-    Metrics and predictions are in the units of the files.
-
-    | option | |
-    |---|---|
-    | scale_targets | yes, no, or auto: if the mean or the deviation of the training targets exceeds LARGE |
-    | target_mean, target_std | of the training file; 0 and 1 without scaling |
+    Metrics and predictions are in the files' units.
     """
 
     has_labels = False
 
     scale_targets: str = TaskConfig.scale_targets
-    target_mean: float = 0.0
+    target_mean: float = 0.0  # of the training file; 0 and 1 without scaling
     target_std: float = 1.0
 
     def __post_init__(self) -> None:
@@ -369,7 +370,7 @@ class ScaledTask(Task[Item, Rows]):
         check_choice("task.scale_targets", self.scale_targets, ("auto", "yes", "no"))
 
     def scaled(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
-        """The task with the mean and the deviation of these targets, if scale_targets asks for it."""
+        """The task with these targets' mean and deviation, if scale_targets asks for it."""
         mean, deviation = float(np.mean(targets)), float(np.std(targets))
         if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
             return self
@@ -378,7 +379,7 @@ class ScaledTask(Task[Item, Rows]):
 
 @dataclass(frozen=True)
 class ScaledObjective(TaskObjective):
-    """The squared error of standardized numbers, the outputs, which have the shape of the labels.
+    """The squared error of standardized numbers; outputs have the labels' shape.
 
     scale: the mean and the deviation by which the labels are standardized.
     """
@@ -400,6 +401,6 @@ class ScaledObjective(TaskObjective):
         return squared_difference_sum(outputs, teacher, batch.label_weights)
 
     def answers(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Float[Array, "*shape"]:
-        """The numbers in the units of the files."""
+        """The numbers in the files' units."""
         mean, deviation = self.scale
         return mean + deviation * outputs

@@ -26,9 +26,8 @@ from bert_jax.tasks.reading.inputs import InputRecord, checked_text, read_value
 from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
 from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_side_by_side, separated
-from bert_jax.tasks.task import Description, PooledTask, Task, TaskObjective, choice_sums, pooled_vectors
+from bert_jax.tasks.task import Description, PooledTask, SoftClassObjective, Task, choice_sums, pooled_vectors
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
 
 CHOICES = "choices"  # the column of a list, if task.choices names none
@@ -46,20 +45,12 @@ class MultipleChoice(NamedTuple):
     numbered: bool = False  # whether the file's label is a number, which always is an index
 
 
-def _label_text(path: Path, line: int, value: Any) -> str:
-    if value is None or isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise UserError(
-            f"{path} line {line}: {value!r:.40} is not a label; expected the index of the correct choice, from 0"
-        )
-    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()
-
-
 def _text(source: Path, line: int, value: Any) -> str:
     return read_text(f"{source} line {line}", value).strip()
 
 
 def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str, ...]:
-    """The choices of an item, from the values of their columns or the list in the only one."""
+    """An item's choices, from the values of their columns or the list in the only one."""
     if len(values) == 1:
         values = values[0] if isinstance(values[0], list) else []
         if not all(isinstance(value, str) and value.strip() for value in values):
@@ -95,10 +86,10 @@ _READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
 
 
 def label_meaning(items: Sequence[MultipleChoice]) -> str:
-    """What the labels of a file are that it does not give as numbers.
+    """The meaning of a file's labels that are not numbers.
 
-    TEXTS if each is the text of one of its item's choices, else PLACES if each is an index or a letter; empty if it has
-    no such labels, or both.
+    TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter; empty if there are
+    no such labels, or both kinds.
     """
     written = [item for item in items if not item.numbered]
     for meaning, read in _READINGS.items():
@@ -108,7 +99,7 @@ def label_meaning(items: Sequence[MultipleChoice]) -> str:
 
 
 def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
-    """The index of the correct choice of each item of a file.
+    """The index of the correct choice, for all items in a file.
 
     Numbers are indices. The other labels have this meaning (label_meaning of the training file, or else of this one),
     if all of them can. Otherwise each item decides. Raises UserError, with file and line, for a label that is not a
@@ -147,14 +138,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """One correct choice among two or more, each read together with the context (Devlin et al. 2019, section 4.4).
 
     A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
-    side by side, and the objective passes them to the encoder as rows of their own. S is the largest number of choices
-    of an item. There are no labels, because the index of a choice carries no meaning.
-
-    | option | |
-    |---|---|
-    | choices | the columns of the choices, separated by commas, or one column that holds a list |
-    | label_smoothing | the share of the uniform distribution in the target |
-    | choice_labels | the meaning of labels that the training file does not give as numbers (label_meaning) |
+    side by side, which the encoder reads as rows. S is the largest number of choices in the split. There are no labels, because the index of a choice carries no meaning.
     """
 
     kind = "choice"
@@ -165,7 +149,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     choices: str = TaskConfig.choices
     label_smoothing: float = TaskConfig.label_smoothing
-    choice_labels: str = ""
+    choice_labels: str = ""  # the meaning of labels that the training file does not give as numbers (label_meaning)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,24 +176,23 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         table, labelled = read_labelled(path, columns, [Column(name, "choices") for name in names], label_required)
         items = []
         for line, (context, start, label, *texts) in table.records:
-            unknown = not labelled or (not label_required and is_missing(label))
-            items.append(
-                MultipleChoice(
-                    context=_text(path, line, context),
-                    start=_text(path, line, start),
-                    choices=checked_choices(path, line, texts),
-                    label=None if unknown else _label_text(path, line, label),
-                    line=line,
-                    numbered=not unknown and not isinstance(label, str),
+            if not labelled or (not label_required and is_missing(label)):
+                written = None
+            elif isinstance(label, bool) or not isinstance(label, str | int | float) or label != label:
+                raise UserError(
+                    f"{path} line {line}: {label!r:.40} is not a label; expected the index of the correct choice, "
+                    "from 0"
                 )
-            )
+            else:  # Parquet holds integers as floats if some are missing
+                is_integer = isinstance(label, float) and label == int(label)
+                written = str(int(label)) if is_integer else str(label).strip()
+            numbered = written is not None and not isinstance(label, str)
+            start, context = _text(path, line, start), _text(path, line, context)
+            items.append(MultipleChoice(context, start, checked_choices(path, line, texts), written, line, numbered))
         return Split(path, tuple(items), labelled)
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[MultipleChoice]:
-        return Split(source, tuple(self.item_of(source, record) for record in records), labelled=False)
-
-    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        """The item of an input of a prediction: the tab-separated parts of a line, context first, or an object.
+    def parse_record(self, source: Path, record: InputRecord) -> MultipleChoice:
+        """An item from the tab-separated parts of a line, context first, or from an object.
 
         The object's fields have the names of the task's columns, or text (or context), start and choices.
         """
@@ -232,7 +215,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         return METRICS
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
-        """One row for each item. Over max_length, the longer of context and choice is cut (truncated_lengths).
+        """One row per item. Over max_length, the longer one is cut, context or choice (truncated_lengths).
 
         Raises UserError, with file and line, for a label that is not one of the item's choices.
         """
@@ -251,12 +234,12 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         )
 
     def describe(self, rows: "ChoiceRows", training: bool = False) -> Description:
-        """Counts the choices of all items, and empty_texts: contexts that are empty or white space."""
+        """Counts choices, and empty_texts: contexts that are empty or white space."""
         empty = sum(not item.context.strip() for item in rows.split.items)
         remarks = [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
         return Description({"choices": int((rows.part_lengths > 0).sum()), "empty_texts": empty}, remarks)
 
-    def objective(self) -> TaskObjective:
+    def objective(self) -> SoftClassObjective:
         return ChoiceObjective(pooling=self.pooling, smoothing=self.label_smoothing)
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
@@ -284,8 +267,8 @@ class ChoiceLabels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChoiceObjective(TaskObjective):
-    """Cross-entropy of the right choice, with a softmax over the scores of the present choices."""
+class ChoiceObjective(SoftClassObjective):
+    """Cross-entropy with a softmax over the scores of the choices that are present."""
 
     pooling: str = "cls"
     smoothing: float = 0.0
@@ -305,11 +288,6 @@ class ChoiceObjective(TaskObjective):
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    def soft_sum(
-        self, outputs: Float[Array, "B S"], teacher: Float[Array, "B S"], batch: TaskBatch, temperature: float
-    ) -> Scalar:
-        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""Classes, scores and sets of labels of texts and pairs of texts.
+"""Classes, scores and label sets for texts and pairs.
 
 Read `TextTask` first, which the three kinds share, then `ClassificationTask`, `RegressionTask` and `MultiLabelTask`.
 """
@@ -42,34 +42,25 @@ from bert_jax.tasks.task import (
     PooledTask,
     ScaledObjective,
     ScaledTask,
+    SoftClassObjective,
     Task,
     TaskObjective,
     pooled_vectors,
 )
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import (
-    PLAIN,
-    ClassCosts,
-    Scalar,
-    binary_sums,
-    classification_sums,
-    soft_binary_sum,
-    soft_class_sum,
-)
+from bert_jax.train import losses
+from bert_jax.train.losses import PLAIN, ClassCosts, Scalar
 from bert_jax.train.objectives import Counts, Term, Terms
 
 
 @dataclass(frozen=True)
 class TextTask(PooledTask[Example, LabelledRows]):
-    """A task whose labels belong to a whole text or pair of texts.
-
-    layer_mix: whether the text's vector is read from a learned mix of all layers (Peters et al. 2018, section 3.2).
-    """
+    """A task whose labels belong to a whole text or pair."""
 
     known_metrics: ClassVar[Mapping[str, Metric]]
     label_dtype: ClassVar[type[np.generic]]
 
-    layer_mix: bool = TaskConfig.layer_mix
+    layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
 
     @property
     def numbered_labels(self) -> tuple[str, ...]:
@@ -78,7 +69,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
-        """The class id or the score that a label means. Raises UserError, with file and line, for an invalid label."""
+        """A label's class id or score. Raises UserError, with file and line, for an invalid label."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
         if tables.kind_of_file(path) != "table":
@@ -87,28 +78,31 @@ class TextTask(PooledTask[Example, LabelledRows]):
         return labelled.read_table(path, columns, label_required, self.numbered_labels)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
-        """Texts, or pairs if the task is of pairs; if the checkpoint does not record this, the first record decides."""
+        """Texts or pairs, like the training data; if the checkpoint does not record this, the first record decides."""
+        split = super().parse(source, records)
+        first = split.items[0]
+        for item in split.items:
+            if (item.text_pair is None) != (first.text_pair is None):
+                kinds = ("one text", "a pair") if item.text_pair is None else ("a pair", "one text")
+                raise UserError(
+                    f"{source} line {item.line} is {kinds[0]}, but line {first.line} is {kinds[1]}. Give texts or "
+                    "pairs, not both"
+                )
+        return split
+
+    def parse_record(self, source: Path, record: InputRecord) -> Example:
         columns = self.columns
         names = [(columns.text, "text"), (columns.text_pair, "text_pair")]
-        needed = 2 if columns.text_pair else 1
         if columns.text and not columns.text_pair:
             names.pop()
-        items: list[Example] = []
-        for record in records:
-            first, *second = record_texts(source, record, names, needed)
-            if columns.marks and not isinstance(record.content, str):
-                borders = [read_value(source, record, (name,)) for name in columns.marks]
-                first, *second = labelled.mark_words(source, record.line, (first, *second), borders)
-            items.append(Example(first, second[0] if second else None, None, record.line))
-            if bool(second) != (items[0].text_pair is not None):
-                raise UserError(
-                    f"{source} line {record.line} is {'a pair' if second else 'one text'}, but line {items[0].line} is "
-                    f"{'one text' if second else 'a pair'}. Give texts or pairs, not both"
-                )
-        return Split(source, tuple(items), labelled=False)
+        texts = record_texts(source, record, names, needed=2 if columns.text_pair else 1)
+        if columns.marks and not isinstance(record.content, str):
+            borders = [read_value(source, record, (name,)) for name in columns.marks]
+            texts = labelled.mark_words(source, record.line, texts, borders)
+        return Example(texts[0], texts[1] if len(texts) > 1 else None, None, record.line)
 
     def encode(self, split: Split[Example], tokenizer: Tokenizer) -> LabelledRows:
-        """One row for each example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
+        """One row per example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
 
         Some vocabularies put two separators between the texts. A row over max_length loses pieces from the end of its
         longer text (truncated_lengths).
@@ -126,7 +120,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
         )
 
     def targets(self, split: Split[Example]) -> Shaped[np.ndarray, "R *shape"]:
-        """The class or the score of each text; 0 without labels."""
+        """The class or score per text; 0 without labels."""
         if not split.labelled:
             return np.zeros(len(split.items), self.label_dtype)
         values = [self.label_value(split, example.line, example.label or "") for example in split.items]
@@ -152,10 +146,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
 @dataclass(frozen=True)
 class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
-    """One class for each text or pair of texts.
-
-    positive: the label that f1, precision and recall are of; empty: the second one.
-    """
+    """One class per text or pair."""
 
     kind = "classification"
     known_metrics = CLASSIFICATION_METRICS
@@ -180,7 +171,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
     def complete(self, train: Split[Example]) -> Task:
         """Also sets the class weights.
 
-        Labels are in the order of the classes that the file names; otherwise sorted, whole numbers first and in
+        Labels are in the order in which the file names its classes; otherwise sorted, whole numbers first and in
         numerical order. Raises UserError for fewer than two labels, and for so many that the column is likely wrong.
         """
         task = self
@@ -205,14 +196,14 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
         return ClassObjective(len(self.labels), self.pooling, self.layer_mix, self.costs)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from the logits f32[C] of each row."""
+        """The metrics, from logits f32[C] per row."""
         functions = self.known_metrics
         if self.positive:
             functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
         return compute_metrics(functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """`label`, `score` (its probability) and `scores` of all labels."""
+        """`label`, `score` (its probability) and all `scores` by label."""
         predictions = []
         for shares in softmax(np.stack(answers).astype(np.float64), axis=-1):
             best = int(shares.argmax())
@@ -223,7 +214,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
 
 @dataclass(frozen=True)
 class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
-    """One score for each text or pair of texts."""
+    """One score per text or pair."""
 
     kind = "regression"
     known_metrics = REGRESSION_METRICS
@@ -246,7 +237,7 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
         return RegressionObjective((self.target_mean, self.target_std), self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics, from the score f32[] of each row."""
+        """The metrics, from one score per row."""
         return compute_metrics(self.known_metrics, self.metrics, rows.labels, np.stack(answers))
 
     def predictions(self, rows: LabelledRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
@@ -256,7 +247,7 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
 
 @dataclass(frozen=True)
 class TextObjective(TaskObjective):
-    """Logits from one vector per text: what the objectives of classes and of label sets share."""
+    """Logits from one vector per text, for classes and for label sets."""
 
     classes: int
     pooling: str = "cls"
@@ -271,19 +262,14 @@ class TextObjective(TaskObjective):
 
 
 @dataclass(frozen=True)
-class ClassObjective(TextObjective):
+class ClassObjective(TextObjective, SoftClassObjective):
     """Cross-entropy of classes (Devlin et al. 2019, section 4)."""
 
     costs: ClassCosts = PLAIN
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
-        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
+        loss, correct = losses.classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task": Term(loss, {"accuracy": correct})}
-
-    def soft_sum(
-        self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float
-    ) -> Scalar:
-        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
 
     def counts(self, batch: TaskBatch) -> Counts:
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
@@ -315,20 +301,14 @@ THRESHOLD = "threshold/"  # the prefix of the metrics that are the thresholds fo
 
 @dataclass(frozen=True)
 class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
-    """Any number of classes for each text or pair of texts, each predicted independently of the others.
-
-    | option | |
-    |---|---|
-    | threshold | the probability from which a label is predicted; 0: one for each label, calibrated on dev |
-    | thresholds | by label id, those with the best F1 of each label on dev; empty until calibrated |
-    """
+    """Any number of classes per text or pair, predicted independently."""
 
     kind = "multilabel"
     unread_columns = ("marks",)
     known_metrics = MULTILABEL_METRICS
 
     threshold: float = TaskConfig.threshold
-    thresholds: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()  # by label id, with the best F1 of each label on dev; empty until calibrated
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -353,7 +333,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return labelled.read_label_sets(path, columns, label_required, self.numbered_labels)
 
     def complete(self, train: Split[Any]) -> Task:
-        """Labels are in the order of the columns or the classes that the file names; otherwise sorted.
+        """Labels are in the order in which the file names columns or classes; otherwise sorted.
 
         Raises UserError for fewer than two labels.
         """
@@ -374,14 +354,14 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return ("micro_f1", "macro_f1", "auroc")
 
     def targets(self, split: Split[Any]) -> Int32[np.ndarray, "R C"]:
-        """1 for each label of a text."""
+        """1 if a text has the label."""
         targets = np.zeros((len(split.items), len(self.labels)), np.int32)
         for row, item in enumerate(split.items if split.labelled else ()):
             targets[row, [self.label_value(split, item.line, label) for label in item.labels or ()]] = 1
         return targets
 
     def describe(self, rows: LabelledRows, training: bool = False) -> Description:
-        """Also counts the labels of all texts."""
+        """Also counts labels."""
         description = super().describe(rows, training)
         return description._replace(counts=description.counts | {"labels": int(rows.labels.sum())})
 
@@ -395,7 +375,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return MultiLabelObjective(len(self.labels), self.pooling, self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from the logits f32[C] of each row.
+        """The metrics, from logits f32[C] per row.
 
         If the task has no thresholds yet, they are calibrated on these rows and returned as `threshold/LABEL`.
         """
@@ -416,7 +396,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         return (*self.metrics, *self._calibrated_names(), "task_loss")
 
     def predictions(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """`labels`, the predicted ones, `label_scores`, their probabilities, and `scores` of all labels."""
+        """`labels`, the predicted ones, `label_scores`, their probabilities, and all `scores` by label."""
         predictions = []
         for shares in expit(np.stack(answers).astype(np.float64)):
             chosen = np.flatnonzero(shares >= self._thresholds())
@@ -441,17 +421,17 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
 class MultiLabelObjective(TextObjective):
     """The mean binary cross-entropy over labels (torch's BCEWithLogitsLoss).
 
-    `accuracy` is the share of right decisions at a probability of 1/2.
+    `accuracy` counts decisions at a probability of 1/2.
     """
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
-        loss, correct = binary_sums(outputs, batch.labels, self._weights(batch))
+        loss, correct = losses.binary_sums(outputs, batch.labels, self._weights(batch))
         return {"task": Term(loss, {"accuracy": correct})}
 
     def soft_sum(
         self, outputs: Float[Array, "B C"], teacher: Float[Array, "B C"], batch: TaskBatch, temperature: float
     ) -> Scalar:
-        return soft_binary_sum(outputs, teacher, self._weights(batch), temperature)
+        return losses.soft_binary_sum(outputs, teacher, self._weights(batch), temperature)
 
     def _weights(self, batch: TaskBatch) -> Float[Array, "B C"]:
         return jnp.broadcast_to(batch.label_weights[:, None], batch.labels.shape) / self.classes

@@ -1,4 +1,4 @@
-"""Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
+"""Text vectors: how a text becomes one, and training that puts texts with similar meaning close together.
 
 Read `EmbeddingTask` first. Above it are the contrastive losses and the objective.
 """
@@ -50,7 +50,7 @@ class TextGroup(NamedTuple):
 
 
 class TextVectors(NamedTuple):
-    """The vectors of the rows that a device holds."""
+    """The vectors of a device's rows."""
 
     vectors: Float[Array, "B S D"]
     present: Bool[Array, "B S"]
@@ -112,7 +112,7 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
 
 
 def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors]:
-    """The first d dimensions of the vectors for each d; without dimensions, the whole vectors.
+    """The vectors cut to d dimensions, for every d; without dimensions, the whole vectors.
 
     The sum of their losses trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
     """
@@ -129,7 +129,7 @@ class GroupLabels(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EmbeddingRows(SideBySideRows[TextGroup]):
-    """Rows of S texts: an anchor, its positive, and hard negatives, some of which may be absent."""
+    """Rows with S texts: an anchor, its positive, and hard negatives; some may be absent."""
 
     scores: Float32[np.ndarray, "R"]
     label_weights: Float32[np.ndarray, "R"]
@@ -144,7 +144,7 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
 class EmbeddingObjective(TaskObjective):
     """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score.
 
-    accuracy is the share of anchors whose positive alone has the highest score of all candidates in the batch. With
+    accuracy is the share of anchors whose positive alone scores highest in the batch. With
     `dimensions`, the loss is the sum over truncations, and accuracy is for the largest one.
     """
 
@@ -168,7 +168,7 @@ class EmbeddingObjective(TaskObjective):
         return {"task": () if self.scored else ("accuracy",)}
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S D"]:
-        """The vector of each text; of an absent one, 0."""
+        """One vector per text; 0 for an absent one."""
         texts = separated(batch, batch.labels.present)
         vectors = pool_rows(self.pooling, encode_for_task(model, texts, dropout_key), texts.sequence_ids)
         return vectors.reshape(*batch.labels.present.shape, -1)
@@ -198,22 +198,9 @@ SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pair
 
 @dataclass(frozen=True)
 class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
-    """One vector of each text: the settings of a sentence-transformers folder, and the loss that trains the model.
+    """One vector per text: the settings of a sentence-transformers folder, and the loss that trains the model.
 
-    | option | |
-    |---|---|
-    | pooling | cls, mean, max or last; independent of the pooling for other heads |
-    | normalize | whether vectors have length 1 |
-    | prompt | put before a text, and before both texts of pairs with a score |
-    | query_prompt, document_prompt | put before text, and before text_pair and negatives, of pairs without a score |
-    | prompts | further prompts of a folder, by name |
-    | similarity | how a folder compares its vectors, for retrieval and export; training uses cosines |
-    | negatives | columns of hard negatives, separated by commas, or one column that holds a list |
-    | loss | contrastive, or cosent for pairs with a score; empty until the training file is read |
-    | scale | the factor of cosines in the loss; the inverse of the temperature |
-    | symmetric | contrastive: also find the text of each text_pair |
-    | dimensions | train also, or only, the first d dimensions: 384,128,64; empty: the whole vectors |
-    | truncate_dim | the first dimensions that vectors are cut to, after normalization; 0: the whole vectors |
+    The pooling is independent of the one for other heads. Training uses cosines, whatever the similarity.
     """
 
     kind = "embedding"
@@ -225,10 +212,10 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
     prompt: str = TaskConfig.prompt
     query_prompt: str = TaskConfig.query_prompt
     document_prompt: str = TaskConfig.document_prompt
-    prompts: tuple[tuple[str, str], ...] = ()
-    similarity: str = COSINE
+    prompts: tuple[tuple[str, str], ...] = ()  # further prompts of a folder, by name
+    similarity: str = COSINE  # how a folder compares its vectors, for retrieval and export
     negatives: str = TaskConfig.negatives
-    loss: str = TaskConfig.loss
+    loss: str = TaskConfig.loss  # empty until the training file is read
     scale: float = TaskConfig.scale
     symmetric: bool = TaskConfig.symmetric
     dimensions: tuple[int, ...] = TaskConfig.dimensions
@@ -310,10 +297,9 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
             items.append(TextGroup(texts, score, line))
         return Split(path, tuple(items), labelled=True, left_out=table.left_out)
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[TextGroup]:
+    def parse_record(self, source: Path, record: InputRecord) -> TextGroup:
         names = [(self.columns.text, "text"), (self.columns.text_pair, "text_pair")]
-        items = (TextGroup(tuple(record_texts(source, record, names, 2)), None, record.line) for record in records)
-        return Split(source, tuple(items), labelled=False)
+        return TextGroup(tuple(record_texts(source, record, names, needed=2)), None, record.line)
 
     def complete(self, train: Split[TextGroup]) -> Task:
         """Also sets the loss: cosent for pairs with a score, else contrastive."""
@@ -344,7 +330,7 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
         return super().metric_names(split)
 
     def encode(self, split: Split[TextGroup], tokenizer: Tokenizer) -> EmbeddingRows:
-        """One row for each group, whose texts are sequences [CLS] text [SEP] of up to max_length tokens each."""
+        """One row per group; its texts are sequences [CLS] text [SEP] with at most max_length tokens."""
         scored = split.items[0].score is not None
         by_role = self.query_prompt, self.document_prompt
         # Inputs of predict have no score, and a folder of sentence-transformers does not say what it was trained on.
@@ -363,7 +349,7 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
         )
 
     def describe(self, rows: EmbeddingRows, training: bool = False) -> Description:
-        """Warns about a file without the configured column of scores, and about prompts that its pairs do not use."""
+        """Warns if the file lacks the configured scores, and about prompts that its pairs do not use."""
         remarks, path = [], rows.split.path
         scored = rows.split.items[0].score is not None
         if self.columns.label and not scored:
@@ -390,7 +376,7 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
         )
 
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from the vectors f32[S, D] of each row, which have length 1.
+        """The metrics, from vectors f32[S, D] per row, which have length 1.
 
         For pairs with a score, spearman and pearson (or the REGRESSION_METRICS that task.metrics names) compare the
         cosines with the scores. For other rows, mrr and accuracy are the mean reciprocal rank of an anchor's positive

@@ -1,7 +1,7 @@
-"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+"""Question answering: the answer is in the context (SQuAD: Rajpurkar et al. 2016, 2018).
 
 question_data.py reads questions and encodes them as rows that slide over a long context. Here are the official metrics,
-the best answers of a row and of a question, and `QuestionTask` with its objective.
+the best answers by row and by question, and `QuestionTask` with its objective.
 """
 
 import re
@@ -59,12 +59,12 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compared_words(text: str) -> list[str]:
-    """The words of an answer that are compared: in lower case, without ASCII punctuation and English articles."""
+    """An answer's words, in lower case, without ASCII punctuation and English articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 def _best_scores(references: Sequence[list[str]], prediction: list[str]) -> tuple[float, float]:
-    """The highest exact match and the highest F1 of a prediction, over the references."""
+    """The highest exact match and the highest F1 over the references."""
     overlaps = []
     for reference in references:
         shared = sum((Counter(reference) & Counter(prediction)).values())
@@ -145,7 +145,7 @@ def best_threshold(
     answerable: Bool[np.ndarray, "Q"],
     given: Bool[np.ndarray, "Q"],
 ) -> Best:
-    """The threshold of no_answer up to which answers are given that maximizes the sum of scores.
+    """The best threshold: answers are given up to this probability of no answer, and the scores add up to the maximum.
 
     `given`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
     probability of no answer first (equal ones in file order), and the first maximum counts. If giving no answer at all
@@ -165,7 +165,7 @@ NO_SPANS = 1e6  # the odds of no answer for a context without pieces
 
 
 class RowAnswers(NamedTuple):
-    """The n best spans of a row, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
+    """A row's n best spans, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
 
     firsts: Any  # i32, positions
     lasts: Any  # i32
@@ -174,7 +174,7 @@ class RowAnswers(NamedTuple):
 
 
 class AnswerText(NamedTuple):
-    """A part of a context: characters [start, end), and its score."""
+    """A span in the context, characters [start, end), and its score."""
 
     start: int
     end: int
@@ -206,7 +206,7 @@ class Decoded(NamedTuple):
 
 
 def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, longest: int) -> RowAnswers:
-    """The best spans of up to `longest` positions in each window that begin at a piece whose best window it is.
+    """Each window's best spans, up to `longest` positions long, that begin at a piece whose best window it is.
 
     The search is exact; run_squad.py only pairs the 20 best first positions with the 20 best last ones. As there, the
     first piece must be in its best window, the last one need not.
@@ -225,7 +225,7 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
 
 
 def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
-    """The `count` best spans of each question over all of its rows, as characters of its context.
+    """Each question's `count` best spans over all of its rows, as characters of its context.
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
@@ -252,17 +252,7 @@ NULL_THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class QuestionTask(Task[Question, QuestionRows]):
-    """An answer to a question that is a part of its context; with unanswerable, there may be none.
-
-    | option | |
-    |---|---|
-    | max_query_length | pieces of a question at most |
-    | doc_stride | pieces from one window of a long context to the next |
-    | n_best | answers kept for each question |
-    | max_answer_length | pieces of an answer at most |
-    | unanswerable | whether questions may have no answer (SQuAD 2.0) |
-    | null_threshold | the probability of no answer above which a question has none; None: the best one on dev |
-    """
+    """An answer from the question's context; with unanswerable, there may be none (SQuAD 2.0)."""
 
     kind = "question"
     unread_columns = ("marks",)
@@ -295,9 +285,8 @@ class QuestionTask(Task[Question, QuestionRows]):
             return read_squad(path, label_required)
         return read_questions(path, columns, label_required)
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Question]:
-        questions = tuple(parse_question(source, record, self.columns) for record in records)
-        return Split(source, questions, labelled=False)
+    def parse_record(self, source: Path, record: InputRecord) -> Question:
+        return parse_question(source, record, self.columns)
 
     def complete(self, train: Split[Question]) -> Task:
         """Sets unanswerable if the training file has questions without an answer, and adds the metric THRESHOLD.
@@ -319,7 +308,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
     def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
-        """One row for each window (encode_questions). The target is the first answer that is in the context."""
+        """One row per window (encode_questions). The target is the first answer that is in the context."""
         return encode_questions(
             split,
             tokenizer,
@@ -432,7 +421,7 @@ class QuestionTask(Task[Question, QuestionRows]):
 
 @dataclass(frozen=True)
 class QuestionObjective(TaskObjective):
-    """Cross-entropy of the first and the last position of an answer (Devlin et al. 2019, sections 4.2 and 4.3)."""
+    """Cross-entropy of the answer's first and last position (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
     n_best: int
     max_answer_length: int
@@ -442,7 +431,7 @@ class QuestionObjective(TaskObjective):
         return Heads(question=True)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T 2"]:
-        """Logits of the first and the last position of the answer."""
+        """Logits for the answer's first and last position."""
         return answer_logits(model, model.encode(batch, dropout_key).last)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:

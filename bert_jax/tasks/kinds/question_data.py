@@ -1,4 +1,4 @@
-"""Questions, contexts and answers: their files, and the windows of a context as rows."""
+"""Questions, contexts and answers: their files, and a row for each window of a context."""
 
 import functools
 import json
@@ -59,9 +59,9 @@ class Question(NamedTuple):
 
 
 def read_squad(path: Path, label_required: bool) -> Split[Question]:
-    """Reads SQuAD's JSON: data, paragraphs with a context each, and qas.
+    """Reads SQuAD's JSON: data, paragraphs with a context, and qas.
 
-    A question of qas has id, question, answers with text and answer_start, and is_impossible. Raises UserError, with
+    A question in qas has id, question, answers with text and answer_start, and is_impossible. Raises UserError, with
     the article or question, for malformed input, an empty context, and a file in which only some questions have
     answers.
     """
@@ -96,7 +96,7 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
 
 
 def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-    """Reads a table with one question in each row.
+    """Reads a table with one question per row.
 
     The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
     context, task.label for the answers; and id and is_impossible, if the table has them. If is_impossible is true (or
@@ -118,7 +118,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 
 
 def parse_question(source: Path, record: InputRecord, columns: Columns) -> Question:
-    """The question of an input of a prediction, without answers.
+    """The question in an input of predict, without answers.
 
     The input is an object with the columns of read_questions, or a plain line: a question, a tab and its context.
     Raises UserError, with the line, for a missing part.
@@ -192,7 +192,7 @@ def _is_impossible(path: Path, place: str, value: Any) -> bool:
 
 
 def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...] | None:
-    """The answers of a question from their value in a file; None if it gives none."""
+    """A question's answers from their value in a file; None if it gives none."""
     if answers is None:
         return None
     if isinstance(answers, str):
@@ -269,7 +269,7 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuestionRows(TaskRows[Question]):
-    """Rows of questions in order; K - 1 questions, P pieces of all contexts."""
+    """Rows of K - 1 questions, in order; the contexts have P pieces."""
 
     cut_part: ClassVar[str] = "questions"
     cut_option: ClassVar[str] = "max_query_length"
@@ -283,7 +283,7 @@ class QuestionRows(TaskRows[Question]):
     not_found: int  # questions without an answer that is in the context
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The question of each row."""
+        """The question per row."""
         return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
 
     def targets(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
@@ -301,7 +301,7 @@ class _Label(NamedTuple):
 
 
 def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
-    """The pieces of the first answer that occurs in the context, given the characters of the context's pieces."""
+    """The first answer that occurs in the context. characters has the characters of the context's pieces."""
     for answer in question.answers or ():
         if span := locate(question.context, answer):
             # The first piece that ends after the answer's start, and the last one that begins before its end.
@@ -315,7 +315,7 @@ def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _L
 def encode_questions(
     split: Split[Question], tokenizer: Tokenizer, *, max_length: int, max_query_length: int, doc_stride: int
 ) -> QuestionRows:
-    """One row for each window of each question's context.
+    """One row per window of a question's context.
 
     A question is cut to max_query_length pieces; a row has up to max_length. Raises UserError if that leaves no space
     for a context.

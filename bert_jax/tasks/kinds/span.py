@@ -47,9 +47,9 @@ Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true ite
 
 
 def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Sequence[str]) -> list[Scored]:
-    """The best spans of each sentence, in reading order, an outer span before those inside it.
+    """Each sentence's best spans, in reading order, an outer span before the ones inside it.
 
-    Each row contributes CANDIDATES spans for each of its words, or fewer if it has fewer.
+    A row contributes CANDIDATES spans for every word, or all if it has fewer.
     """
     candidates: list[Scored] = [{} for _ in rows.split.items]
     for answer, count, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
@@ -65,12 +65,12 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
 
 
 def spans_above(threshold: float, sentences: Sequence[Scored]) -> list[Scored]:
-    """The spans of each sentence with at least this probability."""
+    """Each sentence's spans with at least this probability."""
     return [{span: score for span, score in spans.items() if score >= threshold} for spans in sentences]
 
 
 def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
-    """The spans of each sentence without those that overlap a more probable one (Yu et al. 2020, section 3).
+    """Drops spans that overlap a more probable one in their sentence (Yu et al. 2020, section 3).
 
     overlap is one of OVERLAPS: with `flat`, two spans have no common word; with `nested`, one of two with a common word
     lies in the other; with `any`, all are kept. The first of equally probable spans is kept. Spans above a threshold
@@ -97,7 +97,7 @@ def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """The sentence of each row, and how many of its words are in earlier rows."""
+    """Each row's sentence, and how many of its words are in earlier rows."""
     sentences = rows.items()
     return sentences, rows.row_words[:-1] - rows.sentence_offsets[sentences]
 
@@ -105,7 +105,7 @@ def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.n
 def predicted_relations(
     rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Iterable[Span]], relation_labels: Sequence[str]
 ) -> dict[SentenceRelation, float]:
-    """The relations between these spans of each sentence, and their probabilities.
+    """The relations between these spans, by sentence, and their probabilities.
 
     Several given spans may have the same words; a predicted relation then holds for all of them.
     """
@@ -152,28 +152,20 @@ RELATION_METRICS = ("relation_f1", "relation_precision", "relation_recall")
 class SpanTask(Task[SpannedSentence, SpanRows]):
     """Spans of up to max_span words, which may overlap and nest, each with a type.
 
-    | option | |
-    |---|---|
-    | max_span | words of the longest span that is considered; 0: until the training file is read |
-    | span_scores | `binary`: a probability for each type, so that a span may have several; `classes`: a softmax over
-      the types and none, so that a span has at most one |
-    | span_vectors | `endpoints`: a span's vector has the hidden states of its first and last word and the mean of all;
-      `boundary`: a dense layer for the first and one for the last word instead of their hidden states; `content`: also
-      an attention over the words instead of the mean (Lee et al. 2017) |
-    | span_overlap | the predicted spans of a sentence: `any`; `nested`, no two of which overlap in part; `flat`, no two
-      of which have a common word. The more probable of two is kept (Yu et al. 2020, section 3) |
-    | threshold | the probability from which a span is predicted; 0: until it is calibrated to the best F1 on dev |
+    span_scores=binary predicts every type on its own, `classes` by a softmax over the types and none. span_vectors:
+    `content` attends to the words as in Lee et al. 2017. span_overlap keeps the more probable span (Yu et al. 2020,
+    section 3).
     """
 
     kind = "spans"
     unread_columns = ("text_pair", "marks")
     known_metrics: ClassVar[tuple[str, ...]] = SPAN_METRICS
 
-    max_span: int = TaskConfig.max_span
+    max_span: int = TaskConfig.max_span  # 0: until the training file is read
     span_scores: str = "binary"
     span_vectors: str = TaskConfig.span_vectors
     span_overlap: str = TaskConfig.span_overlap
-    threshold: float = TaskConfig.threshold
+    threshold: float = TaskConfig.threshold  # 0: until it is calibrated
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,17 +205,14 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         )
         return Split(path, tuple(items), tagged.labelled)
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[SpannedSentence]:
-        """Sentences of the given words, or of the words of raw texts; with `spans` if these are given."""
-        items = []
-        for record in records:
-            words, text, offsets = record_words(source, record, self.columns.text)
-            spans: tuple[Span, ...] = ()
-            if self.pairs_are_given:
-                values = read_value(source, record, (self.columns.label, "spans"))
-                spans = checked_spans(f"{source} line {record.line}: spans", values, len(words))
-            items.append(SpannedSentence(words, spans, (), record.line, text, offsets))
-        return Split(source, tuple(items), labelled=False)
+    def parse_record(self, source: Path, record: InputRecord) -> SpannedSentence:
+        """A sentence from words or a raw text; with `spans` if these are given."""
+        words, text, offsets = record_words(source, record, self.columns.text)
+        spans: tuple[Span, ...] = ()
+        if self.pairs_are_given:
+            values = read_value(source, record, (self.columns.label, "spans"))
+            spans = checked_spans(f"{source} line {record.line}: spans", values, len(words))
+        return SpannedSentence(words, spans, (), record.line, text, offsets)
 
     def complete(self, train: Split[SpannedSentence]) -> Task:
         """Sets the types, the longest span and the metrics. Raises UserError for a file without spans."""
@@ -279,7 +268,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         return self if self.threshold else replace(self, threshold=metrics.get("threshold", UNCALIBRATED))
 
     def predictions(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
-        """`words` and `spans` of each sentence.
+        """`words` and `spans` by sentence.
 
         A span has `type`, `text`, `words` [first, end), its probability as `score`, and `start` and `end`, characters
         of the raw text if there is one.
@@ -305,7 +294,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         return {"": _matches(_numbered(predicted), true_spans)}, predicted, calibrated
 
     def _spans(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[Scored]:
-        """The spans of each sentence and their probabilities: the given ones, or the predicted ones."""
+        """Each sentence's spans, given or predicted, and their probabilities."""
         if self.pairs_are_given:
             return [dict.fromkeys(item.spans, 1.0) for item in rows.split.items]
         candidates = without_overlaps(candidate_spans(rows, answers, self.labels), self.span_overlap)
@@ -317,22 +306,14 @@ OF_PREDICTED_SPANS = ("labels", "span_scores", "span_overlap", "threshold")
 
 @dataclass(frozen=True)
 class SpanPairTask(SpanTask):
-    """Relations between spans, and with relations_between=predicted also the spans themselves.
-
-    | option | |
-    |---|---|
-    | relations_between | `predicted`: spans are trained and predicted, too; `given`: they are part of the input |
-    | relation_threshold | the probability from which the most probable relation of two spans is predicted; 0: if it is
-      more probable than none |
-    | relation_labels | by id - 1; empty until the training file is read |
-    """
+    """Relations between spans, and with relations_between=predicted also the spans themselves."""
 
     kind = "span_pairs"
     known_metrics = (*RELATION_METRICS, *SPAN_METRICS)
 
     relations_between: str = "predicted"
     relation_threshold: float = TaskConfig.relation_threshold
-    relation_labels: tuple[str, ...] = ()
+    relation_labels: tuple[str, ...] = ()  # by id - 1; empty until the training file is read
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,16 +24,6 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import structured
 from bert_jax.model.heads.config import Heads
-from bert_jax.model.heads.structured import (
-    Scheme,
-    allowed_by,
-    breaks_iob1,
-    breaks_iob2,
-    breaks_iobes,
-    marks_ends,
-    marks_entities,
-    scheme_of,
-)
 from bert_jax.model.outputs import encode_for_task, tag_logits
 from bert_jax.tasks.labels import LabelTask
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
@@ -51,9 +41,9 @@ from bert_jax.tasks.rows import (
     encode_words,
     spans,
 )
-from bert_jax.tasks.task import Description, Rows, Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum
+from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
 SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
@@ -76,13 +66,10 @@ class WordTask(Task[Sentence, Rows]):
             return functools.partial(read_word_lists, labels=self.numbered_labels)
         return read_conllu if kind_of_file(path) == "conllu" else read_conll
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
-        """Sentences of the given words, or of the words of raw texts (record_words)."""
-        items = []
-        for record in records:
-            words, text, offsets = record_words(source, record, self.columns.text)
-            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
-        return Split(source, tuple(items), labelled=False)
+    def parse_record(self, source: Path, record: InputRecord) -> Sentence:
+        """A sentence from words or a raw text (record_words)."""
+        words, text, offsets = record_words(source, record, self.columns.text)
+        return Sentence(words, None, (record.line,) * len(words), text, offsets)
 
 
 def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -160,7 +147,7 @@ def entity_tags(spans: Sequence[Span], words: int, ends: bool) -> tuple[str, ...
 def closed_set(tags: Collection[str]) -> set[str]:
     """All tags of the scheme for the types of these tags: IOBES if a tag marks an end, else IOB2."""
     types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
-    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
+    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if structured.marks_ends(tags) else "BI")}
 
 
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
@@ -169,10 +156,10 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
     because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
     """
-    if marks_ends({tag for tags in sentences for tag in tags}):
-        return sum(breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    if structured.marks_ends({tag for tags in sentences for tag in tags}):
+        return sum(structured.breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
-    return min(sum(breaks(*pair) for pair in pairs) for breaks in (breaks_iob1, breaks_iob2))
+    return min(sum(breaks(*pair) for pair in pairs) for breaks in (structured.breaks_iob1, structured.breaks_iob2))
 
 
 def _tag(mark: str, label: str) -> str:
@@ -195,7 +182,7 @@ class TagAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TagObjective(TaskObjective):
+class TagObjective(SoftClassObjective):
     """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
 
     With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
@@ -206,7 +193,7 @@ class TagObjective(TaskObjective):
     crf: bool = False
     costs: ClassCosts = PLAIN
     layer_mix: bool = False
-    scheme: Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
+    scheme: structured.Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
 
     @property
     def heads(self) -> Heads:
@@ -219,7 +206,7 @@ class TagObjective(TaskObjective):
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
         if self.crf:
-            allowed = allowed_by(self.scheme, batch.labels.whole)
+            allowed = structured.allowed_by(self.scheme, batch.labels.whole)
             loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids, allowed)
         else:
             loss, correct = classification_sums(outputs, tags, weights, self.costs)
@@ -232,16 +219,11 @@ class TagObjective(TaskObjective):
     def has_soft_targets(self) -> bool:
         return not self.crf
 
-    def soft_sum(
-        self, outputs: Float[Array, "B T C"], teacher: Float[Array, "B T C"], batch: TaskBatch, temperature: float
-    ) -> Scalar:
-        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
-
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """The predicted tag and its probability at each position, [B, T]."""
         words = batch.labels.words
         if self.crf:
-            chain, allowed = model.head("crf"), allowed_by(self.scheme, batch.labels.whole)
+            chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
             first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
             path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
             # The derivative of the log-partition by a tag's logit is the probability of the tag there.
@@ -261,17 +243,11 @@ class TagObjective(TaskObjective):
 class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     """A tag for every word.
 
-    | option | |
-    |---|---|
-    | label_subwords | the pieces of a word that are trained to predict its tag: `first` (Devlin et al. 2019, section
-      5.3) or `all` (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Sequence Labeling") |
-    | decode | read a word's tag from the distribution at its `first` piece, or from the `mean` of the distributions at
-      all its pieces. The mean is over probabilities, not logarithms, as in aggregation_strategy="average" of Hugging
-      Face's pipeline, so an export predicts the same tags and one confident piece cannot overrule all others |
-    | crf | whether the tags of a row are predicted jointly, by a linear-chain CRF over the words' first pieces (Lample
-      et al. 2016). Sequences that the scheme of entity tags does not allow have probability 0 |
-    | crf_rate | the learning rate of the CRF's transitions, relative to the others' |
-    | layer_mix | whether tags are read from a learned mix of all layers (Peters et al. 2018, section 3.2) |
+    label_subwords=first is as in Devlin et al. 2019, section 5.3, `all` as in Jurafsky and Martin, Speech and Language
+    Processing, 3rd edition, "Sequence Labeling". decode=mean averages probabilities, not logarithms, as in
+    aggregation_strategy="average" of Hugging Face's pipeline, so an export predicts the same tags and one confident
+    piece cannot overrule all others. crf predicts the tags of a row jointly, from the words' first pieces (Lample et
+    al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
     """
 
     kind = "tagging"
@@ -281,30 +257,38 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     decode: str = "first"
     crf: bool = TaskConfig.crf
     crf_rate: float = TaskConfig.crf_rate
-    layer_mix: bool = TaskConfig.layer_mix
+    layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task.label_subwords", self.label_subwords, ("first", "all"))
         check_choice("task.decode", self.decode, ("first", "mean"))
-        if self.crf and (self.class_weights or self.label_smoothing):
-            raise UserError(
+        for is_conflict, message in (
+            (
+                self.crf and (self.class_weights or self.label_smoothing),
                 "task.class_weights and task.label_smoothing belong to the cross-entropy of single words, which "
-                "task.crf replaces; remove one of the two"
-            )
-        if self.decode == "mean" and self.label_subwords == "first":
-            raise UserError(
+                "task.crf replaces; remove one of the two",
+            ),
+            (
+                self.decode == "mean" and self.label_subwords == "first",
                 "task.decode=mean reads all pieces of a word, but task.label_subwords=first trains only the first; "
-                "add --config.task.label_subwords=all"
-            )
-        if self.crf and self.label_subwords == "all":
-            raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
-        if not self.crf and self.crf_rate != TaskConfig.crf_rate:
-            raise UserError(
-                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True"
-            )
-        if not 0 <= self.crf_rate < float("inf"):
-            raise UserError(f"task.crf_rate is {self.crf_rate}; use a factor of the learning rate of 0 or more")
+                "add --config.task.label_subwords=all",
+            ),
+            (
+                self.crf and self.label_subwords == "all",
+                "task.crf uses the first piece of each word; leave out task.label_subwords=all",
+            ),
+            (
+                not self.crf and self.crf_rate != TaskConfig.crf_rate,
+                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True",
+            ),
+            (
+                not 0 <= self.crf_rate < float("inf"),
+                f"task.crf_rate is {self.crf_rate}; use a factor of the learning rate of 0 or more",
+            ),
+        ):
+            if is_conflict:
+                raise UserError(message)
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
         return {tag for sentence in split.items for tag in sentence.tags or ()}
@@ -342,13 +326,13 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             if len(tags) < 2:
                 raise UserError(f"{train.path}: every tag is {tags.pop()!r}; is task.label the right column?")
             named = train.class_names if tags <= set(train.class_names) else ()
-            if marks_entities(tags):
-                named = tuple(name for name in named if marks_entities({*tags, name}))
+            if structured.marks_entities(tags):
+                named = tuple(name for name in named if structured.marks_entities({*tags, name}))
                 tags = closed_set({*tags, *named})
             others = sorted(tags - set(named), key=lambda tag: (tag != "O", tag))
             task = replace(task, labels=(*named, *others))
         entity_metrics = [name for name in task.metrics if name != "accuracy"]
-        if entity_metrics and not marks_entities(task.labels):
+        if entity_metrics and not structured.marks_entities(task.labels):
             raise UserError(
                 f"task.metrics has {entity_metrics[0]!r}, which compares entities, but the tags of {train.path} mark "
                 "none; use accuracy"
@@ -359,7 +343,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return task.with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
-        if marks_entities(self.labels):
+        if structured.marks_entities(self.labels):
             return ("f1", "precision", "recall", "accuracy")
         return ("accuracy",)
 
@@ -376,7 +360,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
             labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(words.word_starts, trained_pieces)] = 1
-            if marks_entities(self.labels):
+            if structured.marks_entities(self.labels):
                 irregular = irregular_tags([sentence.tags or () for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
@@ -390,7 +374,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return Description(counts, [remark] if rows.irregular_tags else [])
 
     def objective(self) -> TaskObjective:
-        scheme = scheme_of(self.labels) if self.crf else None
+        scheme = structured.scheme_of(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
@@ -409,7 +393,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         """
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
         objects = sentence_objects(rows, tags=self._predicted(rows, answers), tag_scores=scores)
-        if marks_entities(self.labels):
+        if structured.marks_entities(self.labels):
             for item, prediction in zip(rows.split.items, objects, strict=True):
                 prediction["entities"] = [
                     span_object(item, span, float(np.mean(prediction["tag_scores"][span.first : span.end])))
@@ -432,14 +416,14 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
 
         It is IOBES or IOB2; or IOB1 if the labels lack a B-X, as in models that were trained on IOB1.
         """
-        if not marks_entities(self.labels) or not all(map(structured.ENTITY_TAG.fullmatch, tags)):
+        if not structured.marks_entities(self.labels) or not all(map(structured.ENTITY_TAG.fullmatch, tags)):
             return tags
-        converted = entity_tags(entities(tags), len(tags), marks_ends(self.labels))
+        converted = entity_tags(entities(tags), len(tags), structured.marks_ends(self.labels))
         if not structured.lacks_beginnings(self.labels):
             return converted
         # In IOB1, B-X only marks the beginning of an entity that follows another X at once.
         pairs = pairwise(("O", *converted))
-        return tuple("I" + tag[1:] if breaks_iob1(last, tag) else tag for last, tag in pairs)
+        return tuple("I" + tag[1:] if structured.breaks_iob1(last, tag) else tag for last, tag in pairs)
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
         """The predicted tag of each word. With a CRF, each sentence's tags obey their scheme.
@@ -448,7 +432,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         are then rewritten for the entities that conlleval reads in them.
         """
         tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
-        if not self.crf or not marks_entities(self.labels) or rows.whole.all():
+        if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
         return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
 

@@ -25,6 +25,7 @@ from bert_jax.tasks.reading.tables import (
     delimited_records,
     files_of,
     is_unicode,
+    json_lines,
     json_object,
     numbered_lines,
     plain_name,
@@ -58,7 +59,7 @@ class Words(NamedTuple):
 
 
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
-    """The texts of a record: separated by tabs in a plain line, or the fields of these names.
+    """A record's texts: separated by tabs in a plain line, or the fields with these names.
 
     names has the possible field names of each text, and the first `needed` texts are required. Raises UserError for a
     text that is missing, empty or not a string, and for too many tabs.
@@ -114,7 +115,7 @@ def checked_text(source: Path, line: int, text: Any) -> str:
 
 
 def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
-    """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
+    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split.
 
     If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
     and for a token that the text lacks.
@@ -304,7 +305,7 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
     if form in ("csv", "tsv"):
         columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
         return (record.values for record in delimited_records(path, columns, quoted=form == "csv")[1])
-    return _fields(path, names, _json_lines(path) if form == "jsonl" else _parquet_rows(path, names))
+    return _fields(path, names, json_lines(path) if form == "jsonl" else _parquet_rows(path, names))
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
@@ -346,14 +347,8 @@ def _fields(path: Path, names: list[str], rows: Iterable[tuple[int, Mapping[str,
         yield tuple(row[name] for name in names)
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in numbered_lines(path):
-        if line.strip():
-            yield number, json_object(f"{path} line {number}", line)
-
-
 def _parquet_rows(path: Path, names: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows of all files of a data set, numbered through. All files are checked before the first row."""
+    """The rows in all files, numbered through. All files are checked before the first row."""
     files = files_of(path)
     for file in files:
         check_file(file)

@@ -25,7 +25,7 @@ LABEL = 2  # the index of the label among the values that read_labelled reads
 def read_table(
     path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = (), ragged_lines: bool = False
 ) -> Split[Example]:
-    """Reads texts, or pairs of texts, from a table (tables.py), with their labels as strings.
+    """Reads texts, or pairs, from a table (tables.py), with their labels as strings.
 
     In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the class's name if the file
     gives it, or the label with this index in `labels` unless these are numbers. true and false become `true` and
@@ -77,10 +77,11 @@ def read_labelled(
     table = read_records(path, requested, ragged_lines)
     labels = slice(LABEL, LABEL + len(label_names))
     labelled = bool(columns.label) and all(table.present[labels])
-    # A text of -1 may be the name of a label, but not one of several columns that hold 1 or 0.
-    held_back = ("-1",) if len(label_names) > 1 else ()
+    # Data sets write -1, too, for labels that they withhold. As a text it may be the name of a label, but not if there
+    # are several columns, which hold 1 or 0.
+    withheld = ("-1",) if len(label_names) > 1 else ()
     labelled = labelled and not all(
-        is_held_back(value) or (isinstance(value, str) and value.strip() in held_back)
+        is_missing(value) or value == -1 or (isinstance(value, str) and value.strip() in withheld)
         for record in table.records
         for value in record.values[labels]
     )
@@ -90,7 +91,7 @@ def read_labelled(
 
 
 def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[Any]) -> list[str]:
-    """Puts a word of each text between marks: "to * place * it". borders has its characters [start, end) by text.
+    """Puts one word per text between marks: "to * place * it". borders has its characters [start, end) by text.
 
     The word's tokens do not change, and any encoder with a classification head can be used. The baseline of Wang et al.
     2019b instead classifies the words' vectors concatenated with the vector of [CLS], which needs a special head.
@@ -106,11 +107,6 @@ def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[An
             )
         marked.append(f"{text[:start]}{MARK} {text[start:end]} {MARK}{text[end:]}")
     return marked
-
-
-def is_held_back(label: Any) -> bool:
-    """Whether a label is empty, null, NaN or -1, which data sets write for labels that they withhold."""
-    return is_missing(label) or label == -1
 
 
 def is_missing(label: Any) -> bool:
@@ -164,7 +160,7 @@ _OF_LISTS = re.compile(r"""['"]|\[[^][]*,[^][]*\]""")
 
 
 def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[LabelSet]:
-    """Reads texts, or pairs of texts, and the set of labels of each, which may be empty.
+    """Reads texts, or pairs, and their sets of labels, which may be empty.
 
     columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is a class
     of the file, or else an index in `labels` unless these are numbers; in TSV and CSV, labels separated by commas, or a
@@ -266,7 +262,7 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 
 
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-    """Reads CoNLL columns: one word on each line, columns separated by tabs or spaces, blank lines between sentences.
+    """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
     Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines are skipped.
     Without label_required, a file of one column is read as unlabelled. Raises UserError for a line with more or fewer

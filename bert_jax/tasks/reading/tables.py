@@ -55,14 +55,14 @@ class Column:
 
 
 class TableRow(NamedTuple):
-    """The values of one example, one for each requested column; None if it has none."""
+    """An example's values, one per requested column; None if it has none."""
 
     line: int  # in the file, from 1; the row, from 1, in Parquet and prepared data
     values: tuple[Any, ...]  # texts from TSV and CSV; values of any type from other formats
 
 
 class Table(NamedTuple):
-    """The records of a file and the properties of their columns."""
+    """A file's records and the properties of their columns."""
 
     records: list[TableRow]
     present: tuple[bool, ...]  # for each requested column, whether the file has it
@@ -76,7 +76,7 @@ def is_number(name: str) -> bool:
 
 
 def _advice(role: str) -> str:
-    """The part of an error message that explains how to select another column."""
+    """How to select another column, for an error message."""
     flags = f" (in predict, evaluate and embed: --{role})" if role in ("text", "text_pair", "label") else ""
     return (
         f"Name another one with --config.task.{role}{flags}; a named task reads only the columns of its published files"
@@ -340,19 +340,24 @@ def json_object(where: str, line: str) -> dict[str, Any]:
     return value
 
 
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbers, from 1, and the objects of the lines that are not blank."""
+    for number, line in numbered_lines(path):
+        if line.strip():
+            yield number, json_object(f"{path} line {number}", line)
+
+
 def _read_json(path: Path, columns: Sequence[Column]) -> Table:
     """Reads JSON lines. A column exists if any object has it; its value is None in an object without it."""
     rows = []
-    for number, line in numbered_lines(path):
-        if line.strip():
-            row = json_object(f"{path} line {number}", line)
-            _check_columns(f"{path} line {number}", columns, row)
-            rows.append((number, row))
+    for number, row in json_lines(path):
+        _check_columns(f"{path} line {number}", columns, row)
+        rows.append((number, row))
     return _table(path, columns, rows, {name for _, row in rows for name in row}, {})
 
 
 def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads the rows of a Parquet file, or of all files of a data set, numbered through.
+    """Reads the rows in a Parquet file, or in all files of a data set, numbered through.
 
     Classes, single or in lists, have names if Hugging Face's `datasets` wrote them into the schema.
     """
@@ -452,7 +457,7 @@ def is_stored(path: Path) -> bool:
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
-    """Reads these columns of every example, in order. The ending of the file name determines the format.
+    """Reads these columns, example by example. The ending of the file name determines the format.
 
     .jsonl, .ndjson  one object on each line
     .parquet         the columns of the file, or of several (files_of)
