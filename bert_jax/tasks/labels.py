@@ -27,26 +27,26 @@ from bert_jax.train.losses import ClassCosts
 _UNNAMED = "label_"
 
 
-def parse_names(field: str, given: str) -> tuple[str, ...]:
+def parse_names(field: str, text: str) -> tuple[str, ...]:
     """The names in a comma-separated list. Raises UserError for an empty or repeated one; field is its key."""
-    names = tuple(name.strip() for name in given.split(",")) if given else ()
+    names = tuple(name.strip() for name in text.split(",")) if text else ()
     if not all(names) or len(set(names)) < len(names):
-        raise UserError(f"{field} is {given!r}; give different names, separated by commas")
+        raise UserError(f"{field} is {text!r}; give different names, separated by commas")
     return names
 
 
-def parse_label_map(given: str) -> dict[str, str]:
+def parse_label_map(text: str) -> dict[str, str]:
     """Maps a file's labels to the task's, from FILE_LABEL:LABEL,...
 
     The last colon separates the two. Raises UserError for a malformed part and for a label that is mapped twice.
     """
     names: dict[str, str] = {}
-    for part in given.split(",") if given else ():
-        old, colon, new = (text.strip() for text in part.rpartition(":"))
+    for part in text.split(",") if text else ():
+        old, colon, new = (side.strip() for side in part.rpartition(":"))
         if not (old and colon and new) or old in names:
             fault = "maps a label twice" if old in names else f"has the part {part!r}"
             raise UserError(
-                f"the label map {given!r} {fault}; write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..., such as "
+                f"the label map {text!r} {fault}; write LABEL_OF_THE_FILE:LABEL_OF_THE_TASK,..., such as "
                 "0:NEGATIVE,1:POSITIVE"
             )
         names[old] = new
@@ -118,6 +118,7 @@ class NamedLabelsTask(Task[Item, Rows]):
         """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
         labels = self.labels_in(split)
         names = parse_label_map(self.label_map)
+        # label_map comes first: it may say that two similar names differ.
         names |= same_names(labels - set(names), self.labels)
         if not labels & set(names):
             return split
@@ -179,6 +180,7 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
             weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
         else:
             for part in self.class_weights.split(","):
+                # A label may itself contain an equals sign.
                 label, _, number = part.rpartition("=")
                 label, weight = label.strip(), parse_number(number)
                 if label not in self.labels:

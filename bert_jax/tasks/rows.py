@@ -136,6 +136,7 @@ class TokenRows:
         """The rows with these indices, padded to length; index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)
         labels, weights = self.targets(taken)
+        # Padding gets segment, sequence and position 0, whatever the tokens that it points to.
         segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
         return TaskBatch(
             input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
@@ -248,14 +249,14 @@ def encode_pieces(
     (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
     room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
-    kept = truncated_lengths(*lengths, room)
+    sizes = truncated_lengths(*lengths, room)
     encoded, places = join_pairs(
-        Texts(first_ids, first_offsets[:-1], kept[0]),
-        Texts(second_ids, second_offsets[:-1], kept[1]),
+        Texts(first_ids, first_offsets[:-1], sizes[0]),
+        Texts(second_ids, second_offsets[:-1], sizes[1]),
         tokenizer,
         paired,
     )
-    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1]), places
+    return encoded, (sizes[0] < lengths[0]) | (sizes[1] < lengths[1]), places
 
 
 def join_pairs(
@@ -291,6 +292,7 @@ def truncated_lengths(
     If both lose pieces, each keeps half. An odd piece goes to the longer text, or to the second of two equally long
     ones, as in the strategy `longest_first` of Hugging Face tokenizers.
     """
+    # The shorter text is cut only if both exceed half of the room.
     shorter, longer = np.minimum(first, second), np.maximum(first, second)
     kept_shorter = np.minimum(shorter, np.maximum(room // 2, room - longer))
     kept_longer = np.minimum(longer, room - kept_shorter)
@@ -336,6 +338,7 @@ class SideBySideRows(TaskRows[Item]):
         rows, parts = np.where(filler, 0, indices), np.arange(count)
         # As rows of one sequence each; absent sequences have no tokens.
         flat = self.by_part.batch(np.where(filler[:, None], -1, rows[:, None] * count + parts).ravel(), length)
+        # Sequences are numbered from 1 in their row, so that attention keeps them apart.
         numbers = np.tile(parts + 1, len(rows))[:, None].astype(np.int32)
         shape = len(rows), -1
         labels, weights = self.targets_of(rows, ~filler[:, None] & (self.part_lengths[rows] > 0))
@@ -466,12 +469,14 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
+    # From the first word of the row, whose first piece follows [CLS].
     word_slots = tokenizer.begin + before[:-1] - before[first_words][word_rows]
 
     input_ids = np.full(offsets[-1], tokenizer.unk_id, np.int32)
     if special:
         input_ids[offsets[:-1]] = tokenizer.cls_id
         input_ids[offsets[1:] - 1] = tokenizer.sep_id
+    # All other positions are words without pieces, and keep [UNK].
     known = np.diff(piece_offsets) > 0  # words with pieces
     starts = offsets[word_rows] + word_slots
     input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]

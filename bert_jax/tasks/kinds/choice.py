@@ -138,7 +138,8 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """One correct choice among two or more, each read together with the context (Devlin et al. 2019, section 4.4).
 
     A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
-    side by side, which the encoder reads as rows. S is the largest number of choices in the split. There are no labels, because the index of a choice carries no meaning.
+    side by side, which the encoder reads as rows. S is the largest number of choices in the split. There are no labels,
+    because the index of a choice carries no meaning.
     """
 
     kind = "choice"
@@ -200,6 +201,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         if isinstance(record.content, str):
             context, *texts = (checked_text(source, line, text) for text in record.plain_texts())
             return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
+        # A list in one field, or else a field for each choice.
         listed = read_value(source, record, [*names, CHOICES] if len(names) == 1 else [CHOICES], required=False)
         texts = [listed] if listed is not None else [read_value(source, record, (name,)) for name in names]
         context = checked_text(source, line, read_value(source, record, (self.columns.text, "text", "context")))
@@ -250,6 +252,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         """`label`, the index of the choice from 0; `choice`, its text; `score`, its probability; `scores` by index."""
         predictions = []
         for item, scores in zip(rows.split.items, answers, strict=True):
+            # Absent choices at the end belong to items with more choices.
             shares = softmax(scores[: len(item.choices)].astype(np.float64))
             best = int(shares.argmax())
             known = {str(place): float(shares[place]) for place, text in enumerate(item.choices) if text}

@@ -93,6 +93,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
     def parse_record(self, source: Path, record: InputRecord) -> Example:
         columns = self.columns
         names = [(columns.text, "text"), (columns.text_pair, "text_pair")]
+        # The task is known to be of single texts.
         if columns.text and not columns.text_pair:
             names.pop()
         texts = record_texts(source, record, names, needed=2 if columns.text_pair else 1)
@@ -184,6 +185,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
                     f"{train.path} has {len(labels)} different labels in {len(train.items)} lines; is task.label "
                     f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
                 )
+            # The file may name classes that none of its lines has.
             named = labels <= set(train.class_names)
             task = replace(task, labels=train.class_names if named else tuple(sorted(labels, key=_label_order)))
         weights = task.weights_of(train, (example.label or "" for example in train.items))
@@ -199,6 +201,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
         """The metrics, from logits f32[C] per row."""
         functions = self.known_metrics
         if self.positive:
+            # f1, precision and recall of this class instead of class 1.
             functions = {**functions, **classification_metrics(self.labels.index(self.positive))}
         return compute_metrics(functions, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
@@ -340,6 +343,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
         task = self
         if not task.labels:
             labels = self.labels_in(train)
+            # Columns of 1 and 0 are the labels themselves.
             columns = tuple(name.strip() for name in self.columns.label.split(","))
             named = next((names for names in (train.class_names, columns) if labels <= set(names)), None)
             task = replace(task, labels=named or tuple(sorted(labels, key=_label_order)))

@@ -82,7 +82,8 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     numbers = placement.gather_rows(own.numbers)
     itself = jnp.arange(len(numbers))[None] == right[:, None]
     other = itself | (numbers[None] != own.numbers[:, None])
-    candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])  # all positives come first
+    # The positive of row i is candidate i, because all positives come first.
+    candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])
     possible = jnp.tile(other, rows.shape[1] - 1) & real[:, 1:].T.reshape(1, -1)
     scores = masked_scores(units[:, 0], candidates, possible)
     picked = jnp.take_along_axis(scores, right[:, None], axis=1)[:, 0]
@@ -90,6 +91,7 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     if symmetric:
         backward = masked_scores(units[:, 1], rows[:, 0], other & real[None, :, 0])
         losses = (losses + jax.nn.logsumexp(backward, axis=1) - picked) / 2
+    # A tie counts as wrong, so that equal vectors for all texts have accuracy 0.
     others = jnp.arange(scores.shape[1])[None] != right[:, None]
     highest = jnp.where(others, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
     correct = picked > highest  # false where a score is NaN
@@ -250,6 +252,7 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
         """The task with the checkpoint's way to make vectors, for options that have their default in `given`."""
         assert isinstance(start, EmbeddingTask)
         kept = {name: getattr(start, name) for name in KEPT if getattr(given, name) == getattr(TaskConfig, name)}
+        # These two have options of their own.
         prompts = tuple((name, text) for name, text in start.prompts if name not in (QUERY, DOCUMENT))
         return replace(self, prompts=prompts, **kept)
 
@@ -280,20 +283,20 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
             raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
         items = []
         for line, (text, text_pair, label, *negatives) in table.records:
-            where = f"{path} line {line}"
-            pair = read_text(where, text), read_text(where, text_pair)
+            place = f"{path} line {line}"
+            pair = read_text(place, text), read_text(place, text_pair)
             if not all(text.strip() for text in pair):
-                raise UserError(f"{where} has an empty text. Write both texts of the pair, or remove the line")
+                raise UserError(f"{place} has an empty text. Write both texts of the pair, or remove the line")
             score = None
             if scored:
                 score = float("nan") if is_missing(label) else parse_number(str(label))
                 if not abs(score) <= LARGEST:
                     raise UserError(
-                        f"{where}: {label!r} is not a score; expected a number. Correct the line or task.label"
+                        f"{place}: {label!r} is not a score; expected a number. Correct the line or task.label"
                     )
             if len(names) == 1 and is_stored(path) and isinstance(negatives[0], list):
                 negatives = negatives[0]
-            texts = (*pair, *(read_text(f"{where}: negatives", text).strip() for text in negatives))
+            texts = (*pair, *(read_text(f"{place}: negatives", text).strip() for text in negatives))
             items.append(TextGroup(texts, score, line))
         return Split(path, tuple(items), labelled=True, left_out=table.left_out)
 
@@ -388,6 +391,7 @@ class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
             names = [name for name in self.metrics if name in REGRESSION_METRICS] or SCORED
             cosines = (vectors[:, 0] * vectors[:, 1]).sum(axis=-1, dtype=np.float64)
             return compute_metrics(REGRESSION_METRICS, names, rows.scores, cosines)
+        # By text, so that a positive that occurs twice does not compete with itself.
         candidates: dict[str, np.ndarray] = {}
         for item, texts in zip(rows.split.items, vectors, strict=True):
             candidates |= {text: vector for text, vector in zip(item.texts[1:], texts[1:], strict=False) if text}

@@ -111,10 +111,10 @@ def squad2_metrics(
         exact_match, overlap = _best_scores(true, words)
         scores.append((exact_match, overlap if words and true[0] else exact_match))
     exact, f1 = np.array(scores, np.float64).T
-    given = np.array([bool(prediction) for prediction in predictions])
+    answered = np.array([bool(prediction) for prediction in predictions])
     probabilities = np.array(no_answer, np.float64)
-    best_exact = best_threshold(exact, probabilities, answerable, given)
-    best_f1 = best_threshold(f1, probabilities, answerable, given)
+    best_exact = best_threshold(exact, probabilities, answerable, answered)
+    best_f1 = best_threshold(f1, probabilities, answerable, answered)
     withheld = probabilities > (best_f1.threshold if threshold is None else threshold)
     metrics = {
         "best_exact": best_exact.score,
@@ -143,16 +143,17 @@ def best_threshold(
     scores: Float64[np.ndarray, "Q"],
     no_answer: Float64[np.ndarray, "Q"],
     answerable: Bool[np.ndarray, "Q"],
-    given: Bool[np.ndarray, "Q"],
+    answered: Bool[np.ndarray, "Q"],
 ) -> Best:
     """The best threshold: answers are given up to this probability of no answer, and the scores add up to the maximum.
 
-    `given`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
+    `answered`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
     probability of no answer first (equal ones in file order), and the first maximum counts. If giving no answer at all
     is best, the threshold is 0.
     """
     order = np.argsort(no_answer, kind="stable")
-    gains = np.where(answerable, scores, np.where(given, -1.0, 0.0))[order]
+    gains = np.where(answerable, scores, np.where(answered, -1.0, 0.0))[order]
+    # Entry n: the sum of scores if the first n questions get answers and the others none.
     reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
     best = int(reached.argmax())
     return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
@@ -213,6 +214,7 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
     """
     positions = jnp.arange(logits.shape[1])[None]
     starts, ends = logits[..., 0], logits[..., 1]
+    # scores[b, t, k]: the span of k + 1 positions from t.
     scores = starts[:, :, None] + ahead(ends, longest)
     begins = (places.best_begin[:, None] <= positions) & (positions < places.best_end[:, None])
     inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
@@ -239,6 +241,7 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
                     begin, end = rows.characters[shift + first, 0], rows.characters[shift + last, 1]
                     spans.append(AnswerText(int(begin), int(end), float(score)))
         spans = sorted((span for span in spans if span.start < span.end), key=lambda span: -span.score)[:count]
+        # No answer must be plausible in all windows, since the answer is in one of them.
         least = float(min(answer.null for answer in answers[start:stop]))
         shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
         null_odds = least - spans[0].score if spans else NO_SPANS
@@ -399,6 +402,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         predictions = []
         for question, decoded in zip(rows.split.items, decode(rows, answers, self.n_best), strict=True):
             shares = np.array(decoded.shares)
+            # Without the possibility of no answer, the spans share its probability.
             if not self.unanswerable and decoded.spans:
                 shares = shares[:-1] / shares[:-1].sum()
             spans = [

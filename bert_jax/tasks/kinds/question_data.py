@@ -337,6 +337,7 @@ def encode_questions(
             f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
             f"for a context; use --config.task.max_length={max_query_length + 128}"
         )
+    # Rows are windows of all questions, in order.
     sizes = np.diff(bounds)[contexts]
     windows_by_question = [
         windows_of(size, room, doc_stride) for size, room in zip(sizes.tolist(), rooms.tolist(), strict=True)
@@ -355,6 +356,7 @@ def encode_questions(
     ]
     answers = np.array([label[:2] for label in labels])[questions]
     known = np.array([label.known for label in labels])
+    # An answer that the window does not contain entirely counts as none in its row.
     inside = (windows[:, 0] <= answers[:, 0]) & (answers[:, 1] < windows[:, 1])
     shifts = (encoded.first_lengths - windows[:, 0])[:, None]  # from pieces to positions
     places = np.concatenate([np.where(inside[:, None], answers + shifts, 0), windows + shifts], axis=1)

@@ -54,6 +54,7 @@ def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Seque
     candidates: list[Scored] = [{} for _ in rows.split.items]
     for answer, count, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
         best = slice(CANDIDATES * count)
+        # places = (word * K + length - 1) * C + type (SpanAnswer)
         word_and_length, types = np.divmod(answer.places[best].astype(np.int64), len(labels))
         firsts, lengths = np.divmod(word_and_length, rows.longest)
         order = np.lexsort((-lengths, firsts))
@@ -86,14 +87,14 @@ def without_overlaps(sentences: Sequence[Scored], overlap: str) -> list[Scored]:
         around = other.first <= span.first and span.end <= other.end
         return overlap == "flat" or not (inside or around)
 
-    kept: list[Scored] = []
+    remaining: list[Scored] = []
     for spans in sentences:
         chosen: list[Span] = []
         for span in sorted(spans, key=spans.__getitem__, reverse=True):
             if not any(clash(span, other) for other in chosen):
                 chosen.append(span)
-        kept.append({span: score for span, score in spans.items() if span in chosen})
-    return kept
+        remaining.append({span: score for span, score in spans.items() if span in chosen})
+    return remaining
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
@@ -121,7 +122,7 @@ def predicted_relations(
         for head, tail in np.argwhere(answer.relations > 0).tolist():
             label = relation_labels[answer.relations[head, tail] - 1]
             score = float(answer.relation_scores[head, tail])
-            # Position p of both lists is the same span; a relation is between two different ones.
+            # Heads and tails are the same list of spans; a relation is between two different ones.
             for a, b in itertools.product(paired[head], paired[tail]) if head != tail else ():
                 if a != b:
                     relations.setdefault((sentence, label, a, b), score)
@@ -288,6 +289,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         if not threshold:
             scores = np.array([score for spans in candidates for score in spans.values()])
             hits = [(number, span) in true_spans for number, spans in enumerate(candidates) for span in spans]
+            # True spans that are no candidates count as missed at any threshold.
             threshold = best_threshold(scores, np.array(hits, bool), len(true_spans))
             calibrated = {"threshold": threshold}
         predicted = spans_above(threshold, candidates)

@@ -63,14 +63,14 @@ def read_spans(
         raise UserError(f"{path} has no labels: column {requested[deciding].name!r} is null throughout")
     items = []
     for number, (words, span_values, relation_values) in records:
-        where = f"{path} line {number}"
+        source = f"{path} line {number}"
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise UserError(
-                f"{where}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
+                f"{source}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
             )
-        sentence_spans = checked_spans(f"{where}: {spans}", span_values or [], len(words))
+        sentence_spans = checked_spans(f"{source}: {spans}", span_values or [], len(words))
         between = []
-        for place, head, tail, label in _checked_objects(f"{where}: relations", relation_values or [], "relations"):
+        for place, head, tail, label in _checked_objects(f"{source}: relations", relation_values or [], "relations"):
             count = len(sentence_spans)
             if not (0 <= head < count and 0 <= tail < count) or head == tail:
                 raise UserError(
@@ -82,26 +82,26 @@ def read_spans(
     return Split(path, tuple(items), labelled)
 
 
-def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
-    """The spans of a sentence with `words` words, from their JSON values. Raises UserError that begins with `where`."""
+def checked_spans(source: str, values: Any, words: int) -> tuple[Span, ...]:
+    """The spans of a sentence with `words` words, from JSON. Raises UserError that begins with `source`."""
     spans = []
-    for place, first, end, label in _checked_objects(where, values, "spans"):
+    for place, first, end, label in _checked_objects(source, values, "spans"):
         if not 0 <= first < end <= words:
             raise UserError(f"{place} is from word {first} to {end}, but the sentence has {words} words. Correct it")
         spans.append(Span(label, first, end))
     return tuple(spans)
 
 
-def _checked_objects(where: str, values: Any, kind: str) -> Iterator[tuple[str, int, int, str]]:
+def _checked_objects(source: str, values: Any, kind: str) -> Iterator[tuple[str, int, int, str]]:
     """The place of each object in a list of spans or relations, and its fields: two indices and a label.
 
     The label of a span may be missing.
     """
     first_name, second_name, expected = EXPECTED[kind]
     if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; expected a list of {kind}, each {expected}")
+        raise UserError(f"{source} is {values!r:.60}; expected a list of {kind}, each {expected}")
     for number, value in enumerate(values):
-        place = f"{where}[{number}]"
+        place = f"{source}[{number}]"
         fields = value if isinstance(value, Mapping) else {}
         first, second, label = fields.get(first_name), fields.get(second_name), fields.get("label")
         has_label = (isinstance(label, str) and label != "") or (kind == "spans" and label in (None, ""))
@@ -191,6 +191,7 @@ class SpanRows(WordRows[SpannedSentence]):
             relations[place, self.heads[own], self.tails[own]] = self.relations[own] + 1
             weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
         word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
+        # A span lies within the words of its row.
         possible = np.arange(width)[:, None] + np.arange(1, longest + 1) <= counts[:, None, None]
         labels = SpanLabels(word_positions, words.astype(np.int32), types, firsts, lengths, relations, weights)
         return labels, (possible & self.labelled).astype(np.float32)
@@ -383,6 +384,7 @@ class SpanObjective(TaskObjective):
         scores, places = jax.lax.top_k(flat, min(CANDIDATES * labels.words.shape[1], flat.shape[1]))
         if not self.relations:
             return SpanAnswer(places, scores, None, None, None, None)
+        # Relations are predicted between the most probable spans, which training does not see.
         firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
         relations = self.best_relations(relation_logits(model, take_spans(outputs.vectors, firsts, lengths)))
         return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *relations)

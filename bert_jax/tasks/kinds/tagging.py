@@ -158,6 +158,7 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     """
     if structured.marks_ends({tag for tags in sentences for tag in tags}):
         return sum(structured.breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    # The end of a sentence breaks neither scheme.
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
     return min(sum(breaks(*pair) for pair in pairs) for breaks in (structured.breaks_iob1, structured.breaks_iob2))
 
@@ -357,6 +358,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0
         if split.labelled:
+            # The number of pieces of each word, from its first one, that have its tag as a target.
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
             labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(words.word_starts, trained_pieces)] = 1
@@ -446,6 +448,7 @@ class TagRows(LabelledWordRows):
     @functools.cached_property
     def token_words(self) -> Int32[np.ndarray, "N"]:
         """The number of each token's word in its row, from 1; 0: no word."""
+        # word_rows ascends, so searchsorted gives the first word of the row.
         numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
         words = np.zeros(len(self.input_ids), np.int32)
         words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
@@ -454,6 +457,7 @@ class TagRows(LabelledWordRows):
     @functools.cached_property
     def whole(self) -> Bool[np.ndarray, "R 2"]:
         """Whether each row begins with the first word of its sentence, and ends with the last one."""
+        # A row begins its sentence if the row before belongs to another one.
         sentences = self.items()
         return np.stack([np.diff(sentences, prepend=-1), np.diff(sentences, append=-1)], axis=1) != 0
 

@@ -224,8 +224,10 @@ def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
     number, unfinished = 0, b""
     waiting: list[bytes] = []
     while chunk := os.read(stream.fileno(), CHUNK):
+        # The last part has no line end yet.
         *lines, unfinished = (unfinished + chunk).split(b"\n")
         waiting += lines
+        # select tells whether reading would wait.
         while len(waiting) >= size or (waiting and not select.select([stream], [], [], 0)[0]):
             yield _decoded(waiting[:size], number)
             number += len(waiting[:size])
@@ -256,6 +258,7 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
         return InputRecord(number, content)
     if form not in ("text", PYTHON):
         return InputRecord(number, json_object(f"{source} line {number}", content))
+    # The text gives the words their offsets.
     if words and content.split():
         return InputRecord(number, {"tokens": content.split(), "text": content})
     return InputRecord(number, content, tabs=form == "text")

@@ -122,12 +122,12 @@ def yes_or_no(value: Any) -> bool | None:
     return written in YES if written in (*YES, *NO) else None
 
 
-def read_text(where: str, value: Any) -> str:
-    """The text in a column; a null is an empty text. Raises UserError, which begins with `where`, for other values."""
+def read_text(place: str, value: Any) -> str:
+    """The text in a column; a null is an empty text. Raises UserError, which begins with `place`, for other values."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{where} holds {value!r:.40}; expected a text. Write it in quotes")
+        raise UserError(f"{place} holds {value!r:.40}; expected a text. Write it in quotes")
     return value
 
 
@@ -147,6 +147,7 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
     if written in labels:
         return written
+    # A class may have the name of a label of the task, in another spelling.
     if written != str(number) and (same := same_names([written], labels)):
         return same[written]
     if str(number) in labels:
@@ -181,24 +182,24 @@ def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: 
             raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
     items = []
     for line, (text, text_pair, *values) in table.records:
-        where = f"{path} line {line}: column"
-        second = read_text(f"{where} {columns.text_pair!r}", text_pair) if columns.text_pair else None
+        place = f"{path} line {line}: column"
+        second = read_text(f"{place} {columns.text_pair!r}", text_pair) if columns.text_pair else None
         item_labels: tuple[str, ...] | None = None
         if known and len(names) == 1:
-            item_labels = _listed(f"{where} {names[0]!r}", values[0], by_number)
+            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number)
         elif known:
             flags = {name: yes_or_no(value) for name, value in zip(names, values, strict=True)}
             if unclear := next((name for name, flag in flags.items() if flag is None), ""):
                 raise UserError(
-                    f"{where} {unclear!r} holds {values[names.index(unclear)]!r:.40}; expected 1 or 0, because "
+                    f"{place} {unclear!r} holds {values[names.index(unclear)]!r:.40}; expected 1 or 0, because "
                     "task.label names several columns"
                 )
             item_labels = tuple(name for name, flag in flags.items() if flag)
-        items.append(LabelSet(read_text(f"{where} {columns.text!r}", text), second, item_labels, line))
+        items.append(LabelSet(read_text(f"{place} {columns.text!r}", text), second, item_labels, line))
     return Split(path, tuple(items), known, table.left_out, classes)
 
 
-def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
+def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
     """The labels in a list, or in a text that separates them by commas."""
     if value is None:
         return ()
@@ -210,19 +211,19 @@ def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]
             value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
         raise UserError(
-            f"{where} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
+            f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
             "them by commas"
         )
     repeated = len({*value}) < len(value) and {*value} <= {0, 1}
     if repeated or any(isinstance(label, bool) for label in value):
-        raise _value_for_each_class(where, value)
+        raise _value_for_each_class(place, value)
     names = dict(enumerate(by_number))
     return tuple(dict.fromkeys(names.get(label, str(label).strip()) for label in value))
 
 
-def _value_for_each_class(where: str, value: Any) -> UserError:
+def _value_for_each_class(place: str, value: Any) -> UserError:
     return UserError(
-        f"{where} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that apply, "
+        f"{place} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that apply, "
         "or one column for each class (task.label=a,b,...)"
     )
 

@@ -281,6 +281,7 @@ def delimited_records(
     first = next(lines, None)
     if first is None:
         return (False,) * len(columns), iter(())
+    # Numbers of columns, unlike names, need no header.
     has_header = not all(is_number(column.name) for column in columns if column.name)
     names, width = first[1] if has_header else [], len(first[1])
     indices = [
@@ -313,6 +314,7 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
     csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
     while True:
+        # csv.Error does not say on which line its record began.
         before = reader.line_num
         try:
             fields = next(reader, None)
@@ -327,16 +329,16 @@ def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]
 # Reads tables with named, typed columns: JSON lines, Parquet, and data prepared by TensorFlow Datasets.
 
 
-def json_object(where: str, line: str) -> dict[str, Any]:
-    """The object in a line of JSON. Raises UserError, which begins with `where`, for anything else."""
+def json_object(source: str, line: str) -> dict[str, Any]:
+    """The object in a line of JSON. Raises UserError, which begins with `source`, for anything else."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({first_line(error)}). Write one object per line") from error
+        raise UserError(f"{source} is not JSON ({first_line(error)}). Write one object per line") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} is not a JSON object: {line:.40}. Write {{...}} per line, with columns as keys")
+        raise UserError(f"{source} is not a JSON object: {line:.40}. Write {{...}} per line, with columns as keys")
     if "\\ud" in line.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise UserError(f"{where} contains half of a surrogate pair, which is not a character. Correct the line")
+        raise UserError(f"{source} contains half of a surrogate pair, which is not a character. Correct the line")
     return value
 
 
@@ -377,6 +379,7 @@ def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
                 f"{file} is damaged or not a Parquet file ({first_line(error)}). Create or download it again"
             ) from error
         parts.append((names, _class_names(schema, names)))
+    # All files of a data set must be alike, since the first one stands for all.
     for file, (names, class_names) in zip(files, parts, strict=True):
         if different := names ^ parts[0][0]:
             without, other = (path, file) if different & names else (file, path)
@@ -426,11 +429,11 @@ def plain_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _check_columns(where: str, columns: Sequence[Column], names: Collection[str]) -> None:
+def _check_columns(source: str, columns: Sequence[Column], names: Collection[str]) -> None:
     for column in columns:
         if column.required and column.name not in names:
             raise UserError(
-                f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. {_advice(column.role)}"
+                f"{source} has no column {column.name!r}; its columns are: {', '.join(names)}. {_advice(column.role)}"
             )
 
 
