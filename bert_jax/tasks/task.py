@@ -111,6 +111,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
     has_labels: ClassVar[bool] = True  # whether task.labels may name the labels
     unread_columns: ClassVar[tuple[str, ...]] = ()  # the fields of Columns that its files cannot have
     known_metrics: ClassVar[Collection[str]] = ()  # the names that `metrics` may have; empty: not checked
+    usual_metrics: ClassVar[tuple[str, ...]] = ()  # see default_metrics
     training_options: ClassVar[tuple[str, ...]] = ()  # options of the training loss alone; see `measured`
 
     name: str  # a named task (tasks/named.py), or `own` for files of the user
@@ -123,6 +124,11 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """Subclasses check their options here and call this method."""
         if self.known_metrics:
             check_metric_names(self.metrics, self.known_metrics)
+
+    @property
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
+        return ()
 
     @abc.abstractmethod
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Item]:
@@ -175,8 +181,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
         """
 
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics if the task names none; the first one selects as in Task.metrics."""
-        return ()
+        """The metrics if the task names none; the first one selects the best seed and rate."""
+        return self.usual_metrics
 
     def with_metrics(self) -> "Task":
         """The task with the default metrics if it names none."""

@@ -146,6 +146,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     unread_columns = ("marks",)
     has_labels = False
     known_metrics = CLASSIFICATION_METRICS
+    usual_metrics = METRICS
     training_options = ("label_smoothing",)
 
     choices: str = TaskConfig.choices
@@ -212,9 +213,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         """Also decides what labels mean. Raises UserError for a metric that is not in METRICS."""
         check_metric_names(self.metrics, METRICS)
         return replace(self, choice_labels=label_meaning(train.items)).with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return METRICS
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
         """One row per item. Over max_length, the longer one is cut, context or choice (truncated_lengths).

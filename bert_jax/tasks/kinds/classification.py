@@ -62,11 +62,6 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
     layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
 
-    @property
-    def numbered_labels(self) -> tuple[str, ...]:
-        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
-        return ()
-
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
         """A label's class id or score. Raises UserError, with file and line, for an invalid label."""
@@ -221,14 +216,12 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
 
     kind = "regression"
     known_metrics = REGRESSION_METRICS
+    usual_metrics = ("pearson", "spearman")
     label_dtype = np.float32
 
     def complete(self, train: Split[Example]) -> Task:
         scores = [self.label_value(train, example.line, example.label or "") for example in train.items]
         return self.scaled(scores).with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("pearson", "spearman")
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
         value = parse_number(label)
@@ -237,7 +230,7 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
         return value
 
     def objective(self) -> TaskObjective:
-        return RegressionObjective((self.target_mean, self.target_std), self.pooling, self.layer_mix)
+        return RegressionObjective(1, self.pooling, self.layer_mix, (self.target_mean, self.target_std))
 
     def measure(self, rows: LabelledRows, answers: Sequence[Any]) -> dict[str, float]:
         """The metrics, from one score per row."""
@@ -250,7 +243,7 @@ class RegressionTask(ScaledTask[Example, LabelledRows], TextTask):
 
 @dataclass(frozen=True)
 class TextObjective(TaskObjective):
-    """Logits from one vector per text, for classes and for label sets."""
+    """Outputs from one vector per text: what the three objectives share."""
 
     classes: int
     pooling: str = "cls"
@@ -279,18 +272,11 @@ class ClassObjective(TextObjective, SoftClassObjective):
 
 
 @dataclass(frozen=True)
-class RegressionObjective(ScaledObjective):
+class RegressionObjective(ScaledObjective, TextObjective):
     """The squared error of a score (Devlin et al. 2019, section 4)."""
 
-    pooling: str = "cls"
-    layer_mix: bool = False
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(pooling=self.pooling, pooler=True, classes=1, layer_mix=self.layer_mix)
-
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B"]:
-        return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0, 0]
+        return super().outputs(model, batch, dropout_key)[:, 0]
 
 
 def _label_order(label: str) -> tuple[float, str]:
@@ -309,6 +295,7 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
     kind = "multilabel"
     unread_columns = ("marks",)
     known_metrics = MULTILABEL_METRICS
+    usual_metrics = ("micro_f1", "macro_f1", "auroc")
 
     threshold: float = TaskConfig.threshold
     thresholds: tuple[float, ...] = ()  # by label id, with the best F1 of each label on dev; empty until calibrated
@@ -353,9 +340,6 @@ class MultiLabelTask(NamedLabelsTask[Any, LabelledRows], TextTask):
                 "that a text has or not, use --config.task.kind=classification"
             )
         return task.with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("micro_f1", "macro_f1", "auroc")
 
     def targets(self, split: Split[Any]) -> Int32[np.ndarray, "R C"]:
         """1 if a text has the label."""

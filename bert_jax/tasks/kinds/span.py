@@ -161,6 +161,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
     kind = "spans"
     unread_columns = ("text_pair", "marks")
     known_metrics: ClassVar[tuple[str, ...]] = SPAN_METRICS
+    usual_metrics: ClassVar[tuple[str, ...]] = SPAN_METRICS
 
     max_span: int = TaskConfig.max_span  # 0: until the training file is read
     span_scores: str = "binary"
@@ -223,9 +224,6 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         longest = self.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
         labels = self.labels or tuple(sorted({span.label for span in spans}))
         return replace(self, labels=labels, max_span=longest).with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return SPAN_METRICS
 
     def encode(self, split: Split[SpannedSentence], tokenizer: Tokenizer) -> SpanRows:
         return encode_spans(

@@ -55,11 +55,6 @@ class WordTask(Task[Sentence, Rows]):
 
     unread_columns = ("text_pair", "marks")
 
-    @property
-    def numbered_labels(self) -> tuple[str, ...]:
-        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
-        return ()
-
     def reader_of(self, path: Path) -> SentenceReader:
         """The reader for a file, by its name: for CoNLL-U, CoNLL columns, or stored lists (tables.is_stored)."""
         if is_stored(path):
@@ -264,32 +259,23 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         super().__post_init__()
         check_choice("task.label_subwords", self.label_subwords, ("first", "all"))
         check_choice("task.decode", self.decode, ("first", "mean"))
-        for is_conflict, message in (
-            (
-                self.crf and (self.class_weights or self.label_smoothing),
+        if self.crf and (self.class_weights or self.label_smoothing):
+            raise UserError(
                 "task.class_weights and task.label_smoothing belong to the cross-entropy of single words, which "
-                "task.crf replaces; remove one of the two",
-            ),
-            (
-                self.decode == "mean" and self.label_subwords == "first",
+                "task.crf replaces; remove one of the two"
+            )
+        if self.decode == "mean" and self.label_subwords == "first":
+            raise UserError(
                 "task.decode=mean reads all pieces of a word, but task.label_subwords=first trains only the first; "
-                "add --config.task.label_subwords=all",
-            ),
-            (
-                self.crf and self.label_subwords == "all",
-                "task.crf uses the first piece of each word; leave out task.label_subwords=all",
-            ),
-            (
-                not self.crf and self.crf_rate != TaskConfig.crf_rate,
-                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True",
-            ),
-            (
-                not 0 <= self.crf_rate < float("inf"),
-                f"task.crf_rate is {self.crf_rate}; use a factor of the learning rate of 0 or more",
-            ),
-        ):
-            if is_conflict:
-                raise UserError(message)
+                "add --config.task.label_subwords=all"
+            )
+        if self.crf and self.label_subwords == "all":
+            raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
+        rate = f"task.crf_rate is {self.crf_rate}"
+        if not self.crf and self.crf_rate != TaskConfig.crf_rate:
+            raise UserError(f"{rate}, but there is no CRF; leave it out, or set task.crf=True")
+        if not 0 <= self.crf_rate < float("inf"):
+            raise UserError(f"{rate}; use a factor of the learning rate of 0 or more")
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
         return {tag for sentence in split.items for tag in sentence.tags or ()}

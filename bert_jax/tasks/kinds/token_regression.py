@@ -32,6 +32,7 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
 
     kind = "token_regression"
     known_metrics = REGRESSION_METRICS
+    usual_metrics = ("pearson", "spearman", "mse")
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL columns, lists in JSON lines or Parquet, or CoNLL-U if task.label names the column of numbers."""
@@ -45,9 +46,6 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
     def complete(self, train: Split[Sentence]) -> Task:
         numbers = _numbers(train)
         return self.scaled(numbers[~np.isnan(numbers)]).with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return ("pearson", "spearman", "mse")
 
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> LabelledWordRows:
         """Rows of words (encode_words). A word's number is at its first piece; all other positions weigh 0.

@@ -4,7 +4,6 @@ In order: the texts and words of one record, the lines of predict, and the texts
 line of the record.
 """
 
-import contextlib
 import json
 import os
 import select
@@ -15,19 +14,18 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import (
     Column,
-    check_file,
     delimited_records,
     files_of,
     is_unicode,
     json_lines,
     json_object,
     numbered_lines,
+    parquet_rows,
+    parquet_schemas,
     plain_name,
 )
 
@@ -270,7 +268,6 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
 STREAM_FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
 STREAM_FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".json": "json"}
 TEXT = "text"  # the default name of the column of texts
-ROWS_AT_ONCE = 4096
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
@@ -305,10 +302,11 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
             )
         return _lines(path)
     names = [text or TEXT, *([text_pair] if text_pair else [])]
+    columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
     if form in ("csv", "tsv"):
-        columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
         return (record.values for record in delimited_records(path, columns, quoted=form == "csv")[1])
-    return _fields(path, names, json_lines(path) if form == "jsonl" else _parquet_rows(path, names))
+    rows = json_lines(path) if form == "jsonl" else parquet_rows(parquet_schemas(path, columns), names)
+    return _fields(path, names, rows)
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
@@ -348,32 +346,3 @@ def _fields(path: Path, names: list[str], rows: Iterable[tuple[int, Mapping[str,
                     "name one with --text"
                 )
         yield tuple(row[name] for name in names)
-
-
-def _parquet_rows(path: Path, names: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows in all files, numbered through. All files are checked before the first row."""
-    files = files_of(path)
-    for file in files:
-        check_file(file)
-        with _parquet_file(file) as content:
-            columns = content.schema_arrow.names
-        if missing := [name for name in names if name not in columns]:
-            raise UserError(
-                f"{file} has no column {missing[0]!r}; its columns are: {', '.join(columns)}. Name one with --text"
-            )
-    number = 0
-    for file in files:
-        with _parquet_file(file) as content:
-            for batch in content.iter_batches(ROWS_AT_ONCE, columns=names):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-
-
-@contextlib.contextmanager
-def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path) as content:
-            yield content
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is not a Parquet file, or is damaged ({error}). Write it again") from error

@@ -4,6 +4,7 @@ Other modules call `read_records`, at the end; above it is a reader for each for
 """
 
 import ast
+import contextlib
 import csv
 import glob
 import io
@@ -104,6 +105,7 @@ def column_index(path: Path, names: list[str], width: int, name: str, role: str)
 
 
 TFDS = "tfds:"
+KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll")}
 
 
 def plain_name(path: Path) -> str:
@@ -113,12 +115,7 @@ def plain_name(path: Path) -> str:
 
 def kind_of_file(path: Path) -> str:
     """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
-    name = plain_name(path)
-    if name.endswith(".conllu"):
-        return "conllu"
-    if name.endswith(".json"):
-        return "squad"
-    return "conll" if name.endswith((".conll", ".iob", ".iob2", ".bio")) else "table"
+    return KIND_OF_ENDING.get(Path(plain_name(path)).suffix, "table")
 
 
 def check_file(path: Path) -> None:
@@ -263,6 +260,7 @@ class _AsLiterals(ast.NodeTransformer):
         return node.args[0] if is_numpy else node
 
 
+ROWS_AT_ONCE = 4096  # rows of Parquet in memory
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
 TSV_ADVICE = "Fields are separated by one tab and are never quoted"
 CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
@@ -358,29 +356,50 @@ def _read_json(path: Path, columns: Sequence[Column]) -> Table:
     return _table(path, columns, rows, {name for _, row in rows for name in row}, {})
 
 
+def parquet_schemas(path: Path, columns: Sequence[Column]) -> dict[Path, pa.Schema]:
+    """The files of a data set (files_of) and their schemas. Raises UserError for a missing file or column."""
+    files = files_of(path)
+    for file in files:
+        check_file(file)
+    schemas = {}
+    for file in files:
+        with _parquet_file(file) as content:
+            schemas[file] = content.schema_arrow
+        _check_columns(str(file), columns, schemas[file].names)
+    return schemas
+
+
+def parquet_rows(files: Iterable[Path], names: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of Parquet files with these columns, numbered through from 1. Only a part is in memory at a time."""
+    numbers = itertools.count(1)
+    for file in files:
+        with _parquet_file(file) as content:
+            for batch in content.iter_batches(ROWS_AT_ONCE, columns=sorted(names)):
+                # Rows first: zip takes a number for each row, but none after the last one.
+                yield from ((number, row) for row, number in zip(batch.to_pylist(), numbers, strict=False))
+
+
+@contextlib.contextmanager
+def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as content:
+            yield content
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{path} is damaged or not a Parquet file ({first_line(error)}). Create or download it again"
+        ) from error
+
+
 def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
     """Reads the rows in a Parquet file, or in all files of a data set, numbered through.
 
     Classes, single or in lists, have names if Hugging Face's `datasets` wrote them into the schema.
     """
-    files = files_of(path)
-    for file in files:
-        check_file(file)
-    rows: list[dict[str, Any]] = []
-    parts = []  # by file: the columns that it has, and the names of classes
-    for file in files:
-        try:
-            schema = pq.read_schema(file)
-            _check_columns(str(file), columns, schema.names)
-            names = {column.name for column in columns} & set(schema.names)
-            rows += pq.read_table(file, columns=sorted(names)).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"{file} is damaged or not a Parquet file ({first_line(error)}). Create or download it again"
-            ) from error
-        parts.append((names, _class_names(schema, names)))
+    requested = {column.name for column in columns}
+    schemas = parquet_schemas(path, columns)
+    parts = [(requested & set(schema.names), _class_names(schema, requested)) for schema in schemas.values()]
     # All files of a data set must be alike, since the first one stands for all.
-    for file, (names, class_names) in zip(files, parts, strict=True):
+    for file, (names, class_names) in zip(schemas, parts, strict=True):
         if different := names ^ parts[0][0]:
             without, other = (path, file) if different & names else (file, path)
             raise UserError(
@@ -388,7 +407,7 @@ def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
             )
         if class_names != parts[0][1]:
             raise UserError(f"{file} names its classes differently from {path.name}. Download or create both again")
-    return _table(path, columns, enumerate(rows, start=1), *parts[0])
+    return _table(path, columns, parquet_rows(schemas, parts[0][0]), *parts[0])
 
 
 def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
