@@ -113,15 +113,10 @@ def squad2_metrics(
     exact, f1 = np.array(scores, np.float64).T
     answered = np.array([bool(prediction) for prediction in predictions])
     probabilities = np.array(no_answer, np.float64)
-    best_exact = best_threshold(exact, probabilities, answerable, answered)
-    best_f1 = best_threshold(f1, probabilities, answerable, answered)
-    withheld = probabilities > (best_f1.threshold if threshold is None else threshold)
-    metrics = {
-        "best_exact": best_exact.score,
-        "best_exact_thresh": best_exact.threshold,
-        "best_f1": best_f1.score,
-        THRESHOLD: best_f1.threshold,
-    }
+    metrics: dict[str, float] = {}
+    metrics["best_exact"], metrics["best_exact_thresh"] = best_threshold(exact, probabilities, answerable, answered)
+    metrics["best_f1"], metrics[THRESHOLD] = best_threshold(f1, probabilities, answerable, answered)
+    withheld = probabilities > (metrics[THRESHOLD] if threshold is None else threshold)
     for name, raw in (("exact", exact), ("f1", f1)):
         final = np.where(withheld, ~answerable, raw)
         metrics |= {
@@ -132,20 +127,13 @@ def squad2_metrics(
     return select_metrics(names, metrics)
 
 
-class Best(NamedTuple):
-    """The best score over all thresholds, as a share of 1, and its threshold."""
-
-    score: float
-    threshold: float
-
-
 def best_threshold(
     scores: Float64[np.ndarray, "Q"],
     no_answer: Float64[np.ndarray, "Q"],
     answerable: Bool[np.ndarray, "Q"],
     answered: Bool[np.ndarray, "Q"],
-) -> Best:
-    """The best threshold: answers are given up to this probability of no answer, and the scores add up to the maximum.
+) -> tuple[float, float]:
+    """The best mean score, and its threshold: the probability of no answer up to which answers are given.
 
     `answered`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
     probability of no answer first (equal ones in file order), and the first maximum counts. If giving no answer at all
@@ -156,7 +144,7 @@ def best_threshold(
     # Entry n: the sum of scores if the first n questions get answers and the others none.
     reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
     best = int(reached.argmax())
-    return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
+    return float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0
 
 
 # The best answers of a row, on the device, and of all rows of a question, on the host.
@@ -183,18 +171,11 @@ class AnswerText(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The best answers to a question.
+    """The best answers to a question."""
 
-    | field | |
-    |---|---|
-    | spans | the best spans, best first; empty for a context without pieces |
-    | shares | their probabilities, followed by the probability of no answer: the softmax over their scores |
-    | null_odds | the score for no answer minus the best span's; NO_SPANS without spans |
-    """
-
-    spans: tuple[AnswerText, ...]
-    shares: tuple[float, ...]
-    null_odds: float
+    spans: tuple[AnswerText, ...]  # best first; empty for a context without pieces
+    shares: tuple[float, ...]  # their probabilities, then the probability of no answer: a softmax over all scores
+    null_odds: float  # the score for no answer minus the best span's; NO_SPANS without spans
 
     @property
     def no_answer(self) -> float:

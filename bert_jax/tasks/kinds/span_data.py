@@ -1,4 +1,4 @@
-"""Spans and relations of sentences: their files, their rows, and the objective."""
+"""Spans and relations: their files, their rows, and the objective."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def read_spans(
 
 
 def checked_spans(source: str, values: Any, words: int) -> tuple[Span, ...]:
-    """The spans of a sentence with `words` words, from JSON. Raises UserError that begins with `source`."""
+    """The spans in a sentence with `words` words, from JSON. Raises UserError that begins with `source`."""
     spans = []
     for place, first, end, label in _checked_objects(source, values, "spans"):
         if not 0 <= first < end <= words:
@@ -93,10 +93,7 @@ def checked_spans(source: str, values: Any, words: int) -> tuple[Span, ...]:
 
 
 def _checked_objects(source: str, values: Any, kind: str) -> Iterator[tuple[str, int, int, str]]:
-    """The place of each object in a list of spans or relations, and its fields: two indices and a label.
-
-    The label of a span may be missing.
-    """
+    """Checks a list of spans or relations; yields place, two indices and a label. A span may lack its label."""
     first_name, second_name, expected = EXPECTED[kind]
     if not isinstance(values, list):
         raise UserError(f"{source} is {values!r:.60}; expected a list of {kind}, each {expected}")
@@ -117,33 +114,25 @@ Triples = list[list[tuple[int, int, int]]]  # by row
 
 
 class SpanLabels(NamedTuple):
-    """The value of TaskBatch.labels: W words in each row, K lengths, P paired spans, C types.
+    """The value of TaskBatch.labels: W words per row, K lengths, P paired spans, C types.
 
-    W is T less the number of special tokens that the vocabulary puts around a text.
-
-    | field | dtype, shape | |
-    |---|---|---|
-    | word_slots | i32[B,W] | the position of each word's first piece |
-    | words | i32[B,W] | 1: a word; 0: none |
-    | types | i32[B,W,K], or with task.span_scores=binary i32[B,W,K,C] | for the span of each length at each
-      word: 0 for none, else its type's id + 1; or 1 for each of its types |
-    | pair_firsts, pair_lengths | i32[B,P] | the spans that may have relations; length 0: none |
-    | relations | i32[B,P,P] | from the first span to the second: 0 none, else the relation's id + 1 |
-    | relation_weights | f32[B,P,P] | 0: not a pair of two spans, or unlabelled |
+    W is T less the special tokens that the vocabulary puts around a text.
     """
 
-    word_slots: Any
-    words: Any
+    word_slots: Any  # i32[B,W]: where words start
+    words: Any  # i32[B,W], 1: a word; 0: none
+    # i32[B,W,K], by first word and length: 0 for none, else the type's id + 1. With task.span_scores=binary,
+    # i32[B,W,K,C]: 1 for each type.
     types: Any
-    pair_firsts: Any
-    pair_lengths: Any
-    relations: Any
-    relation_weights: Any
+    pair_firsts: Any  # i32[B,P]: the spans that may have relations
+    pair_lengths: Any  # i32[B,P], 0: none
+    relations: Any  # i32[B,P,P], from the first span to the second: 0 for none, else the relation's id + 1
+    relation_weights: Any  # f32[B,P,P], 0: not a pair of two spans, or unlabelled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpanRows(WordRows[SpannedSentence]):
-    """Rows of words with S spans and Q relations, none of which crosses rows."""
+    """Rows of words with S spans and Q relations; none crosses rows."""
 
     row_words: Int64[np.ndarray, "R+1"]  # the first word of each row
     span_offsets: Int64[np.ndarray, "R+1"]  # in the spans
@@ -283,28 +272,19 @@ class SpanOutputs(NamedTuple):
 
 
 class SpanAnswer(NamedTuple):
-    """The arrays from which a row's spans and relations are decoded. A field that the task does not need is None.
+    """The arrays from which a row's spans and relations are decoded. A field that the task does not need is None."""
 
-    | field | dtype, shape | |
-    |---|---|---|
-    | places | i32[2W] | the best of all spans with a type, best first: (word * K + length - 1) * C + type |
-    | scores | f32[2W] | their probabilities; 0: no span |
-    | pair_firsts, pair_lengths | i32[P] | the spans between which relations are predicted; length 0: none |
-    | relations, relation_scores | i32, f32 [P,P] | from span p to span q: 0 for none, else the relation's id + 1;
-      and the probability |
-    """
-
-    places: Any
-    scores: Any
-    pair_firsts: Any
-    pair_lengths: Any
-    relations: Any
-    relation_scores: Any
+    places: Any  # i32[2W]: the best of all spans with a type, best first: (word * K + length - 1) * C + type
+    scores: Any  # f32[2W]: their probabilities; 0: no span
+    pair_firsts: Any  # i32[P]: the spans between which relations are predicted
+    pair_lengths: Any  # i32[P], 0: none
+    relations: Any  # i32[P,P], from span p to span q: 0 for none, else the relation's id + 1
+    relation_scores: Any  # f32[P,P]: their probabilities
 
 
 @dataclass(frozen=True)
 class SpanObjective(TaskObjective):
-    """Cross-entropy over all spans of up to `length` words, and over all pairs of a row's true spans.
+    """Cross-entropy over all spans up to `length` words, and over all pairs of a row's true spans.
 
     Spans: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications";
     spans with and without a type weigh the same. A span's vector is computed from the hidden states of its words' first
@@ -390,7 +370,7 @@ class SpanObjective(TaskObjective):
         return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *relations)
 
     def best_relations(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
-        """The most probable relation of each pair and its probability, or 0 and the probability of none."""
+        """The most probable relation per pair and its probability, or 0 and the probability of none."""
         shares = jax.nn.softmax(logits, axis=-1)
         none, best = shares[..., 0], shares[..., 1:].max(axis=-1)
         predicted = best >= self.relation_threshold if self.relation_threshold else best > none

@@ -68,7 +68,7 @@ class WordTask(Task[Sentence, Rows]):
 
 
 def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
-    """The prediction for each sentence: `words`, these values of all words, and `offsets` in a raw text."""
+    """One prediction per sentence: `words`, these values by word, and `offsets` in a raw text."""
     objects = []
     for item, *parts in zip(rows.split.items, *map(rows.by_sentence, values.values()), strict=True):
         prediction = {"words": list(item.words)} | {name: list(part) for name, part in zip(values, parts, strict=True)}
@@ -79,7 +79,7 @@ def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[di
 
 
 def span_object(sentence: Sentence | SpannedSentence, span: Span, score: float) -> dict[str, Any]:
-    """A predicted span of a sentence: `type`, `text`, `score` and `words` [first, end).
+    """A predicted span: `type`, `text`, `score` and `words` [first, end).
 
     In a raw text, also `start` and `end`, its characters.
     """
@@ -129,7 +129,7 @@ def entities(tags: Sequence[str]) -> list[Span]:
 
 
 def entity_tags(spans: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
-    """IOB2 tags of entities that do not overlap, in a sentence of `words` words; with ends, IOBES tags."""
+    """IOB2 tags for entities without overlaps, in a sentence with `words` words; with ends, IOBES tags."""
     tags = ["O"] * words
     for label, first, last in spans:
         tags[first:last] = [_tag("I", label)] * (last - first)
@@ -140,7 +140,7 @@ def entity_tags(spans: Sequence[Span], words: int, ends: bool) -> tuple[str, ...
 
 
 def closed_set(tags: Collection[str]) -> set[str]:
-    """All tags of the scheme for the types of these tags: IOBES if a tag marks an end, else IOB2."""
+    """All tags for the types in these tags: in IOBES if a tag marks an end, else in IOB2."""
     types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
     return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if structured.marks_ends(tags) else "BI")}
 
@@ -179,9 +179,9 @@ class TagAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class TagObjective(SoftClassObjective):
-    """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
+    """Cross-entropy of tags, for the pieces that are trained (Devlin et al. 2019, section 5.3).
 
-    With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
+    With crf, minus the log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
     """
 
     tags: int
@@ -196,7 +196,7 @@ class TagObjective(SoftClassObjective):
         return Heads(tags=self.tags, crf=self.crf, layer_mix=self.layer_mix)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
-        """Logits of the tags at each position."""
+        """Tag logits by position."""
         return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
@@ -304,7 +304,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         """Also sets the class weights.
 
         If all tags look like O, B-X, I-X, E-X or S-X, they mark entities: the label set then has all tags of the scheme
-        for each type X, and the metrics are over entities. Labels are in the order of the classes that the file names;
+        for each type X, and the metrics are over entities. Labels are in the order in which the file names classes;
         others follow, sorted, O first. Raises UserError for fewer than two tags.
         """
         task = self
@@ -377,7 +377,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
         """`words`, `tags`, `tag_scores` (probabilities), and `offsets` of the words in a raw text.
 
-        If the tags mark entities, also `entities`, whose score is the mean of the words' probabilities.
+        If the tags mark entities, also `entities`, scored by the mean probability of their words.
         """
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
         objects = sentence_objects(rows, tags=self._predicted(rows, answers), tag_scores=scores)
@@ -400,7 +400,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return ids
 
     def _in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
-        """The tags of a sentence in the scheme of the task's labels, if these mark entities.
+        """A sentence's tags in the scheme of the task's labels, if these mark entities.
 
         It is IOBES or IOB2; or IOB1 if the labels lack a B-X, as in models that were trained on IOB1.
         """
@@ -414,7 +414,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return tuple("I" + tag[1:] if structured.breaks_iob1(last, tag) else tag for last, tag in pairs)
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
-        """The predicted tag of each word. With a CRF, each sentence's tags obey their scheme.
+        """The predicted tags, by word. With a CRF, each sentence's tags obey their scheme.
 
         A CRF covers one row. If a sentence continues in further rows, an entity may be open on one side only; the tags
         are then rewritten for the entities that conlleval reads in them.
@@ -427,13 +427,13 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TagRows(LabelledWordRows):
-    """Rows of words with one tag each."""
+    """Rows of words with one tag per word."""
 
     irregular_tags: int  # of the file
 
     @functools.cached_property
     def token_words(self) -> Int32[np.ndarray, "N"]:
-        """The number of each token's word in its row, from 1; 0: no word."""
+        """The token's word, as a number in its row from 1; 0: no word."""
         # word_rows ascends, so searchsorted gives the first word of the row.
         numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
         words = np.zeros(len(self.input_ids), np.int32)

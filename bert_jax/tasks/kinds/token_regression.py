@@ -77,25 +77,25 @@ class TokenRegressionTask(ScaledTask[Sentence, LabelledWordRows], WordTask[Label
         return compute_metrics(REGRESSION_METRICS, self.metrics, labels, predicted)
 
     def predictions(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> list[dict[str, Any]]:
-        """`words` and their `numbers` for each sentence; `offsets` of the words in a raw text."""
+        """`words`, their `numbers`, and their `offsets` in a raw text."""
         return sentence_objects(rows, numbers=rows.at_words(answers).astype(float).tolist())
 
 
 @dataclass(frozen=True)
 class NumberObjective(ScaledObjective):
-    """The squared error of the words' numbers, each at the first piece of its word."""
+    """The squared error of the words' numbers, at their first pieces."""
 
     @property
     def heads(self) -> Heads:
         return Heads(tags=1)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T"]:
-        """The standardized number at each position."""
+        """Standardized numbers by position."""
         return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)[..., 0]
 
 
 def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
-    """The number of each word, NaN if it has none."""
+    """The words' numbers; NaN if a word has none."""
     numbers = []
     for sentence in split.items:
         for line, written in zip(sentence.lines, sentence.tags or (), strict=True):

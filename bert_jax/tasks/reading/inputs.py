@@ -49,7 +49,7 @@ class InputRecord(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The words of a text, and their positions in it."""
+    """A text's words, and their positions in it."""
 
     words: tuple[str, ...]
     text: str | None  # None if only words were given
@@ -59,7 +59,7 @@ class Words(NamedTuple):
 def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
     """A record's texts: separated by tabs in a plain line, or the fields with these names.
 
-    names has the possible field names of each text, and the first `needed` texts are required. Raises UserError for a
+    names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
     text that is missing, empty or not a string, and for too many tabs.
     """
     if isinstance(record.content, str):
@@ -83,7 +83,7 @@ def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str
 
 
 def read_value(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
-    """The value of the first of these fields that an object has, else None. Empty names are ignored.
+    """The value of the first of these fields that the object has, else None. Empty names are ignored.
 
     Raises UserError for a missing field that is required, and for a plain line.
     """
@@ -146,12 +146,12 @@ def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """The words of a raw text, as [start, end) in characters.
+    """A raw text's words, as [start, end) in characters.
 
     White space separates words. A character of Unicode's categories P (punctuation) and S (symbols) is a word of its
     own, nearly as in treebanks and CoNLL files, together with following combining characters (category M, such as the
-    variation selector of an emoji) and joiners. Splits by the rules of a language ("do n't", "U.S.") need a tokenizer
-    of that language; give its words instead.
+    variation selector of an emoji) and joiners. Splits by a language's rules ("do n't", "U.S.") need its tokenizer;
+    give words instead of a text.
     """
     words: list[tuple[int, int]] = []
     start = None
@@ -273,7 +273,7 @@ Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
-    """The texts of a file in order, of which only a part is in memory at a time.
+    """A file's texts in order; only a part is in memory at a time.
 
     Args:
         form: by default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
