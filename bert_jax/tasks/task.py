@@ -169,13 +169,13 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     @abc.abstractmethod
     def measure(self, rows: Rows, answers: Sequence[Any]) -> dict[str, float]:
-        """The metrics on a labelled split, from the objective's answers, in the order of rows."""
+        """The metrics on a labelled split, from the objective's answers, one per row."""
 
     @abc.abstractmethod
     def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """The JSON objects that bert-jax predict prints, one per item, in order.
 
-        It has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`, `entities`,
+        An object has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`, `entities`,
         `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The command
         prints `scores` (of all labels by name, or the best answers to a question) only on request.
         """

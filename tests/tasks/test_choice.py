@@ -84,14 +84,8 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     assert batch.segment_ids[0].reshape(3, 10)[1].tolist() == [0] * 6 + [1] * 3 + [0]
     assert batch.positions[0].reshape(3, 10)[1].tolist() == [*range(9), 0]
     assert batch.sequence_ids[0].reshape(3, 10).max(axis=1).tolist() == [1, 2, 0]
-    assert letters.tokens(batch.input_ids[1].reshape(3, 10)[2]) == [
-        "[CLS]",
-        "p",
-        "[SEP]",
-        *"qst",
-        "[SEP]",
-        *["[PAD]"] * 3,
-    ]
+    last = letters.tokens(batch.input_ids[1].reshape(3, 10)[2])
+    assert last == ["[CLS]", "p", "[SEP]", *"qst", "[SEP]", *["[PAD]"] * 3]
     assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
     assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
     assert rows.lengths.tolist() == [8, 10, 7] and TASK.describe(rows).counts == {"choices": 7, "empty_texts": 0}
@@ -272,11 +266,23 @@ def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(
     assert TASK.encode(split, letters).labels.tolist() == expected
 
 
-def test_a_label_that_two_readings_give_different_choices_is_refused(letters: Tokenizer) -> None:
-    split = split_of([("a", "", ("x", "y"), "x"), ("a", "", ("b", "c"), "0"), ("a", "", ("1", "0"), "0")])
-    said = r"line 3: label '0' is the text of choice 1 \(from 0\), and as an index or letter it names choice 0"
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (
+            [(("x", "y"), "x"), (("b", "c"), "0"), (("1", "0"), "0")],
+            r"line 3: label '0' is the text of choice 1 \(from 0\), and as an index or letter it names choice 0",
+        ),
+        # A label that is no choice is reported before one that could be two.
+        (
+            [(("1", "0", "2"), "0"), (("b", "c"), "1"), (("b", "c"), "7")],
+            "line 3: label '7' is not one of its 2 choices",
+        ),
+    ],
+)
+def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters: Tokenizer, items: list, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        TASK.encode(split, letters)
+        TASK.encode(split_of([("a", "", *item) for item in items]), letters)
 
 
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
@@ -309,12 +315,6 @@ def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path
             task.encode(second, letters)  # texts, of which 0 is none
     mixed = numbers_of(tmp_path / "own.jsonl", "4", 1)
     assert TASK.complete(dev).encode(mixed, letters).labels.tolist() == [3, 1]
-
-
-def test_a_label_that_is_no_choice_is_reported_before_those_that_could_be_two(letters: Tokenizer) -> None:
-    split = split_of([("a", "", ("1", "0", "2"), "0"), ("a", "", ("b", "c"), "1"), ("a", "", ("b", "c"), "7")])
-    with pytest.raises(UserError, match=r"line 3: label '7' is not one of its 2 choices"):
-        TASK.encode(split, letters)
 
 
 def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_still_open(letters: Tokenizer) -> None:

@@ -340,12 +340,19 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
     assert score == pytest.approx(float(pair[0, 0]), abs=1e-5)
 
 
-def test_a_loss_over_the_whole_batch_is_not_computed_in_parts(tmp_path: Path, start: Path) -> None:
-    files = synonyms(tmp_path)
-    task = TaskConfig(kind="embedding", train=files["train"], text="a", text_pair="b", max_length=8)
-    config = FinetuneConfig(init_from=str(start), task=task, microbatches=2, batch_size=32)
-    with pytest.raises(UserError, match="microbatches is 2, but this loss compares all rows of a batch"):
-        finetune(config, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"microbatches": 2}, "microbatches is 2, but this loss compares all rows of a batch"),
+        ({"train_layers": "head"}, r"train_layers is head, which trains no parameter of this model\. Use all"),
+    ],
+)
+def test_what_a_loss_over_vectors_cannot_do_is_refused(
+    tmp_path: Path, start: Path, one_device: None, changes: dict, message: str
+) -> None:
+    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    with pytest.raises(UserError, match=message):
+        finetune(FinetuneConfig(init_from=str(start), task=task, batch_size=32, **changes), tmp_path / "run")
 
 
 def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start: Path) -> None:
@@ -402,13 +409,6 @@ def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: P
     chosen = dataclasses.replace(config, task=dataclasses.replace(options, pooling="max"))
     _, data, _ = prepare(chosen, tmp_path / "run")
     assert data.task.pooling == "max"
-
-
-def test_a_run_that_would_train_nothing_is_refused(tmp_path: Path, start: Path, one_device: None) -> None:
-    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
-    config = FinetuneConfig(init_from=str(start), task=task, train_layers="head", batch_size=32, epochs=1.0)
-    with pytest.raises(UserError, match=r"train_layers is head, which trains no parameter of this model\. Use all"):
-        finetune(config, tmp_path / "run")
 
 
 def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path: Path) -> None:

@@ -127,14 +127,9 @@ def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> 
     assert labels_of(named, ("no", "yes")) == ["yes", "no"]  # the file's own names are others
     assert labels_of(write_jsonl(tmp_path / "b.jsonl", [{"text": "a", "label": True}])) == ["true"]
     assert labels_of(tmp_path / "b.jsonl", ("0", "1")) == ["1"]
-    assert labels_of(write_jsonl(tmp_path / "f.jsonl", [{"text": "a", "label": 3.0}, {"text": "b", "label": 2.5}])) == [
-        "3",
-        "2.5",
-    ]
-    assert labels_of(write_jsonl(tmp_path / "m.jsonl", [{"text": "a", "label": -1}, {"text": "b", "label": 1}])) == [
-        "-1",
-        "1",
-    ]
+    for values, read in (((3.0, 2.5), ["3", "2.5"]), ((-1, 1), ["-1", "1"])):
+        path = write_jsonl(tmp_path / "c.jsonl", [{"text": "a", "label": value} for value in values])
+        assert labels_of(path) == read
 
 
 def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
