@@ -1,4 +1,4 @@
-"""Labels: what the labels of a file mean, their ids, and the weights of classes in the loss.
+"""Labels: their meaning in a file, their ids, and class weights in the loss.
 
 First the functions that match names of labels, then the base classes of the kinds that have labels with names.
 """
@@ -10,19 +10,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import is_number, is_stored
 from bert_jax.tasks.rows import Split
-from bert_jax.tasks.task import Item, Rows, Task
+from bert_jax.tasks.task import Description, Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
 
-# Maps the labels that a file writes to those of a task: by task.label_map, and by names that mean the same.
+# Maps the labels that a file writes to the task's: by task.label_map, and by names that mean the same.
 #
-# Two names mean the same if they differ only in case and in white space, `_` and `-` (entailment, ENTAILMENT); and so
-# do the number i and LABEL_i, the name that transformers gives to class i of a model without names.
+# Two names mean the same if they differ only in case, white space, `_` and `-` (entailment, ENTAILMENT). So do the
+# number i and LABEL_i, the name that transformers gives to class i of a model without names.
 
 
 _UNNAMED = "label_"
@@ -34,20 +33,19 @@ def check_names(key: str, names: Sequence[str]) -> None:
         raise UserError(f"{key} is {','.join(names)!r}; give different names, such as a,b")
 
 
-def same_names(found: Iterable[str], known: Sequence[str]) -> dict[str, str]:
-    """The known label that each found label means, for found labels that are not known and mean one.
+def same_names(labels: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Maps unknown labels to the known label that they are a variant of.
 
-    Empty where two of the known labels would mean the same.
+    Empty if two of the known labels are variants of each other.
     """
     forms = {_form(label): label for label in known}
     if len(forms) < len(known):
         return {}
-    missing = set(found) - set(known)
-    return {label: forms[_form(label)] for label in missing if _form(label) in forms}
+    return {label: forms[_form(label)] for label in set(labels) - set(known) if _form(label) in forms}
 
 
 def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] | None:
-    """For each label, the index in `other` of the label that means the same; None unless this pairs all of both."""
+    """The index of every label in `other`; None unless this pairs all labels."""
     names = same_names(labels, other)
     paired = [names.get(label, label) for label in labels]
     if sorted(paired) != sorted(other):
@@ -56,7 +54,6 @@ def permutation(labels: Sequence[str], other: Sequence[str]) -> tuple[int, ...] 
 
 
 def _form(label: str) -> str:
-    """The form in which labels are compared."""
     form = re.sub(r"[\s_-]+", "_", label.casefold())
     number = form.removeprefix(_UNNAMED)
     return number if number.isdecimal() else form
@@ -69,7 +66,7 @@ def _form(label: str) -> str:
 class NamedLabelsTask(Task[Item, Rows]):
     """A task whose items have labels with names.
 
-    label_map: what labels of files mean, {FILE_LABEL: LABEL} (same_names); empty: what they say.
+    label_map: FILE_LABEL:LABEL,...; empty: labels mean what they say (same_names).
     """
 
     label_map: dict[str, str] = field(default_factory=dict)
@@ -91,36 +88,52 @@ class NamedLabelsTask(Task[Item, Rows]):
 
     @abc.abstractmethod
     def labels_in(self, split: Split[Item]) -> set[str]:
-        """The labels of a split."""
+        """The labels in a split."""
 
     @abc.abstractmethod
     def replace_labels(self, split: Split[Item], names: Mapping[str, str]) -> Split[Item]:
-        """The split with other labels in place of those in names."""
+        """The split with labels renamed."""
 
     def with_names(self, split: Split[Item]) -> Split[Item]:
         """The split with labels replaced by label_map, and by the task's label that means the same (same_names)."""
-        found = self.labels_in(split)
-        names = self.label_map | same_names(found - set(self.label_map), self.labels)
-        if not found & set(names):
+        labels = self.labels_in(split)
+        # label_map comes first: it may say that two similar names differ.
+        names = self.label_map | same_names(labels - set(self.label_map), self.labels)
+        if not labels & set(names):
             return split
         classes = tuple(dict.fromkeys(names.get(label, label) for label in split.class_names))
         return replace(self.replace_labels(split, names), class_names=classes)
 
+    def label_value(self, split: Split, line: int, label: str) -> int:
+        """A label's id. Raises UserError, with file and line, for an unknown one."""
+        return check_label(split, line, label, self.labels)
+
+    def describe(self, rows: Rows, training: bool = False) -> Description:
+        """Also warns about a first line of the training file that looks like a header, if columns are numbered."""
+        description, split, columns = super().describe(rows, training), rows.split, self.columns
+        names = columns.text, columns.text_pair, columns.label, *columns.marks
+        if training and all(is_number(name) for name in names if name) and not is_stored(split.path):
+            # A header's label occurs once, and each label of the other lines is a number or occurs again.
+            first, *others = [self.labels_in(replace(split, items=(item,))) for item in split.items]
+            times = Counter(itertools.chain.from_iterable(others))
+            repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
+            if first and first.isdisjoint(times) and repeated:
+                description.remarks.append(
+                    f"{split.path}: only line {split.items[0].line} has the label {min(first)!r}; if it is a header, "
+                    "name columns by it"
+                )
+        return description
+
 
 @dataclass(frozen=True)
 class LabelTask(NamedLabelsTask[Item, Rows]):
-    """A task with a cross-entropy over its labels, and the options of that loss.
+    """A task with a cross-entropy over its labels, and the options of that loss."""
 
-    | option | |
-    |---|---|
-    | class_weights | balanced, or {LABEL: WEIGHT}; empty: each class weighs 1 |
-    | class_weight_values | the resulting weights on the training file, by label id |
-    | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
-    """
+    training_options = ("class_weights", "class_weight_values", "label_smoothing")
 
     class_weights: str | dict[str, float] = TaskConfig.class_weights
-    class_weight_values: tuple[float, ...] = ()
-    label_smoothing: float = TaskConfig.label_smoothing
+    class_weight_values: tuple[float, ...] = ()  # what class_weights gives on the training file, by label id
+    label_smoothing: float = TaskConfig.label_smoothing  # Szegedy et al. 2016, section 7
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,15 +141,11 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
 
     @property
     def costs(self) -> ClassCosts:
-        """The class weights and the label smoothing of the training loss."""
+        """Class weights and label smoothing for the training loss."""
         return ClassCosts(self.class_weight_values, self.label_smoothing)
 
-    @property
-    def measured(self) -> "LabelTask":
-        return replace(self, class_weights="", class_weight_values=(), label_smoothing=0.0)
-
     def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
-        """The class_weight_values that class_weights selects, given the labels of the training file.
+        """The class_weight_values that class_weights selects, from the labels of the training file.
 
         balanced: n / (K * count), for n labels of K different classes (scikit-learn's compute_class_weight; King and
         Zeng 2001); a class that is not in the file weighs 1. Raises UserError for an unknown label, a malformed
@@ -147,19 +156,10 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
         if self.class_weights == "balanced":
             counts = Counter(labels)
             weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
+        elif isinstance(self.class_weights, dict):
+            weights = self.class_weights
         else:
-            weights = self._checked_weights(train)
-        values = tuple(weights.get(label, 1.0) for label in self.labels)
-        if not any(values):
-            raise UserError(
-                f"task.class_weights is {self.class_weights!r}, so all classes weigh 0; give one a weight above 0"
-            )
-        return values
-
-    def _checked_weights(self, train: Split) -> dict[str, float]:
-        weights = self.class_weights
-        if not isinstance(weights, dict):
-            raise UserError(f"task.class_weights is {weights!r}; use balanced, or {{LABEL: WEIGHT}}")
+            raise UserError(f"task.class_weights is {self.class_weights!r}; use balanced, or {{LABEL: WEIGHT}}")
         for label, weight in weights.items():
             if label not in self.labels:
                 raise UserError(
@@ -168,29 +168,16 @@ class LabelTask(NamedLabelsTask[Item, Rows]):
                 )
             if not 0 <= weight < math.inf:
                 raise UserError(f"task.class_weights has {label!r}: {weight}. Use a number of 0 or more")
-        return weights
-
-
-def header_remarks(task: NamedLabelsTask[Any, Any], split: Split[Any]) -> list[str]:
-    """A warning about a first line that looks like a header, in a table whose columns are numbered, so that none is
-    read."""
-    columns = task.columns
-    names = columns.text, columns.text_pair, columns.label, *columns.marks
-    if not split.items or not all(is_number(name) for name in names if name) or is_stored(split.path):
-        return []
-    first, *others = [task.labels_in(replace(split, items=(item,))) for item in split.items]
-    times = Counter(itertools.chain.from_iterable(others))
-    repeated = all(count > 1 or math.isfinite(parse_number(label)) for label, count in times.items())
-    if not first or not first.isdisjoint(times) or not repeated:
-        return []
-    return [
-        f"{split.path}: only line {split.items[0].line} has the label {min(first)!r}; if it is a header, name columns "
-        "by it"
-    ]
+        values = tuple(weights.get(label, 1.0) for label in self.labels)
+        if not any(values):
+            raise UserError(
+                f"task.class_weights is {self.class_weights!r}, so all classes weigh 0; give one a weight above 0"
+            )
+        return values
 
 
 def parse_number(text: str) -> float:
-    """The number that a text holds; infinity where it holds none."""
+    """The number that a text holds; infinity if it holds none."""
     try:
         return float(text)
     except ValueError:
@@ -204,7 +191,7 @@ def check_smoothing(label_smoothing: float) -> None:
 
 
 def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> int:
-    """The id of a label among those known. Raises UserError, with file and line, for an unknown label."""
+    """A label's id. Raises UserError, with file and line, for an unknown one."""
     if label in known:
         return known.index(label)
     raise UserError(
@@ -216,5 +203,5 @@ def check_label(split: Split, line: int, label: str, known: tuple[str, ...]) -> 
 
 def shown_labels(labels: Iterable[str]) -> str:
     """The first 20 labels, for a message."""
-    every = list(labels)
-    return ", ".join(every[:20]) + (" ..." if len(every) > 20 else "")
+    labels = list(labels)
+    return ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")

@@ -39,7 +39,7 @@ from bert_jax.train.step import Plan
 
 
 def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
-    """The size of a split: examples (sentences), rows, tokens, unknown_tokens, truncated, and Task.counts.
+    """The size of a split: examples (sentences), rows, tokens, unknown_tokens, truncated, and Task.describe.
 
     Also left_out, the number of unreadable lines (Split.left_out), if there are any.
     """
@@ -52,7 +52,7 @@ def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
     }
     if rows.split.left_out:
         found["left_out"] = rows.split.left_out
-    return found | task.counts(rows)
+    return found | task.describe(rows).counts
 
 
 def file_remarks(path: Path) -> list[str]:
@@ -61,8 +61,8 @@ def file_remarks(path: Path) -> list[str]:
     return [f"{path}: reading all {count} files of this data set as one"] if count > 1 else []
 
 
-def remarks(rows: TaskRows, task: Task) -> list[str]:
-    """Warnings about a split, one line each: what was cut or left out, and Task.remarks."""
+def remarks(rows: TaskRows, task: Task, training: bool = False) -> list[str]:
+    """Warnings about a split, one line each: what was cut or left out, and Task.describe."""
     found = []
     if rows.split.left_out:
         found.append(
@@ -72,7 +72,7 @@ def remarks(rows: TaskRows, task: Task) -> list[str]:
         what = rows.cut_part or f"of {len(rows.split.items)} examples"
         limit = f"task.{rows.cut_option}={getattr(task, rows.cut_option)}"
         found.append(f"{rows.split.path}: {rows.truncated} {what} lost tokens to {limit}")
-    return found + task.remarks(rows)
+    return found + task.describe(rows, training).remarks
 
 
 def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Plan, Mesh], Evaluator]:
@@ -156,7 +156,7 @@ def evaluate(
     messages: list[str] = []
     for name, split in labelled.items():
         if metrics:
-            task.check_metrics(split)
+            task.metric_names(split, explicit=True)
         rows = task.encode(split, tokenizer)
         sizes[name] = counts(rows, task, tokenizer)
         split_task = task if metrics else registry.metrics_of(task, _split_of(task, name, split.path))

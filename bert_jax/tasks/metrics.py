@@ -1,6 +1,6 @@
-"""The metrics of tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as are those of NaN.
+"""The metrics of tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN, as is any metric of NaN.
 
-A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
+A metric is a function of all labels and predictions in a split. Every kind of task has a dictionary of metrics.
 """
 
 import math
@@ -20,51 +20,51 @@ from bert_jax.errors import UserError
 Metric: TypeAlias = Callable[[Any, Any], float]
 
 LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target
-# Metrics that are undefined where all labels are the same.
+# Metrics that are undefined if all labels are the same.
 UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 
 
 def compute_metrics(
     functions: Mapping[str, Metric], names: Sequence[str], labels: Any, predicted: Any
 ) -> dict[str, float]:
-    """The metrics of these names. Raises UserError for a name that is not among the functions."""
+    """The named metrics. Raises UserError for a name that is not among the functions."""
     check_metric_names(names, functions)
     return {name: float(functions[name](labels, predicted)) for name in names}
 
 
 def check_metric_names(names: Sequence[str], known: Collection[str]) -> None:
-    """Raises UserError for a metric that is not among those known."""
+    """Raises UserError for an unknown metric."""
     for name in names:
         if name not in known:
             raise UserError(f"unknown metric {name!r} for this kind of task; choose from: {', '.join(known)}")
 
 
-def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` with each prefix, from the counts of correct, predicted and true items.
+def retrieval_metrics(names: Sequence[str], counts: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
+    """`precision`, `recall` and `f1` by prefix, from the numbers of correct, predicted and true items.
 
     A ratio with denominator 0 is 0.
     """
-    found = {}
-    for prefix, (hits, predicted, true) in counted.items():
-        found[f"{prefix}precision"] = hits / predicted if predicted else 0.0
-        found[f"{prefix}recall"] = hits / true if true else 0.0
-        found[f"{prefix}f1"] = 2 * hits / (predicted + true) if predicted + true else 0.0
-    return select_metrics(names, found)
+    values = {}
+    for prefix, (correct, predicted, true) in counts.items():
+        values[f"{prefix}precision"] = correct / predicted if predicted else 0.0
+        values[f"{prefix}recall"] = correct / true if true else 0.0
+        values[f"{prefix}f1"] = 2 * correct / (predicted + true) if predicted + true else 0.0
+    return select_metrics(names, values)
 
 
 def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
     """The lowest probability at which a candidate is predicted, for the best F1 against `total` true items.
 
-    It is midway between the last candidate that is predicted and the next one, as in decision trees; the highest one of
-    equal F1; and 1/2 where no candidate is true.
+    It is midway between the last candidate that is predicted and the next one, as in decision trees. The highest of
+    equally good thresholds is used; 1/2 if no candidate is true.
     """
     order = np.argsort(-scores, kind="stable")
-    scores, hits = scores[order], np.cumsum(true[order])
-    # Predicting the first n gives F1 = 2 * hits / (n + total). A threshold can only separate different scores.
+    scores, correct = scores[order], np.cumsum(true[order])
+    # Predicting the first n gives F1 = 2 * correct / (n + total). A threshold can only separate different scores.
     cuts = np.flatnonzero(np.diff(scores, append=-1))
-    if not len(cuts) or not hits[-1]:
+    if not len(cuts) or not correct[-1]:
         return 0.5
-    last = cuts[np.argmax(hits[cuts] / (cuts + 1 + total))]
+    last = cuts[np.argmax(correct[cuts] / (cuts + 1 + total))]
     following = scores[last + 1] if last + 1 < len(scores) else 0.0
     return float((scores[last] + following) / 2)
 
@@ -75,24 +75,30 @@ def multilabel_metrics(
     shares: Float[np.ndarray, "R C"],
     predicted: Bool[np.ndarray, "R C"],
 ) -> dict[str, float]:
-    """The MULTILABEL_METRICS of these names, from the probabilities of the labels and the predicted ones.
+    """The named MULTILABEL_METRICS, from the labels' probabilities and the predicted labels.
 
-    micro_f1 is that of all decisions together, macro_f1 the mean over labels, where a label that is neither true nor
-    predicted counts 0. exact_match is the share of texts with exactly the right labels. auroc is the mean of the areas
-    under the ROC curves (Hanley and McNeil 1982) of the labels that some texts have and some do not; micro_auroc is the
-    area of all decisions together. An area is NaN where no label is such.
+    | metric | |
+    |---|---|
+    | micro_f1, macro_f1 | over all decisions; the mean over labels, where one neither true nor predicted counts 0 |
+    | exact_match | the share of texts with exactly the right labels |
+    | auroc | the mean area under the ROC curve (Hanley and McNeil 1982) of the labels that some texts have and some do
+      not; NaN if there is no such label |
+    | micro_auroc | the area over all decisions |
     """
     check_metric_names(names, MULTILABEL_METRICS)
-    found = {}
-    for name in names:
-        found[name] = float(MULTILABEL_METRICS[name](labels, shares if name in SCORED_METRICS else predicted))
-    return found
+    return {
+        name: float(MULTILABEL_METRICS[name](labels, shares if name in SCORED_METRICS else predicted)) for name in names
+    }
 
 
-def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of these names among those computed. Raises UserError for one that is not."""
-    check_metric_names(names, found)
-    return {name: found[name] for name in names}
+def select_metrics(names: Sequence[str], values: Mapping[str, float]) -> dict[str, float]:
+    """The named metrics among those computed. Raises UserError for one that is missing."""
+    check_metric_names(names, values)
+    return {name: values[name] for name in names}
+
+
+def _constant(values: np.ndarray) -> bool:
+    return bool((values == values[0]).all())
 
 
 def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
@@ -100,13 +106,10 @@ def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
     return math.nan if _constant(labels) else float(metrics.matthews_corrcoef(labels, predicted))
 
 
-def _pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return math.nan if _constant(labels) or _constant(predicted) else float(stats.pearsonr(labels, predicted).statistic)
-
-
-def _spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
-    return (
-        math.nan if _constant(labels) or _constant(predicted) else float(stats.spearmanr(labels, predicted).statistic)
+def _correlation(statistic: Callable[..., Any]) -> Metric:
+    """A correlation that is undefined if all labels or all predictions are equal."""
+    return lambda labels, predicted: (
+        math.nan if _constant(labels) or _constant(predicted) else statistic(labels, predicted).statistic
     )
 
 
@@ -119,15 +122,11 @@ def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     return float(metrics.accuracy_score(*flat))
 
 
-def _constant(values: np.ndarray) -> bool:
-    return bool((values == values[0]).all())
-
-
 def classification_metrics(positive: int) -> Mapping[str, Metric]:
     """Metrics of class ids.
 
-    f1, precision and recall are those of the class `positive`: in GLUE's MRPC and QQP it is 1. They are undefined where
-    their denominator is 0; f1 is, if the class is neither a label nor a prediction.
+    f1, precision and recall are of the class `positive`, which is 1 in GLUE's MRPC and QQP. They are undefined if their
+    denominator is 0; for f1, if the class is neither a label nor a prediction.
     """
 
     def of_class(score: Callable[..., Any]) -> Metric:
@@ -158,7 +157,7 @@ def _auroc(labels: np.ndarray, shares: np.ndarray) -> float:
     return math.nan if undefined else float(metrics.roc_auc_score(labels, shares))
 
 
-# Metrics of sets of labels, [R,C]: of the predicted ones, and of the probabilities of all (SCORED_METRICS).
+# Metrics of sets of labels, [R,C], from the predicted sets or, for SCORED_METRICS, the probabilities of all labels.
 MULTILABEL_METRICS: Mapping[str, Metric] = {
     "micro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="micro", zero_division=0),
     "macro_f1": lambda labels, predicted: metrics.f1_score(labels, predicted, average="macro", zero_division=0),
@@ -167,10 +166,9 @@ MULTILABEL_METRICS: Mapping[str, Metric] = {
     "micro_auroc": lambda labels, shares: _auroc(labels.ravel(), shares.ravel()),
 }
 SCORED_METRICS = ("auroc", "micro_auroc")
-# Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
 REGRESSION_METRICS: Mapping[str, Metric] = {
-    "pearson": _pearson,
-    "spearman": _spearman,
+    "pearson": _correlation(stats.pearsonr),
+    "spearman": _correlation(stats.spearmanr),
     "mse": _mean_squared_error,
 }
 # Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
@@ -190,7 +188,7 @@ QUERIES_AT_ONCE = 1024  # rows of a matrix of scores, whose columns are the docu
 def ranks_of(
     queries: Float32[np.ndarray, "Q D"], candidates: Float32[np.ndarray, "K D"], right: Int64[np.ndarray, "Q"]
 ) -> Float64[np.ndarray, "Q"]:
-    """The rank, from 1, of each query's candidate; of candidates with equal scores the mean of their ranks.
+    """The rank, from 1, of each query's candidate; candidates with equal scores share the mean of their ranks.
 
     A score that is not a number counts against the query.
     """

@@ -232,8 +232,8 @@ class CopaTask(ChoiceTask):
         split = super().read(path, columns, label_required)
         return replace(split, items=tuple(_with_question(path, item) for item in split.items))
 
-    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        item = super().item_of(source, record)
+    def parse_record(self, source: Path, record: InputRecord) -> MultipleChoice:
+        item = super().parse_record(source, record)
         return _with_question(source, item) if item.start else item
 
 

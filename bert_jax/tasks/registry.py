@@ -28,7 +28,7 @@ from bert_jax.tasks.named import SPLITS, TASKS, NamedTask
 from bert_jax.tasks.reading import tables
 from bert_jax.tasks.reading.tables import TFDS, Columns, is_stored, plain_name
 from bert_jax.tasks.rows import Split
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import Task, with_pooling
 
 BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
     ClassificationTask,
@@ -290,7 +290,7 @@ def task_of(loaded: LoadedModel) -> Task:
     task = from_json(loaded.task)
     task = replace(task, max_length=min(task.max_length, loaded.model.max_positions)).with_metrics()
     # A folder in Hugging Face format does not record the options of a task; the pooling is that of its heads.
-    return task.with_pooling(loaded.heads.pooling)
+    return with_pooling(task, loaded.heads.pooling)
 
 
 @dataclass(frozen=True)

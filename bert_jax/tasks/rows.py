@@ -1,7 +1,7 @@
-"""What a file of a task holds, the rows that it becomes, and the batch that the model sees. Pure numpy.
+"""The content of a task's file, the rows that it becomes, and the batch that the model sees. Pure numpy.
 
-In order: items (`Example`, `Sentence`, ...) and `Split`; `TaskBatch` and `TokenRows`, which makes it; the rows of texts
-and pairs, of several sequences side by side, and of words.
+In order: items (`Example`, `Sentence`, ...) and `Split`; `TaskBatch` and `TokenRows`, which makes it; then rows of
+texts and pairs, rows of several sequences side by side, and rows of words.
 """
 
 import abc
@@ -20,7 +20,7 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """A text or a pair of texts, with its label as the file writes it (None where the file has none)."""
+    """A text or a pair, with its label as the file writes it (None if it has none)."""
 
     text: str
     text_pair: str | None
@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 class LabelSet(NamedTuple):
-    """A text or a pair of texts, with its labels as the file writes them (None where the file has none)."""
+    """A text or a pair, with its labels as the file writes them (None if it has none)."""
 
     text: str
     text_pair: str | None
@@ -38,7 +38,7 @@ class LabelSet(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence and their tags as the file writes them (None where the file has none)."""
+    """A sentence's words and their tags as the file writes them (None if it has none)."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A relation between two spans of a sentence, which it names by their index."""
+    """A relation between two spans, given by their indices in the sentence."""
 
     label: str
     head: int
@@ -65,7 +65,7 @@ class Relation(NamedTuple):
 
 
 class SpannedSentence(NamedTuple):
-    """The words of a sentence, its spans, which may overlap, and their relations; both are empty where unknown."""
+    """A sentence's words, its spans, which may overlap, and their relations; both are empty if unknown."""
 
     words: tuple[str, ...]
     spans: tuple[Span, ...]
@@ -81,13 +81,13 @@ Item = TypeVar("Item", covariant=True)
 
 @dataclass(frozen=True)
 class Split(Generic[Item]):
-    """The content of one file of a task: at least one item; either all items are labelled or none."""
+    """The content of one file: at least one item; either all items are labelled or none."""
 
     path: Path
     items: tuple[Item, ...]
     labelled: bool
     left_out: int = 0  # unreadable lines, for tasks whose published files have some
-    class_names: tuple[str, ...] = ()  # by number, where the file names its classes
+    class_names: tuple[str, ...] = ()  # by number, if the file names its classes
 
 
 class TaskBatch(NamedTuple):
@@ -109,7 +109,7 @@ class TaskBatch(NamedTuple):
 
     @property
     def unpacked(self) -> bool:
-        """Whether each row holds one sequence at most. Attention uses it (model/embeddings.py)."""
+        """Whether each row holds at most one sequence. Attention uses it (model/embeddings.py)."""
         return True
 
 
@@ -121,7 +121,7 @@ class TokenRows:
     first_lengths: Int32[np.ndarray, "R"]  # tokens of segment A, with [CLS] and its [SEP]
     offsets: Int64[np.ndarray, "R+1"]  # row r holds the tokens offsets[r]:offsets[r + 1]
     pad_id: int
-    truncated: int  # items, or parts of them (TaskRows.cut_part), that lost tokens
+    truncated: int  # items, or their parts (TaskRows.cut_part), that lost tokens
 
     @property
     def count(self) -> int:
@@ -133,9 +133,10 @@ class TokenRows:
         return np.diff(self.offsets)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows of these indices, padded to length; index -1 gives a filler row of weight 0."""
+        """The rows with these indices, padded to length; index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)
         labels, weights = self.targets(taken)
+        # Padding gets segment, sequence and position 0, whatever the tokens that it points to.
         segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
         return TaskBatch(
             input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
@@ -147,7 +148,6 @@ class TokenRows:
         )
 
     def take(self, indices: Integer[np.ndarray, "B"], length: int) -> "Taken":
-        """Where the tokens of these rows are."""
         filler = indices < 0
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler, 0, self.lengths[rows])
@@ -161,22 +161,22 @@ class TokenRows:
         return nothing, nothing
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays of the rows by field name. Their names and values are the data set's fingerprint."""
+        """All arrays by field name. Their names and values are the data set's fingerprint."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TaskRows(TokenRows, Generic[Item]):
-    """The rows of a split of a task. Each kind of task adds its labels in a subclass."""
+    """The rows of a split. Every kind of task adds its labels in a subclass."""
 
-    cut_part: ClassVar[str] = ""  # what `truncated` counts, where these are parts of items
-    cut_option: ClassVar[str] = "max_length"  # the option of the task that limits the tokens
+    cut_part: ClassVar[str] = ""  # the parts of items that `truncated` counts; empty: items
+    cut_option: ClassVar[str] = "max_length"  # the task option that limits the tokens
 
     split: Split[Item]  # what was encoded
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The index in the split of each row's item: one row per item, unless a kind splits items into several."""
+        """The row's item, as an index in the split: one row per item, unless a kind needs several."""
         return np.arange(self.count)
 
 
@@ -186,12 +186,12 @@ class Taken(NamedTuple):
     rows: Int64[np.ndarray, "B"]  # 0 for a filler
     filler: Bool[np.ndarray, "B"]
     real: Bool[np.ndarray, "B T"]  # positions that hold a token
-    tokens: Int64[np.ndarray, "B T"]  # index of each token among the N; 0 elsewhere
+    tokens: Int64[np.ndarray, "B T"]  # index among the N tokens; 0 elsewhere
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledRows(TaskRows[Example]):
-    """Rows with one class, one score or a set of classes each."""
+    """Rows with one class, one score or a set of classes."""
 
     labels: Shaped[np.ndarray, "R *shape"]  # i32 or f32; a set of C classes is [C] of 0 and 1
     label_weights: Float32[np.ndarray, "R"]
@@ -201,7 +201,7 @@ class LabelledRows(TaskRows[Example]):
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
-    """The concatenation of the ranges start, start + 1, ..., start + size - 1 of all spans."""
+    """The ranges start, start + 1, ..., start + size - 1, concatenated."""
     before = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
 
@@ -209,8 +209,8 @@ def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> 
 # Encodes texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
 #
 # The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_separators). For a vocabulary that adds
-# no special tokens (a published GPT-2, Tokenizer.adds_special_tokens), rows are a, or a b, as transformers encodes
-# them; a row without any piece is then one [SEP] (<|endoftext|>), because a row has at least one token.
+# no special tokens (a published GPT-2, Tokenizer.adds_special_tokens), rows are a, or a b, as in transformers; a row
+# without any piece is then one [SEP] (<|endoftext|>), because a row has at least one token.
 
 
 # The pieces of texts: ids and offsets, as Tokenizer.encode_many returns them.
@@ -218,7 +218,7 @@ Pieces: TypeAlias = tuple[UInt[np.ndarray, "..."], Int64[np.ndarray, "..."]]
 
 
 class Texts(NamedTuple):
-    """A text of each of R rows: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
+    """One text per row: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
 
     pieces: Integer[np.ndarray, "K"]
     starts: Int64[np.ndarray, "R"]
@@ -236,40 +236,36 @@ class EncodedPairs(NamedTuple):
 def encode_pairs(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
-    """Rows of texts or of pairs of texts, and which rows lost tokens.
-
-    A row over max_length loses tokens from the end of its longer text.
-    """
+    """Rows of texts or pairs, and which rows lost tokens: a row over max_length loses the end of its longer text."""
     first = tokenizer.of_tasks.encode_many(texts)
     second = tokenizer.of_tasks.encode_many([""] * len(texts) if seconds is None else seconds)
-    encoded, cut, _ = encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)
-    return encoded, cut
+    return encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)[:2]
 
 
 def encode_pieces(
     first: Pieces, second: Pieces, paired: Bool[np.ndarray, "R"], tokenizer: Tokenizer, max_length: int
 ) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
-    """encode_pairs for texts that are already split into pieces, and the places of join_pairs."""
+    """encode_pairs for texts that are already split into pieces; also returns the places of join_pairs."""
     (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
     room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
-    kept = truncated_lengths(*lengths, room)
+    sizes = truncated_lengths(*lengths, room)
     encoded, places = join_pairs(
-        Texts(first_ids, first_offsets[:-1], kept[0]),
-        Texts(second_ids, second_offsets[:-1], kept[1]),
+        Texts(first_ids, first_offsets[:-1], sizes[0]),
+        Texts(second_ids, second_offsets[:-1], sizes[1]),
         tokenizer,
         paired,
     )
-    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1]), places
+    return encoded, (sizes[0] < lengths[0]) | (sizes[1] < lengths[1]), places
 
 
 def join_pairs(
     first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
 ) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
-    """Rows of pairs of texts, with the tokens between and after them, and the places of their tokens.
+    """Joins pairs of texts to rows; returns the rows and the place of each token.
 
-    The place of a token is its index in the pieces of the first texts followed by those of the second texts; -1 if it
-    is not a piece. Rows that are not paired have no second text.
+    The place is the token's index in the pieces of all first texts followed by those of all second texts; -1 if it is
+    not a piece. Rows that are not paired have no second text.
     """
     begin = tokenizer.begin
     end = np.full(len(first.sizes), tokenizer.end)
@@ -291,11 +287,12 @@ def join_pairs(
 def truncated_lengths(
     first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int | Int64[np.ndarray, "R"]
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """The number of pieces that each text keeps within `room` pieces, if the longer text always loses the next one.
+    """How many pieces the first and second texts keep within `room`: the longer one always loses the next piece.
 
-    If both texts lose pieces, each keeps half. An odd piece goes to the text that was longer, or to the second of two
-    equally long ones, as in the strategy `longest_first` of Hugging Face tokenizers.
+    If both lose pieces, each keeps half. An odd piece goes to the longer text, or to the second of two equally long
+    ones, as in the strategy `longest_first` of Hugging Face tokenizers.
     """
+    # The shorter text is cut only if both exceed half of the room.
     shorter, longer = np.minimum(first, second), np.maximum(first, second)
     kept_shorter = np.minimum(shorter, np.maximum(room // 2, room - longer))
     kept_longer = np.minimum(longer, room - kept_shorter)
@@ -306,7 +303,7 @@ def truncated_lengths(
     )
 
 
-# Rows of several sequences, one after another, each of which the encoder reads as a row of its own.
+# Rows of several sequences, one after another, which the encoder reads as rows of their own.
 
 
 class SideBySideBatch(TaskBatch):
@@ -319,14 +316,10 @@ class SideBySideBatch(TaskBatch):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SideBySideRows(TaskRows[Item]):
-    """Rows of S sequences, one after another; an absent sequence has no tokens."""
+    """Rows with S sequences, one after another; an absent sequence has no tokens."""
 
     first_lengths: Int32[np.ndarray, "R S"]  # tokens of segment A of each sequence
-
-    @property
-    @abc.abstractmethod
-    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
-        """The number of tokens of each sequence."""
+    part_lengths: Int64[np.ndarray, "R S"]  # tokens of each sequence
 
     @abc.abstractmethod
     def targets_of(
@@ -336,14 +329,16 @@ class SideBySideRows(TaskRows[Item]):
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """The number of tokens of each row's longest sequence, which determines what a batch is padded to."""
+        """The tokens of each row's longest sequence, to which a batch is padded."""
         return self.part_lengths.max(axis=1)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows of these indices, [B, S * length]: each sequence padded to length."""
+        """The rows with these indices, [B, S * length]: each sequence padded to length."""
         count, filler = self.part_lengths.shape[1], indices < 0
         rows, parts = np.where(filler, 0, indices), np.arange(count)
+        # As rows of one sequence each; absent sequences have no tokens.
         flat = self.by_part.batch(np.where(filler[:, None], -1, rows[:, None] * count + parts).ravel(), length)
+        # Sequences are numbered from 1 in their row, so that attention keeps them apart.
         numbers = np.tile(parts + 1, len(rows))[:, None].astype(np.int32)
         shape = len(rows), -1
         labels, weights = self.targets_of(rows, ~filler[:, None] & (self.part_lengths[rows] > 0))
@@ -358,7 +353,6 @@ class SideBySideRows(TaskRows[Item]):
 
     @functools.cached_property
     def by_part(self) -> TokenRows:
-        """Rows of one sequence each; an absent one has no tokens."""
         return TokenRows(
             input_ids=self.input_ids,
             first_lengths=self.first_lengths.ravel(),
@@ -368,11 +362,32 @@ class SideBySideRows(TaskRows[Item]):
         )
 
 
-def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
-    """The batch of B * S rows of one sequence each.
+def encode_side_by_side(
+    items: Sequence[Sequence[tuple[str, ...] | None]], tokenizer: Tokenizer, max_length: int
+) -> dict[str, Any]:
+    """The fields of SideBySideRows: each item has texts (a,) or pairs (a, b), None if one is absent.
 
-    The rows are the outer axis of the reshaped arrays, so that each device keeps its own rows.
+    Each sequence is cut separately to max_length tokens; `truncated` counts items.
     """
+    places = [(row, place) for row, item in enumerate(items) for place, texts in enumerate(item) if texts]
+    firsts, *seconds = zip(*(items[row][place] or () for row, place in places), strict=True)
+    encoded, cut = encode_pairs(firsts, seconds[0] if seconds else None, tokenizer, max_length)
+    shape = len(items), max(map(len, items))
+    lengths, first_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
+    index = tuple(np.array(places).T)
+    lengths[index], first_lengths[index] = np.diff(encoded.offsets), encoded.first_lengths
+    return {
+        "input_ids": encoded.input_ids,
+        "offsets": np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
+        "first_lengths": first_lengths,
+        "part_lengths": lengths,
+        "pad_id": tokenizer.pad_id,
+        "truncated": len({row for (row, _), lost in zip(places, cut, strict=True) if lost}),
+    }
+
+
+def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
+    """The batch with B * S rows, one per sequence. Rows stay the outer axis, so that a device keeps its own."""
     rows, count = present.shape
     ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
     return TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
@@ -380,7 +395,7 @@ def separated(batch: TaskBatch, present: Bool[Array, "B S"]) -> TaskBatch:
 
 # Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word.
 #
-# For a vocabulary that adds no special tokens (Tokenizer.adds_special_tokens) a row has the pieces alone.
+# For a vocabulary that adds no special tokens (Tokenizer.adds_special_tokens), a row has the pieces alone.
 
 
 WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
@@ -388,7 +403,7 @@ WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WordRows(TaskRows[Item]):
-    """Rows of the W words of K - 1 sentences. A kind of task adds their labels."""
+    """Rows with the W words of K - 1 sentences. A kind of task adds their labels."""
 
     cut_part: ClassVar[str] = "words"
 
@@ -399,40 +414,40 @@ class WordRows(TaskRows[Item]):
 
     @property
     def word_starts(self) -> Int64[np.ndarray, "W"]:
-        """Where each word starts in the N tokens."""
+        """Where words start: indices among the N tokens."""
         return self.offsets[self.word_rows] + self.word_slots
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The sentence of each row."""
+        """The sentence per row."""
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
         return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
 
     def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
-        """The value at the first piece of each word, given the values at the positions of each row."""
+        """The values at the words' first pieces, from the values at all positions, by row."""
         return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
 
     def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """The values of the words of each sentence, given those of all words."""
+        """The values of all words, split by sentence."""
         return [values[start:end] for start, end in pairwise(self.sentence_offsets)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledWordRows(WordRows[Sentence]):
-    """Rows of words with one label each, at one or more of its pieces."""
+    """Rows of words with one label per word, at one or more of its pieces."""
 
     labels: Shaped[np.ndarray, "N"]  # i32 or f32
     label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
 
     def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B T"]]:
-        labels, weights = (np.where(taken.real, one[taken.tokens], 0) for one in (self.labels, self.label_weights))
+        labels, weights = (np.where(taken.real, flat[taken.tokens], 0) for flat in (self.labels, self.label_weights))
         return labels.astype(self.labels.dtype), weights.astype(np.float32)
 
 
 def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
-    """One row for each sentence, [CLS] pieces [SEP].
+    """One row per sentence, [CLS] pieces [SEP]; a sentence over max_length continues in further rows.
 
-    A sentence over max_length continues in further rows. It is split between words, so that every word is in exactly
-    one row. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
+    It is split between words, so that every word is in exactly one row. A word without pieces becomes [UNK]; only a
+    word that is longer than a row is itself cut.
     """
     sentences = [item.words for item in split.items]
     special = tokenizer.begin + tokenizer.end
@@ -441,17 +456,27 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     flat, piece_offsets = tokenizer.of_tasks.encode_many(words_in_text)
     sizes = np.clip(np.diff(piece_offsets), 1, room)
     sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
-    first_words = _row_starts(sizes, sentence_offsets, room)
+    # The first word of each row: a row holds as many words of its sentence as fit.
+    first_words = []
+    for first, last in pairwise(sentence_offsets):
+        used = room
+        for word in range(first, last):
+            if word == first or used + sizes[word] > room:
+                first_words.append(word)
+                used = 0
+            used += sizes[word]
     word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
     lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
+    # From the first word of the row, whose first piece follows [CLS].
     word_slots = tokenizer.begin + before[:-1] - before[first_words][word_rows]
 
     input_ids = np.full(offsets[-1], tokenizer.unk_id, np.int32)
     if special:
         input_ids[offsets[:-1]] = tokenizer.cls_id
         input_ids[offsets[1:] - 1] = tokenizer.sep_id
+    # All other positions are words without pieces, and keep [UNK].
     known = np.diff(piece_offsets) > 0  # words with pieces
     starts = offsets[word_rows] + word_slots
     input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]
@@ -467,16 +492,3 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
         word_sizes=sizes,
         sentence_offsets=sentence_offsets,
     )
-
-
-def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
-    """The first word of each row. A row holds as many words of a sentence as fit into `room` pieces."""
-    starts = []
-    for first, last in pairwise(sentence_offsets):
-        used = room
-        for word in range(first, last):
-            if word == first or used + sizes[word] > room:
-                starts.append(word)
-                used = 0
-            used += sizes[word]
-    return starts

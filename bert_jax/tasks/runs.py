@@ -26,7 +26,7 @@ from bert_jax.tasks import batches, leaderboards, measurement, registry, trials
 from bert_jax.tasks.batches import TaskSource, fingerprint
 from bert_jax.tasks.labels import permutation
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
-from bert_jax.tasks.task import ScaledTask, Task, TaskObjective
+from bert_jax.tasks.task import ScaledTask, Task, TaskObjective, with_pooling
 from bert_jax.tasks.trials import Trial
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.tokenization.vocabulary import Vocabulary
@@ -304,7 +304,7 @@ def prepare(
     task, splits = kept.get("files", lambda report: _read(config.task, report), report)
     start = open_start(config, tokenizer, report, kept)
     if start.loaded and not config.task.pooling:
-        task = task.with_pooling(start.loaded.heads.pooling)
+        task = with_pooling(task, start.loaded.heads.pooling)
     if start.loaded and start.loaded.task and start.loaded.task["kind"] == task.kind:
         task = _continuing(task, start.loaded.task, config, report)
     task.check_model(start.model)
@@ -404,8 +404,7 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start, report: Repor
             continue
         rows[name] = task.encode(split, start.tokenizer)
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
-        further = task.training_remarks(rows[name]) if name == "train" else []
-        for line in (*measurement.remarks(rows[name], registry.metrics_of(task, name)), *further):
+        for line in measurement.remarks(rows[name], registry.metrics_of(task, name), training=name == "train"):
             report(line)
     return Data(task, dict(splits), rows, counts)
 

@@ -1,13 +1,13 @@
-"""The base classes of fine-tuning tasks and of their objectives, and the losses that only tasks have.
+"""The base classes of fine-tuning tasks and their objectives, and the losses that only tasks have.
 
 Read `Task` first: it says what a kind of task implements. tasks/kinds has the kinds, tasks/registry.py lists them.
 """
 
 import abc
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns
 from bert_jax.tasks.rows import Split, TaskBatch, TaskRows
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar, binary_sums, classification_sums
-from bert_jax.train.objectives import Counts, Objective, Terms
+from bert_jax.train.losses import Scalar, binary_sums, classification_sums, soft_class_sum, squared_difference_sum
+from bert_jax.train.objectives import Counts, Objective, Term, Terms
 
 
 class TaskObjective(Objective):
-    """The objective of a kind of task.
+    """The objective for one kind of task.
 
     Label id 0 counts like any other. A weight of 0 (fillers, positions without a label) adds nothing.
     """
@@ -41,25 +41,26 @@ class TaskObjective(Objective):
 
     @abc.abstractmethod
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
-        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key, dropout is off."""
+        """The heads' outputs: a float32 array [B, ...] or a tree. Without a key, dropout is off."""
 
     @abc.abstractmethod
     def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
-        """The terms of the loss from the outputs: `task`, with `accuracy` where predictions are right or wrong."""
+        """The loss as the term `task`, with the metric `accuracy` if predictions are right or wrong."""
 
     def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
-        """The arrays [B, ...] from which the host decodes each row's answer, as small as possible; by default the
-        outputs."""
+        """The arrays [B, ...] that the host decodes, as small as possible. By default, the outputs."""
         return outputs
 
     @property
     def has_soft_targets(self) -> bool:
-        """Whether a student can learn from the outputs of a teacher: whether the kind defines soft_sum."""
+        """Whether a student can learn from a teacher's outputs: whether the kind defines soft_sum."""
         return type(self).soft_sum is not TaskObjective.soft_sum
 
     def soft_sum(self, outputs: Any, teacher: Any, batch: TaskBatch, temperature: float) -> Scalar:
-        """The difference of both models' outputs, summed with the label weights, at a temperature where they are
-        distributions (bert_jax/train/losses.py). Only where has_soft_targets."""
+        """The distance between the outputs of student and teacher, weighted and summed (bert_jax/train/losses.py).
+
+        If the outputs are distributions, both are read at this temperature.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no soft targets")
 
     def counts(self, batch: TaskBatch) -> Counts:
@@ -69,8 +70,17 @@ class TaskObjective(Objective):
         return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)
 
 
+class SoftClassObjective(TaskObjective):
+    """An objective whose outputs are logits of classes, [..., C] for labels [...], and a teacher's are soft targets."""
+
+    def soft_sum(
+        self, outputs: Float[Array, "*shape C"], teacher: Float[Array, "*shape C"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
+
+
 def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
-    """The vector of the one sequence of each row, whose [CLS] is at position 0."""
+    """One pooled vector per row, which holds one sequence with [CLS] at position 0."""
     hidden = encode_for_task(model, batch, dropout_key)
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))
 
@@ -79,29 +89,33 @@ Item = TypeVar("Item")
 Rows = TypeVar("Rows", bound=TaskRows)
 
 
+class Description(NamedTuple):
+    """A task's report about the rows of a split."""
+
+    counts: dict[str, int]  # in addition to examples, rows, tokens and truncated ones
+    remarks: list[str]  # warnings, one line each, beginning with the file name
+
+
 @dataclass(frozen=True)
 class Task(abc.ABC, Generic[Item, Rows]):
     """A fine-tuning task: its options, and how its files become rows, a loss, metrics and predictions.
 
     Each kind of task is a subclass with its own options. Item is what a kind reads from a file (a text, a sentence, a
     question); Rows is what it encodes items to. Tasks are immutable: what a training file adds (labels, class weights)
-    gives a new task. bert_jax/tasks/registry.py lists the kinds.
+    gives a new task. A kind implements the six abstract methods and overrides the others as it needs.
 
-    | option | |
-    |---|---|
-    | name | a named task (tasks/named.py), or `own` for files of the user |
-    | labels | the labels by id; empty where the kind has none, and until the training file is read |
-    | max_length | tokens of a row at most |
-    | metrics | names of metrics; the first one selects the best seed and rate, and with early_stop the checkpoint |
-    | columns | which columns of a table hold the texts and the labels |
+    The fields are its options. Those that a user sets are explained in bert_jax/config/finetuning.py.
     """
 
     kind: ClassVar[str]  # its name in configurations and in config.json
     has_labels: ClassVar[bool] = True  # whether task.labels may name the labels
     unread_columns: ClassVar[tuple[str, ...]] = ()  # the fields of Columns that its files cannot have
+    known_metrics: ClassVar[Collection[str]] = ()  # the names that `metrics` may have; empty: not checked
+    usual_metrics: ClassVar[tuple[str, ...]] = ()  # see default_metrics
+    training_options: ClassVar[tuple[str, ...]] = ()  # options of the training loss alone; see `measured`
 
-    name: str
-    labels: tuple[str, ...] = ()
+    name: str  # a named task (tasks/named.py), or `own` for files of the user
+    labels: tuple[str, ...] = ()  # by id; empty until the training file is read, and for kinds without labels
     max_length: int = TaskConfig.max_length
     metrics: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
@@ -112,8 +126,8 @@ class Task(abc.ABC, Generic[Item, Rows]):
             check_metric_names(self.metrics, self.known_metrics)
 
     @property
-    def known_metrics(self) -> Collection[str]:
-        """The names that `metrics` may have; empty where a kind does not state them before it measures a file."""
+    def numbered_labels(self) -> tuple[str, ...]:
+        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
         return ()
 
     @abc.abstractmethod
@@ -123,27 +137,30 @@ class Task(abc.ABC, Generic[Item, Rows]):
         Raises UserError, with file and line, for malformed input.
         """
 
-    @abc.abstractmethod
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Item]:
-        """The inputs of a prediction as a split without labels (labelled=False), one item for each record, in order.
+        """The inputs of predict as a split without labels, one item per record, in order."""
+        return Split(source, tuple(self.parse_record(source, record) for record in records), labelled=False)
 
-        A record is a plain line, in which tabs separate the texts of an item, or a JSON object with the names of the
-        task's columns or the names below as its fields; other fields are ignored.
+    @abc.abstractmethod
+    def parse_record(self, source: Path, record: InputRecord) -> Item:
+        """The item in an input: a plain line, in which tabs separate texts, or a JSON object.
+
+        The object's fields have the names of the task's columns, or these; other fields are ignored.
 
         classification, regression  text, text_pair
         tagging, spans              text, which is split into words; or tokens (and text, for offsets)
         questions                   question, context, and an optional id
         choices                     text or context, and choices: a list of texts
 
-        An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
-        UserError, with source and line, for a missing or empty text (reading/inputs.py has what the kinds share).
+        An item keeps what predictions report to the user: the raw text, offsets, the id. Raises UserError, with source
+        and line, for a missing or empty text.
         """
 
     @abc.abstractmethod
     def encode(self, split: Split[Item], tokenizer: Tokenizer) -> Rows:
-        """The rows of a split; rows keep their split. Raises UserError, with file and line, for an unknown label.
+        """The rows of a split, which keep it. If it is not labelled, the labels of its items are ignored.
 
-        Where split.labelled is False the labels of its items are ignored.
+        Raises UserError, with file and line, for an unknown label.
         """
 
     @abc.abstractmethod
@@ -152,41 +169,38 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     @abc.abstractmethod
     def measure(self, rows: Rows, answers: Sequence[Any]) -> dict[str, float]:
-        """The task's metrics on a labelled split. answers are the objective's answers for each row, in order."""
+        """The metrics on a labelled split, from the objective's answers, one per row."""
 
     @abc.abstractmethod
     def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """What bert-jax predict prints for each item of a split, in order: an object of JSON values.
+        """The JSON objects that bert-jax predict prints, one per item, in order.
 
-        `label` and `score`, its probability (for a regression: the number); `scores` of all labels by name, or
-        the best answers to a question, which the command prints only on request; `words`, `tags`, `entities`, `spans`,
-        `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
+        An object has `label` and `score`, its probability (for a regression: the number), or `words`, `tags`, `entities`,
+        `spans`, `answer` ... with `start` and `end`, characters of the raw text if the item has one. The command
+        prints `scores` (of all labels by name, or the best answers to a question) only on request.
         """
 
     def default_metrics(self) -> tuple[str, ...]:
-        """The metrics of a task that names none; the first one selects as Task.metrics do."""
-        return ()
-
-    def complete(self, train: Split[Item]) -> "Task":
-        """The task with the labels and metrics that its training file implies, where the task names none."""
-        return self.with_metrics()
+        """The metrics if the task names none; the first one selects the best seed and rate."""
+        return self.usual_metrics
 
     def with_metrics(self) -> "Task":
-        """The task with the default metrics where it names none."""
+        """The task with the default metrics if it names none."""
         return replace(self, metrics=self.metrics or self.default_metrics())
 
-    def with_pooling(self, pooling: str) -> "Task":
-        """The task with the pooling of a checkpoint, for kinds that read one vector of each text."""
-        return self
+    def complete(self, train: Split[Item]) -> "Task":
+        """The task with the labels and metrics that its training file implies, unless it names them."""
+        return self.with_metrics()
 
-    def continuing(self, start: "Task | None", given: TaskConfig) -> "Task":
-        """The task with what a checkpoint's own task decides, where the configuration `given` does not."""
+    def continuing(self, start: "Task", given: TaskConfig) -> "Task":
+        """Takes over what `start`, the checkpoint's task of the same kind, decides and the configuration does not."""
         return self
 
     @property
     def measured(self) -> "Task":
         """The task with plain cross-entropy as its loss, so that losses compare between runs with class weights."""
-        return self
+        defaults: dict[str, Any] = {item.name: item.default for item in fields(self)}
+        return replace(self, **{name: defaults[name] for name in self.training_options})
 
     def check_model(self, model: ModelConfig) -> None:
         """Raises UserError for a model that cannot learn the task."""
@@ -196,33 +210,28 @@ class Task(abc.ABC, Generic[Item, Rows]):
                 f"use --config.task.max_length={model.max_positions}"
             )
 
-    def counts(self, rows: Rows) -> dict[str, int]:
-        """Counts of a split in addition to examples, rows, tokens and truncated ones."""
-        return {}
+    def describe(self, rows: Rows, training: bool = False) -> Description:
+        """Counts and warnings for a split.
 
-    def remarks(self, rows: Rows) -> list[str]:
-        """Warnings about a split, one line each, beginning with the name of its file."""
-        return []
+        Raises UserError if `training`, for the training file, and nothing can be learned from it.
+        """
+        return Description({}, [])
 
-    def training_remarks(self, rows: Rows) -> list[str]:
-        """Further warnings about the training file. Raises UserError for rows from which nothing can be learned."""
-        return []
+    def metric_names(self, split: Split[Item], explicit: bool = False) -> tuple[str, ...]:
+        """The names of everything that is measured on a labelled split.
 
-    def check_metrics(self, split: Split[Item]) -> None:
-        """Raises UserError for a metric of the task that a labelled split cannot have."""
-
-    def metric_names(self, dev: Split[Item]) -> tuple[str, ...]:
-        """The names of the metrics on dev during training, of a task whose metrics are known."""
+        Raises UserError for a metric that the split cannot have; explicit: also for one that is only a default.
+        """
         return (*self.metrics, "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "Task":
-        """The task with the thresholds found on dev. metrics are those of dev; they are empty without a dev file."""
+        """The task with thresholds from the metrics on dev, which are empty without a dev file."""
         return self
 
 
 @dataclass(frozen=True)
 class PooledTask(Task[Item, Rows]):
-    """A task that reads one vector of each text, made of its tokens by pooling (bert_jax/model/heads/basic.py)."""
+    """A task whose head reads one vector per text, pooled from its tokens (bert_jax/model/heads/basic.py)."""
 
     pooling: str = "cls"
 
@@ -230,21 +239,27 @@ class PooledTask(Task[Item, Rows]):
         super().__post_init__()
         check_choice("task.pooling", self.pooling, POOLINGS)
 
-    def with_pooling(self, pooling: str) -> "Task":
-        return replace(self, pooling=pooling)
-
     def check_model(self, model: ModelConfig) -> None:
-        """Also raises UserError for pooling=cls in a causal model, whose first token attends to itself alone."""
-        if model.causal and self.pooling == "cls":
-            raise UserError(
-                "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
-                "others. Use --config.task.pooling=mean (or max, last, attention_dot, attention_additive)"
-            )
+        check_pooling(self.pooling, model)
         super().check_model(model)
 
 
+def with_pooling(task: Task, pooling: str) -> Task:
+    """The task with a checkpoint's pooling, if its kind pools for a head."""
+    return replace(task, pooling=pooling) if isinstance(task, PooledTask) else task
+
+
+def check_pooling(pooling: str, model: ModelConfig) -> None:
+    """Raises UserError for the pooling cls in a causal model, whose first token attends to itself alone."""
+    if model.causal and pooling == "cls":
+        raise UserError(
+            "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
+            "others. Use --config.task.pooling=mean (or max, last, attention_dot, attention_additive)"
+        )
+
+
 def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises UserError for a value that is not one of those known."""
+    """Raises UserError for an unknown value."""
     if value not in known:
         raise UserError(f"{field_name} is {value!r}; choose from: {', '.join(known)}")
 
@@ -255,7 +270,7 @@ def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
 def squared_error_sum(
     scores: Float[Array, "*shape"], targets: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Returns the weighted sum of squared errors between scores and targets, for sequences or tokens."""
+    """Returns the weighted sum of squared errors, for sequences or tokens."""
     return (jnp.square(scores.astype(jnp.float32) - targets) * weights).sum()
 
 
@@ -268,14 +283,14 @@ def choice_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the cross-entropy of the correct choice and `correct`, with a softmax over the scores of present choices.
 
-    Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG). Label
-    smoothing is uniform over the present choices.
+    Label smoothing is uniform over the present choices. Source: Radford et al. 2018, section 3.3; Devlin et al. 2019,
+    section 4.4 (SWAG).
     """
     masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
     loss, correct = classification_sums(masked, labels, weights)
     if smoothing:
-        each = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
-        uniform = each.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
+        losses = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
+        uniform = losses.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
         loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
     return loss, correct
 
@@ -289,9 +304,9 @@ def answer_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the mean of the start and end cross-entropies, and how often both positions are predicted correctly.
 
-    Source: Devlin et al. 2019, section 4.2; the mean of the two is taken as in google-research/bert,
-    run_squad.py. For a question without an answer, start and end are the position of [CLS]
-    (section 4.3). `possible` marks the positions of the sequence, over which the softmax is taken.
+    The softmax is over the positions of the sequence, which `possible` marks. If a question has no answer, start and
+    end are the position of [CLS]. Source: Devlin et al. 2019, sections 4.2 and 4.3; google-research/bert,
+    run_squad.py, for the mean.
     """
     masked = jnp.where(possible[..., None], logits.astype(jnp.float32), IMPOSSIBLE)
     truth = jnp.stack([starts, ends], axis=-1)
@@ -311,9 +326,9 @@ def chain_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the negative log-likelihood of the tags under a linear-chain CRF, and `correct` for the best path.
 
-    Source: Lafferty et al. 2001; Lample et al. 2016, section 2.2. Weights are 0 or 1, and the chain
-    of a sequence consists of its positions with weight 1, in order. Divided by the number of these
-    positions, the loss is comparable with that of classification_sums. The tags are among the allowed ones.
+    Weights are 0 or 1. The chain of a sequence consists of its positions with weight 1, in order; the loss divided by
+    their number is comparable with classification_sums. The tags must be allowed. Source: Lafferty et al. 2001; Lample
+    et al. 2016, section 2.2.
     """
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids, allowed)
@@ -327,10 +342,9 @@ def span_sums(
 ) -> tuple[Scalar, Scalar]:
     """Returns the cross-entropy and `correct` over all spans up to the maximum length K.
 
-    With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes,
-    of which class 0 is NULL. Weights are 0 for spans that do not lie within one sequence
-    (Bert.possible_spans). Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition,
-    "Fine-tuning for Span-Based Applications".
+    With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes, of which class 0 is
+    NULL. Weights are 0 for spans that cross sequences (Bert.possible_spans). Source: Jurafsky and Martin, Speech and
+    Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
     """
     if logits.shape[-1] == 1:
         return binary_sums(logits[..., 0], labels, weights)
@@ -346,27 +360,53 @@ LARGE = 10.0
 
 @dataclass(frozen=True)
 class ScaledTask(Task[Item, Rows]):
-    """A regression whose head predicts (target - target_mean) / target_std, and whose loss is that of these numbers.
+    """A regression whose head and loss are in units of (target - target_mean) / target_std.
 
-    Metrics and predictions are in the units of the files.
-
-    | option | |
-    |---|---|
-    | scale_targets | yes, no, or auto: where the mean or the deviation of the training targets exceeds LARGE |
-    | target_mean, target_std | of the training file; 0 and 1 without scaling |
+    Metrics and predictions are in the files' units.
     """
 
+    has_labels = False
+
     scale_targets: str = TaskConfig.scale_targets
-    target_mean: float = 0.0
+    target_mean: float = 0.0  # of the training file; 0 and 1 without scaling
     target_std: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task.scale_targets", self.scale_targets, ("auto", "yes", "no"))
 
-    def with_scale_of(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
-        """The task with the mean and the deviation of these targets, where scale_targets asks for it."""
+    def scaled(self, targets: Sequence[float] | np.ndarray) -> "ScaledTask[Item, Rows]":
+        """The task with these targets' mean and deviation, if scale_targets asks for it."""
         mean, deviation = float(np.mean(targets)), float(np.std(targets))
         if self.scale_targets == "no" or (self.scale_targets == "auto" and max(abs(mean), deviation) <= LARGE):
             return self
         return replace(self, target_mean=mean, target_std=deviation or 1.0)
+
+
+@dataclass(frozen=True)
+class ScaledObjective(TaskObjective):
+    """The squared error of standardized numbers; outputs have the labels' shape.
+
+    scale: the mean and the deviation by which the labels are standardized.
+    """
+
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": ()}
+
+    def terms_of(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Terms:
+        mean, deviation = self.scale
+        targets = (batch.labels - mean) / deviation
+        return {"task": Term(squared_error_sum(outputs, targets, batch.label_weights), {})}
+
+    def soft_sum(
+        self, outputs: Float[Array, "*shape"], teacher: Float[Array, "*shape"], batch: TaskBatch, temperature: float
+    ) -> Scalar:
+        return squared_difference_sum(outputs, teacher, batch.label_weights)
+
+    def answers(self, model: Bert, outputs: Float[Array, "*shape"], batch: TaskBatch) -> Float[Array, "*shape"]:
+        """The numbers in the files' units."""
+        mean, deviation = self.scale
+        return mean + deviation * outputs

@@ -40,7 +40,7 @@ class OrdinalTask(ClassificationTask):
     """Classes whose ids are ranks: labels are sorted as numbers, or in the order in which a named task lists them."""
 
     kind = "ordinal"
-    metric_functions: ClassVar[Mapping[str, Metric]] = {**CLASSIFICATION_METRICS, "weighted_kappa": weighted_kappa}
+    known_metrics: ClassVar[Mapping[str, Metric]] = {**CLASSIFICATION_METRICS, "weighted_kappa": weighted_kappa}
 
     def default_metrics(self):
         return ("weighted_kappa", "accuracy")
@@ -52,7 +52,7 @@ class OrdinalTask(ClassificationTask):
         return np.round(softmax(np.stack(answers), axis=-1) @ np.arange(len(self.labels))).astype(np.int32)
 
     def measure(self, rows, answers):
-        return compute_metrics(self.metric_functions, self.metrics, rows.labels, self.ranks(answers))
+        return compute_metrics(self.known_metrics, self.metrics, rows.labels, self.ranks(answers))
 
     def predictions(self, rows, answers):
         classes = super().predictions(rows, answers)

@@ -363,7 +363,7 @@ def test_correlations_of_scored_pairs_are_those_of_the_library(arrays):
         input_ids=np.zeros(lengths.size, np.int32),
         offsets=np.arange(len(items) + 1) * 2,
         first_lengths=lengths.astype(np.int32),
-        text_lengths=lengths,
+        part_lengths=lengths,
         scores=arrays["pairs/scores"].astype(np.float32),
         label_weights=np.ones(len(items), np.float32),
         pad_id=0,

@@ -84,17 +84,11 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     assert batch.segment_ids[0].reshape(3, 10)[1].tolist() == [0] * 6 + [1] * 3 + [0]
     assert batch.positions[0].reshape(3, 10)[1].tolist() == [*range(9), 0]
     assert batch.sequence_ids[0].reshape(3, 10).max(axis=1).tolist() == [1, 2, 0]
-    assert letters.tokens(batch.input_ids[1].reshape(3, 10)[2]) == [
-        "[CLS]",
-        "p",
-        "[SEP]",
-        *"qst",
-        "[SEP]",
-        *["[PAD]"] * 3,
-    ]
+    last = letters.tokens(batch.input_ids[1].reshape(3, 10)[2])
+    assert last == ["[CLS]", "p", "[SEP]", *"qst", "[SEP]", *["[PAD]"] * 3]
     assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
     assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
-    assert rows.lengths.tolist() == [8, 10, 7] and TASK.counts(rows) == {"choices": 7, "empty_texts": 0}
+    assert rows.lengths.tolist() == [8, 10, 7] and TASK.describe(rows).counts == {"choices": 7, "empty_texts": 0}
 
 
 def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
@@ -105,8 +99,8 @@ def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer
 
 def test_an_empty_context_is_counted_and_reported(letters: Tokenizer) -> None:
     rows = TASK.encode(split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
-    assert TASK.counts(rows) == {"choices": 5, "empty_texts": 1}
-    assert TASK.remarks(rows) == ["train.jsonl: 1 of 2 items have an empty context"]
+    assert TASK.describe(rows).counts == {"choices": 5, "empty_texts": 1}
+    assert TASK.describe(rows).remarks == ["train.jsonl: 1 of 2 items have an empty context"]
 
 
 def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:
@@ -253,7 +247,7 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
     split = own(columns, choices=("one", "two", "three"))
     assert split.items[0].choices == ("b", "c", "")
-    assert TASK.encode(split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
+    assert TASK.encode(split, letters).part_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
 
 
 @pytest.mark.parametrize(
@@ -272,11 +266,23 @@ def test_labels_are_texts_if_all_of_a_file_are_and_else_indices_if_all_can_be(
     assert TASK.encode(split, letters).labels.tolist() == expected
 
 
-def test_a_label_that_two_readings_give_different_choices_is_refused(letters: Tokenizer) -> None:
-    split = split_of([("a", "", ("x", "y"), "x"), ("a", "", ("b", "c"), "0"), ("a", "", ("1", "0"), "0")])
-    said = r"line 3: label '0' is the text of choice 1 \(from 0\), and as an index or letter it names choice 0"
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (
+            [(("x", "y"), "x"), (("b", "c"), "0"), (("1", "0"), "0")],
+            r"line 3: label '0' is the text of choice 1 \(from 0\), and as an index or letter it names choice 0",
+        ),
+        # A label that is no choice is reported before one that could be two.
+        (
+            [(("1", "0", "2"), "0"), (("b", "c"), "1"), (("b", "c"), "7")],
+            "line 3: label '7' is not one of its 2 choices",
+        ),
+    ],
+)
+def test_a_label_that_is_no_choice_or_could_be_two_is_refused(letters: Tokenizer, items: list, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        TASK.encode(split, letters)
+        TASK.encode(split_of([("a", "", *item) for item in items]), letters)
 
 
 def numbers_of(path: Path, *labels: int | str) -> Split[MultipleChoice]:
@@ -309,12 +315,6 @@ def test_the_training_file_decides_what_labels_of_other_files_are(tmp_path: Path
             task.encode(second, letters)  # texts, of which 0 is none
     mixed = numbers_of(tmp_path / "own.jsonl", "4", 1)
     assert TASK.complete(dev).encode(mixed, letters).labels.tolist() == [3, 1]
-
-
-def test_a_label_that_is_no_choice_is_reported_before_those_that_could_be_two(letters: Tokenizer) -> None:
-    split = split_of([("a", "", ("1", "0", "2"), "0"), ("a", "", ("b", "c"), "1"), ("a", "", ("b", "c"), "7")])
-    with pytest.raises(UserError, match=r"line 3: label '7' is not one of its 2 choices"):
-        TASK.encode(split, letters)
 
 
 def test_accuracy_is_the_only_metric_of_training_but_runs_that_record_others_still_open(letters: Tokenizer) -> None:

@@ -154,7 +154,7 @@ def test_a_score_that_is_no_number_is_refused_with_file_and_line(letters: Tokeni
 
 def test_empty_texts_are_counted_and_reported(letters: Tokenizer) -> None:
     rows = TASK.encode(split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
-    assert TASK.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
+    assert TASK.describe(rows).counts == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
     assert measurement.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
 
 
@@ -176,7 +176,7 @@ def test_equal_labels_are_reported_with_the_undefined_metrics(
 ) -> None:
     task = replace(TASK, metrics=metrics)
     rows = task.encode(split_of(("a", "b", "no"), ("b", "c", "no")), letters)
-    assert task.remarks(rows) == [f"train.tsv: every label is 'no'{end}"]
+    assert task.describe(rows).remarks == [f"train.tsv: every label is 'no'{end}"]
     measured = task.measure(rows, [np.array([1.0, 0.0]), np.array([0.0, 1.0])])
     undefined = {name for name, value in measured.items() if np.isnan(value)}
     assert undefined == ({"matthews_correlation"} if end else set())
@@ -186,7 +186,7 @@ def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:
     task = RegressionTask("own", max_length=12)
     rows = task.encode(split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
     assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
-    outputs = np.array([[2.0], [-1.0]], np.float32)
+    outputs = np.array([2.0, -1.0], np.float32)
     named = replace(task, metrics=("pearson",))
     assert named.measure(rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
 

@@ -62,9 +62,9 @@ def test_json_lines_and_parquet_keep_line_ends_and_tabs(tmp_path):
         ),
         ("t.jsonl", '{"text": "a"}\n\n{"title": "b"}\n', "t.jsonl line 3: 'text' is None"),
         ("t.json", '[{"text": "a"}]', r"t.json may be one JSON document.* --form jsonl"),
-        ("t.jsonl", "[1]\n", r"t.jsonl line 1 is \[1\]"),
+        ("t.jsonl", "[1]\n", r"t.jsonl line 1 is not a JSON object: \[1\]"),
         ("t.jsonl", "{\n", "t.jsonl line 1 is not JSON"),
-        ("t.parquet", "no table", "t.parquet is not a Parquet file, or is damaged"),
+        ("t.parquet", "no table", "t.parquet is damaged or not a Parquet file"),
         ("t.txt", "a\tb\tc\n", "line 1 has 2 tabs"),
     ],
 )

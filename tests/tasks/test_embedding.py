@@ -165,7 +165,7 @@ def test_a_list_of_negatives_may_have_any_length(tmp_path: Path, words) -> None:
     rows = [("the cat", "a cat", ["the river", "a mat"]), ("a dog", "the dog", []), ("the", "a", ["river"])]
     split = TASK.read(written(tmp_path, "f.jsonl", ("a", "b", "c"), rows), TASK.columns, True)
     assert [len(item.texts) for item in split.items] == [4, 2, 3]
-    assert TASK.encode(split, words).text_lengths.astype(bool).sum() == 9
+    assert TASK.encode(split, words).part_lengths.astype(bool).sum() == 9
 
 
 @pytest.mark.parametrize(
@@ -340,12 +340,19 @@ def test_a_model_learns_which_texts_belong_together_and_keeps_its_settings(
     assert score == pytest.approx(float(pair[0, 0]), abs=1e-5)
 
 
-def test_a_loss_over_the_whole_batch_is_not_computed_in_parts(tmp_path: Path, start: Path) -> None:
-    files = synonyms(tmp_path)
-    task = TaskConfig(kind="embedding", train=files["train"], text="a", text_pair="b", max_length=8)
-    config = FinetuneConfig(init_from=str(start), task=task, microbatches=2, batch_size=32)
-    with pytest.raises(UserError, match="microbatches is 2, but this loss compares all rows of a batch"):
-        finetune(config, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"microbatches": 2}, "microbatches is 2, but this loss compares all rows of a batch"),
+        ({"train_layers": "head"}, r"train_layers is head, which trains no parameter of this model\. Use all"),
+    ],
+)
+def test_what_a_loss_over_vectors_cannot_do_is_refused(
+    tmp_path: Path, start: Path, one_device: None, changes: dict, message: str
+) -> None:
+    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
+    with pytest.raises(UserError, match=message):
+        finetune(FinetuneConfig(init_from=str(start), task=task, batch_size=32, **changes), tmp_path / "run")
 
 
 def test_training_continues_with_the_settings_of_a_folder(tmp_path: Path, start: Path) -> None:
@@ -404,13 +411,6 @@ def test_a_pooling_of_the_configuration_replaces_one_that_is_unknown(tmp_path: P
     assert data.task.pooling == "max"
 
 
-def test_a_run_that_would_train_nothing_is_refused(tmp_path: Path, start: Path, one_device: None) -> None:
-    task = TaskConfig(kind="embedding", train=synonyms(tmp_path)["train"], text="a", text_pair="b", max_length=8)
-    config = FinetuneConfig(init_from=str(start), task=task, train_layers="head", batch_size=32, epochs=1.0)
-    with pytest.raises(UserError, match=r"train_layers is head, which trains no parameter of this model\. Use all"):
-        finetune(config, tmp_path / "run")
-
-
 def test_dev_pairs_without_a_score_are_refused_where_the_metrics_need_one(tmp_path: Path) -> None:
     path = written(tmp_path, "dev.tsv", ("a", "b"), [("the", "cat")])
     task = EmbeddingTask("own", columns=Columns("a", "b", "score")).with_metrics()
@@ -422,7 +422,7 @@ def test_files_without_hard_negatives_have_pairs_and_a_training_file_needs_some(
     for name in ("f.tsv", "f.jsonl"):
         split = TASK.read(written(tmp_path, name, ("a", "b"), [pair[:2] for pair in PAIRS]), TASK.columns, True)
         rows = dataclasses.replace(TASK, loss="contrastive").encode(split, words)
-        assert rows.text_lengths.astype(bool).sum(axis=1).tolist() == [2, 2, 2]
+        assert rows.part_lengths.astype(bool).sum(axis=1).tolist() == [2, 2, 2]
         with pytest.raises(UserError, match=rf"{name} has no hard negatives: no column 'c' \(task\.negatives\)"):
             TASK.complete(split)
 
@@ -439,7 +439,7 @@ def test_a_prompt_that_the_pairs_of_a_file_do_not_have_is_reported(tmp_path: Pat
 
     def remarks(path: Path, **prompts: str) -> list[str]:
         task = EmbeddingTask("own", columns=Columns("a", "b", "s" if path == scored else ""), **prompts)
-        return task.remarks(task.encode(task.read(path, task.columns, True), words))
+        return task.describe(task.encode(task.read(path, task.columns, True), words)).remarks
 
     [said] = remarks(pairs, prompt="the ", query_prompt="a ")
     assert "its pairs are read without task.prompt ('the '), which is for single texts and pairs with a score" in said

@@ -142,8 +142,8 @@ def test_a_moved_answer_is_found_and_counted_and_a_missing_one_is_not_trained(le
     rows = TASK.encode(split, letters)
     assert [covered(rows, question) for question in range(5)] == [["ab"], ["cd"], [], [], ["ab  cd"]]
     assert rows.places[0, 0] == 3 and rows.label_weights.tolist() == [1, 1, 0, 1, 1]
-    assert TASK.counts(rows) == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
-    assert TASK.remarks(rows) == [
+    assert TASK.describe(rows).counts == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
+    assert TASK.describe(rows).remarks == [
         "train.jsonl: 1 answers are not at their answer_start; the nearest occurrence is used",
         "train.jsonl: 1 of 5 questions have no answer that occurs in the context; they are not trained on",
     ]
@@ -357,7 +357,7 @@ def test_no_threshold_is_better_than_the_best(drawn):
     answerable = np.array([one[0] for one in drawn])
     scores = np.array([one[1] if one[0] else 0.0 for one in drawn])
     no_answer = np.array([one[2] for one in drawn])
-    best = best_threshold(scores, no_answer, answerable, np.ones(len(drawn), bool))
+    score, threshold = best_threshold(scores, no_answer, answerable, np.ones(len(drawn), bool))
     order = sorted(range(len(drawn)), key=lambda place: no_answer[place])
     reached = []
     for answered in range(len(drawn) + 1):
@@ -365,9 +365,9 @@ def test_no_threshold_is_better_than_the_best(drawn):
         reached.append(
             sum(scores[place] if place in given_ones else float(not answerable[place]) for place in range(len(drawn)))
         )
-    assert best.score == pytest.approx(max(reached) / len(drawn))
+    assert score == pytest.approx(max(reached) / len(drawn))
     first = reached.index(max(reached))
-    assert best.threshold == (no_answer[order[first - 1]] if first else 0.0)
+    assert threshold == (no_answer[order[first - 1]] if first else 0.0)
 
 
 def squad_questions(file: Path, seed: int) -> list[dict]:

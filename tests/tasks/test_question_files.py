@@ -128,7 +128,7 @@ def test_answers_that_are_not_in_their_contexts_are_refused_before_training(tmp_
     with pytest.raises(UserError, match=r"train\.jsonl: no answer occurs in its context, .*\(line 1: '1906'\)"):
         prepare(config, location(tmp_path / "run"), tokenizer)
     json_lines(path, record | {"answers": "1906"}, record | {"answers": "1905"})
-    assert TASK.training_remarks(TASK.encode(read(path), tokenizer)) == []
+    assert len(TASK.describe(TASK.encode(read(path), tokenizer), training=True).remarks) == 1
 
 
 def test_records_have_the_columns_that_a_user_names(tmp_path):

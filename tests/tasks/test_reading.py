@@ -127,14 +127,9 @@ def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> 
     assert labels_of(named, ("no", "yes")) == ["yes", "no"]  # the file's own names are others
     assert labels_of(write_jsonl(tmp_path / "b.jsonl", [{"text": "a", "label": True}])) == ["true"]
     assert labels_of(tmp_path / "b.jsonl", ("0", "1")) == ["1"]
-    assert labels_of(write_jsonl(tmp_path / "f.jsonl", [{"text": "a", "label": 3.0}, {"text": "b", "label": 2.5}])) == [
-        "3",
-        "2.5",
-    ]
-    assert labels_of(write_jsonl(tmp_path / "m.jsonl", [{"text": "a", "label": -1}, {"text": "b", "label": 1}])) == [
-        "-1",
-        "1",
-    ]
+    for values, read in (((3.0, 2.5), ["3", "2.5"]), ((-1, 1), ["-1", "1"])):
+        path = write_jsonl(tmp_path / "c.jsonl", [{"text": "a", "label": value} for value in values])
+        assert labels_of(path) == read
 
 
 def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
@@ -234,7 +229,7 @@ MISTAKES = {
     ),
     "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is not a label"),
     "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7; expected a text"),
-    "empty JSON": (JSONL, b"\n", "a.jsonl is empty"),
+    "empty JSON": (JSONL, b"\n", "a.jsonl has no examples"),
     "ragged CSV": (CSV, b'text,label\n"a\nb",1\nc\n', "a.csv line 4 has 1 fields, but the first line has 2.*Quote"),
     "an open quote": (CSV, b'text,label\na,1\n"b,2\nc,3\n', "a.csv line 3 is not CSV"),
     "text after a quote": (CSV, b'text,label\n"a"b,1\n', "a.csv line 2 is not CSV.*double its quotes"),
@@ -553,7 +548,7 @@ def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path: Path) -> None:
 
 TABLE, NAMED = labelled.read_table, Columns("text", "", "label")
 TEXT_MISTAKES = {
-    "empty file": (TABLE, NAMED, "", "is empty"),
+    "empty file": (TABLE, NAMED, "", "has no examples"),
     "header only": (TABLE, NAMED, "text\tlabel\n", "no examples"),
     "no such column": (TABLE, NAMED, "review\tlabel\na\tb\n", "no column 'text'; its columns are: review, label"),
     "no label column": (TABLE, NAMED, "text\tstars\na\tb\n", "no column 'label'.*task.label"),

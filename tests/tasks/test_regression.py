@@ -53,7 +53,7 @@ def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: 
     assert batch.labels.tolist()[0] == [0, 1.5, 0, 0, 0, 0, -2, 0]  # [CLS] c ##a ##t i ##s a [SEP]
     assert batch.labels.tolist()[1] == [0, 0.25, 0, 0, 0, 0, 0, 0]  # [CLS] b ##e a ##b [SEP]
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 0, 0, 1, 0], [0, 1, *[0] * 6], [0] * 8]
-    assert TASK.counts(rows) == {"words": 5, "words_with_number": 3}
+    assert TASK.describe(rows).counts == {"words": 5, "words_with_number": 3}
 
 
 def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer) -> None:
@@ -124,11 +124,11 @@ def test_an_invalid_number_is_refused_with_file_and_line(
 def test_equal_numbers_are_reported_to_leave_correlations_undefined(
     tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer
 ) -> None:
-    assert TASK.remarks(rows) == []
+    assert TASK.describe(rows).remarks == []
     path = tmp_path / "dev.conll"
     path.write_text("cat\t1.5\nis\t-\na\t1.5\n")
     said = f"{path}: every number is 1.5, so pearson and spearman are undefined"
-    assert TASK.remarks(rows_of(path, letters)) == [said]
+    assert TASK.describe(rows_of(path, letters)).remarks == [said]
 
 
 def test_truncation_is_reported_in_words(tmp_path: Path, letters: Tokenizer) -> None:

@@ -203,7 +203,7 @@ def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer)
     task = replace(PAIRS, max_length=8)  # a row holds six of its words
     rows = task.encode(long, letters)
     counts = {"words": 8, "spans": 1, "spans_too_long": 1, "spans_cut": 1, "relations": 0, "relations_lost": 1}
-    assert task.counts(rows) == counts
+    assert task.describe(rows).counts == counts
     found = task.measure(rows, [answer(task, rows, 0, {(4, 1, 1): 0.9}), answer(task, rows, 1, {})])
     assert found == {"relation_f1": 0, "relation_recall": 0, "f1": pytest.approx(2 / 4)}
 
@@ -430,7 +430,7 @@ def test_a_relation_is_predicted_from_its_threshold_or_where_it_is_likelier_than
     objective = replace(PAIRS, relation_threshold=threshold).objective()
     logits = np.random.default_rng(0).normal(0, 2, (1, 6, 6, 3)).astype(np.float32)
     shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    relations, scores = objective.relations_of(jax.numpy.asarray(logits))
+    relations, scores = objective.best_relations(jax.numpy.asarray(logits))
     for place in np.ndindex(1, 6, 6):
         none, *others = shares[place].tolist()
         chosen = max(others) >= threshold if threshold else max(others) > none
@@ -471,7 +471,7 @@ def test_span_options_that_cannot_be_are_refused(changes: dict, said: str) -> No
 )
 def test_options_of_predicted_spans_are_refused_where_spans_are_given(changes: dict, said: str) -> None:
     task = SpanPairTask("own", relations_between="given", **changes)
-    with pytest.raises(UserError, match=f"{said}, which is of predicted spans, but with task.relations_between=given"):
+    with pytest.raises(UserError, match=f"{said}, which applies to predicted spans"):
         task.complete(NESTED)
 
 

@@ -34,8 +34,8 @@ from bert_jax.tasks.kinds.tagging import (
     TagObjective,
     TagRows,
     entities,
+    entity_tags,
     irregular_tags,
-    tags_of,
 )
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.prediction import predict
@@ -239,10 +239,10 @@ def test_a_file_in_another_scheme_is_encoded_in_that_of_the_labels(letters: Toke
     for tags in files:
         rows = task.encode(split_of(list(zip("abcdef", tags, strict=True))), letters)
         found.append([task.labels[number] for number in rows.labels[rows.word_starts]])
-        assert TASK.counts(rows) == {"words": 6, "irregular_tags": 0}
+        assert TASK.describe(rows).counts == {"words": 6, "irregular_tags": 0}
     assert found == [list(files[1] if len(labels) == 3 else files[2])] * 3
     broken = task.encode(split_of([("a", "B-X"), ("b", "O"), ("c", "I-X"), ("d", "O")], [("e", "B-X")]), letters)
-    assert TASK.counts(broken)["irregular_tags"] == 1
+    assert TASK.describe(broken).counts["irregular_tags"] == 1
 
 
 def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def strictly(tags: list[str], scheme: type) -> list[Span]:
 def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags: list[str]) -> None:
     found = entities(tags)
     for ends, scheme in ((False, strict.IOB2), (True, strict.IOBES)):
-        rewritten = list(tags_of(found, len(tags), ends))
+        rewritten = list(entity_tags(found, len(tags), ends))
         assert entities(rewritten) == found == strictly(rewritten, scheme)
         assert irregular_tags([rewritten]) == 0
         assert structured.marks_ends(rewritten) == (ends and bool(found))
@@ -435,7 +435,7 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
     assert {span.label for spans in found for span in spans} <= {"_"}
     assert irregular_tags(sentences) == irregular_tags(typed)
     for ends in (False, True):
-        rewritten = [tags_of(spans, 9, ends) for spans in found]
+        rewritten = [entity_tags(spans, 9, ends) for spans in found]
         assert list(map(entities, rewritten)) == found and {tag for tags in rewritten for tag in tags} <= set("OBIES")
     lengths = min(map(len, sentences))
     truth, guess = ([tags[:lengths]] for tags in sentences)

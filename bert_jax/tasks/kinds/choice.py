@@ -1,10 +1,10 @@
 """Multiple choice: which of several texts that may follow a context is correct.
 
-First the items as files and inputs give them, and what their labels mean; then `ChoiceTask`, its objective and rows.
+First the items and the meaning of their labels, then `ChoiceTask`, its objective and rows.
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,17 +22,16 @@ from bert_jax.model.heads.structured import IMPOSSIBLE
 from bert_jax.model.outputs import choice_logits
 from bert_jax.tasks.labels import check_smoothing
 from bert_jax.tasks.metrics import CLASSIFICATION_METRICS, check_metric_names, compute_metrics
-from bert_jax.tasks.reading.inputs import InputRecord, checked_text, value_of
-from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
+from bert_jax.tasks.reading.inputs import InputRecord, checked_text, read_value
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
-from bert_jax.tasks.task import PooledTask, Task, TaskObjective, choice_sums, pooled_vectors
+from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_side_by_side, separated
+from bert_jax.tasks.task import Description, PooledTask, SoftClassObjective, Task, choice_sums, pooled_vectors
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
 
-CHOICES = "choices"  # the column of a list, where task.choices names none
-TEXTS, PLACES = "texts", "places"  # what labels are, of a file that does not give them as numbers
+CHOICES = "choices"  # the column of a list, if task.choices names none
+TEXTS, PLACES = "texts", "places"  # what the labels of a file are that does not give them as numbers
 
 
 class MultipleChoice(NamedTuple):
@@ -46,58 +45,12 @@ class MultipleChoice(NamedTuple):
     numbered: bool = False  # whether the file's label is a number, which always is an index
 
 
-def read_choices(path: Path, columns: Columns, choices: Sequence[str], label_required: bool) -> Split[MultipleChoice]:
-    """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
-
-    choices names the columns of the choices, or one column that holds a list of texts (JSON
-    lines and Parquet; `choices` by default). An empty value in one of several columns is an absent choice. A file
-    without the label column, or whose labels are all empty, null or -1, is read as unlabelled unless label_required.
-    Raises UserError, with file and line, for missing columns and for an item with fewer than two choices.
-    """
-    names = choices or (CHOICES,)
-    if len(names) == 1 and not is_stored(path):
-        raise UserError(
-            f"{path} is TSV or CSV, but task.choices names one column, {names[0]!r}. Name one column for each choice: "
-            "--config.task.choices=A,B,C"
-        )
-    found, labelled = read_labelled(path, columns, [Column(name, "choices") for name in names], label_required)
-    items = []
-    for line, (context, start, label, *texts) in found.records:
-        unknown = not labelled or (not label_required and is_missing(label))
-        items.append(
-            MultipleChoice(
-                context=_text(path, line, context),
-                start=_text(path, line, start),
-                choices=checked_choices(path, line, texts),
-                label=None if unknown else _label(path, line, label),
-                line=line,
-                numbered=not unknown and not isinstance(label, str),
-            )
-        )
-    return Split(path, tuple(items), labelled)
-
-
-def item_of(columns: Columns, names: Sequence[str], source: Path, record: InputRecord) -> MultipleChoice:
-    """The item of an input of a prediction: the tab-separated parts of a line, context first, or an object's fields.
-
-    Fields have the names of the task's columns (names are those of the choices), or text (or context), start and
-    choices.
-    """
-    line = record.line
-    if isinstance(record.content, str):
-        context, *texts = (checked_text(source, line, text) for text in record.plain_texts())
-        return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
-    list_names = (names[0], CHOICES) if len(names) == 1 else (CHOICES,)
-    listed = value_of(source, record, list_names, required=False)
-    texts = [listed] if listed is not None else [value_of(source, record, (name,)) for name in names]
-    context = checked_text(source, line, value_of(source, record, (columns.text, "text", "context")))
-    start = value_of(source, record, (columns.text_pair, "start"), required=False)
-    choices = checked_choices(source, line, texts)
-    return MultipleChoice(context, _text(source, line, start), choices, None, line)
+def _text(source: Path, line: int, value: Any) -> str:
+    return read_text(f"{source} line {line}", value).strip()
 
 
 def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str, ...]:
-    """The choices of an item, from the values of their columns or the list in the only one."""
+    """An item's choices, from the values of their columns or the list in the only one."""
     if len(values) == 1:
         values = values[0] if isinstance(values[0], list) else []
         if not all(isinstance(value, str) and value.strip() for value in values):
@@ -108,51 +61,6 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
     if sum(bool(text) for text in choices) < 2:
         raise UserError(f"{source} line {line} has fewer than two choices (task.choices). Give it two or more")
     return choices
-
-
-def labels_are(items: Sequence[MultipleChoice]) -> str:
-    """What the labels of a file are that it does not give as numbers: TEXTS if each is the text of one of its item's
-    choices, else PLACES if each is an index or a letter; empty if it has none, or both."""
-    written = [item for item in items if not item.numbered]
-    for kind, place_of in _READINGS.items():
-        if written and all(place_of(item) is not None for item in written):
-            return kind
-    return ""
-
-
-def correct_choices(source: Path, items: Sequence[MultipleChoice], are: str = "") -> list[int]:
-    """The index of the correct choice of each item of a file.
-
-    Numbers are indices. Other labels are what `are` says (labels_are of the training file; empty: of this file), if all
-    can be that; else each item decides. Raises UserError, with file and line, for a label that is not a choice, and,
-    where items decide, for one that is the index of one choice and the text of another.
-    """
-    kind = are or labels_are(items)
-    if kind:
-        found = [_READINGS[kind](item) for item in items]
-        if None not in found:
-            return [place for place in found if place is not None]
-    by_text, by_place = [_by_text(item) for item in items], [_by_place(item) for item in items]
-    for item, *read in zip(items, by_text, by_place, strict=True):
-        if read == [None, None]:
-            raise UserError(
-                f"{source} line {item.line}: label {item.label!r} is not one of its {sum(map(bool, item.choices))} "
-                "choices; expected an index from 0, a letter from A, or a choice's text (numbers are indices, unless "
-                "in quotes). Correct the line or the column (task.label)"
-            )
-    return [_correct(source, *found) for found in zip(items, by_text, by_place, strict=True)]
-
-
-def _correct(source: Path, item: MultipleChoice, by_text: int | None, by_place: int | None) -> int:
-    if by_text is not None and by_place is not None and by_text != by_place:
-        raise UserError(
-            f"{source} line {item.line}: label {item.label!r} is the text of choice {by_text} (from 0), and as an "
-            f"index or letter it names choice {by_place}; other labels of the task are of either kind. Give all labels "
-            "as texts, or all as indices"
-        )
-    place = by_text if by_place is None else by_place
-    assert place is not None
-    return place
 
 
 def _by_text(item: MultipleChoice) -> int | None:
@@ -177,19 +85,51 @@ _READINGS: dict[str, Callable[[MultipleChoice], int | None]] = {
 }
 
 
-def _text(source: Path, line: int, value: Any) -> str:
-    return text_of(f"{source} line {line}", value).strip()
+def label_meaning(items: Sequence[MultipleChoice]) -> str:
+    """The meaning of a file's labels that are not numbers.
+
+    TEXTS if every label is the text of a choice, else PLACES if every label is an index or a letter; empty if there are
+    no such labels, or both kinds.
+    """
+    written = [item for item in items if not item.numbered]
+    for meaning, read in _READINGS.items():
+        if written and all(read(item) is not None for item in written):
+            return meaning
+    return ""
 
 
-def _label(path: Path, line: int, value: Any) -> str:
-    if value is None or isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise UserError(
-            f"{path} line {line}: {value!r:.40} is not a label; expected the index of the correct choice, from 0"
-        )
-    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()
+def correct_choices(source: Path, items: Sequence[MultipleChoice], meaning: str) -> list[int]:
+    """The index of the correct choice, for all items in a file.
+
+    Numbers are indices. The other labels have this meaning (label_meaning of the training file, or else of this one),
+    if all of them can. Otherwise each item decides. Raises UserError, with file and line, for a label that is not a
+    choice, and, if items decide, for one that is the index of one choice and the text of another.
+    """
+    if meaning := meaning or label_meaning(items):
+        places = [_READINGS[meaning](item) for item in items]
+        if None not in places:
+            return [place for place in places if place is not None]
+    for item in items:
+        if _by_text(item) is None and _by_place(item) is None:
+            raise UserError(
+                f"{source} line {item.line}: label {item.label!r} is not one of its {sum(map(bool, item.choices))} "
+                "choices; expected an index from 0, a letter from A, or a choice's text (numbers are indices, unless "
+                "in quotes). Correct the line or the column (task.label)"
+            )
+    correct = []
+    for item in items:
+        possible = [place for place in (_by_text(item), _by_place(item)) if place is not None]
+        if len(set(possible)) > 1:
+            raise UserError(
+                f"{source} line {item.line}: label {item.label!r} is the text of choice {possible[0]} (from 0), and as "
+                f"an index or letter it names choice {possible[1]}; other labels of the task are of either kind. Give "
+                "all labels as texts, or all as indices"
+            )
+        correct.append(possible[0])
+    return correct
 
 
-# Other metrics of classes would be of the indices of choices, which mean nothing; earlier runs may record some.
+# Other metrics of classes would compare the indices of choices, which mean nothing; earlier runs may record some.
 METRICS = ("accuracy",)
 
 
@@ -198,99 +138,108 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     """One correct choice among two or more, each read together with the context (Devlin et al. 2019, section 4.4).
 
     A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
-    side by side, and the objective passes each to the encoder as a row of its own. S is the number of choices of the
-    split's item with the most choices. There are no labels: the index of a choice carries no meaning.
-
-    | option | |
-    |---|---|
-    | choices | the columns of the choices, separated by commas, or one column that holds a list |
-    | label_smoothing | the share of the uniform distribution in the target |
-    | choice_labels | what labels are that the training file does not give as numbers (labels_are) |
+    side by side, which the encoder reads as rows. S is the largest number of choices in the split. There are no labels,
+    because the index of a choice carries no meaning.
     """
 
     kind = "choice"
     unread_columns = ("marks",)
     has_labels = False
+    known_metrics = CLASSIFICATION_METRICS
+    usual_metrics = METRICS
+    training_options = ("label_smoothing",)
 
     choices: tuple[str, ...] = TaskConfig.choices
     label_smoothing: float = TaskConfig.label_smoothing
-    choice_labels: str = ""
+    choice_labels: str = ""  # the meaning of labels that the training file does not give as numbers (label_meaning)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_smoothing(self.label_smoothing)
 
     @property
-    def measured(self) -> "ChoiceTask":
-        return replace(self, label_smoothing=0.0)
-
-    @property
-    def known_metrics(self) -> Collection[str]:
-        return CLASSIFICATION_METRICS
+    def choice_columns(self) -> tuple[str, ...]:
+        """The columns that the option choices names."""
+        return self.choices or (CHOICES,)
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
-        return read_choices(path, columns, self.choices, label_required)
+        """Reads items of a table (read_records): context, start and label from the columns text, text_pair, label.
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[MultipleChoice]:
-        """Items from JSON objects, or from lines: the context and the choices, separated by tabs."""
-        items = tuple(self.item_of(source, record) for record in records)
-        return Split(source, items, labelled=False)
+        An empty value in one of several columns of choices is an absent choice. A file without the label column, or
+        whose labels are all empty, null or -1, is read as unlabelled unless label_required. Raises UserError, with file
+        and line, for missing columns and for an item with fewer than two choices.
+        """
+        names = self.choice_columns
+        if len(names) == 1 and not is_stored(path):
+            raise UserError(
+                f"{path} is TSV or CSV, but task.choices names one column, {names[0]!r}. Name one column for each "
+                "choice: --config.task.choices=A,B,C"
+            )
+        table, labelled = read_labelled(path, columns, [Column(name, "choices") for name in names], label_required)
+        items = []
+        for line, (context, start, label, *texts) in table.records:
+            if not labelled or (not label_required and is_missing(label)):
+                written = None
+            elif isinstance(label, bool) or not isinstance(label, str | int | float) or label != label:
+                raise UserError(
+                    f"{path} line {line}: {label!r:.40} is not a label; expected the index of the correct choice, "
+                    "from 0"
+                )
+            else:  # Parquet holds integers as floats if some are missing
+                is_integer = isinstance(label, float) and label == int(label)
+                written = str(int(label)) if is_integer else str(label).strip()
+            numbered = written is not None and not isinstance(label, str)
+            start, context = _text(path, line, start), _text(path, line, context)
+            items.append(MultipleChoice(context, start, checked_choices(path, line, texts), written, line, numbered))
+        return Split(path, tuple(items), labelled)
 
-    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
-        return item_of(self.columns, self.choices or (CHOICES,), source, record)
+    def parse_record(self, source: Path, record: InputRecord) -> MultipleChoice:
+        """An item from the tab-separated parts of a line, context first, or from an object.
+
+        The object's fields have the names of the task's columns, or text (or context), start and choices.
+        """
+        line, names = record.line, self.choice_columns
+        if isinstance(record.content, str):
+            context, *texts = (checked_text(source, line, text) for text in record.plain_texts())
+            return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
+        # A list in one field, or else a field for each choice.
+        listed = read_value(source, record, [*names, CHOICES] if len(names) == 1 else [CHOICES], required=False)
+        texts = [listed] if listed is not None else [read_value(source, record, (name,)) for name in names]
+        context = checked_text(source, line, read_value(source, record, (self.columns.text, "text", "context")))
+        start = read_value(source, record, (self.columns.text_pair, "start"), required=False)
+        return MultipleChoice(context, _text(source, line, start), checked_choices(source, line, texts), None, line)
 
     def complete(self, train: Split[MultipleChoice]) -> Task:
-        """The task with what its training file decides about labels. Raises UserError for a metric not of METRICS."""
+        """Also decides what labels mean. Raises UserError for a metric that is not in METRICS."""
         check_metric_names(self.metrics, METRICS)
-        return replace(self, choice_labels=labels_are(train.items)).with_metrics()
-
-    def default_metrics(self) -> tuple[str, ...]:
-        return METRICS
+        return replace(self, choice_labels=label_meaning(train.items)).with_metrics()
 
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
-        """One row for each item. Over max_length, the longer of context and choice is cut (truncated_lengths).
+        """One row per item. Over max_length, the longer one is cut, context or choice (truncated_lengths).
 
-        Each choice is cut separately; `truncated` counts items. Raises UserError, with file and line, for a label
-        that is not one of the item's choices.
+        Raises UserError, with file and line, for a label that is not one of the item's choices.
         """
-        places = [
-            (row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.choices) if text
+        pairs = [
+            [(item.context, f"{item.start} {text}".lstrip()) if text else None for text in item.choices]
+            for item in split.items
         ]
-        encoded, cut = encode_pairs(
-            [split.items[row].context for row, _ in places],
-            [f"{split.items[row].start} {split.items[row].choices[place]}".lstrip() for row, place in places],
-            tokenizer,
-            self.max_length,
-        )
-        shape = len(split.items), max(len(item.choices) for item in split.items)
-        lengths, first_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
-        where = tuple(np.array(places).T)
-        lengths[where], first_lengths[where] = np.diff(encoded.offsets), encoded.first_lengths
         labels = np.zeros(len(split.items), np.int32)
         if split.labelled:
             labels[:] = correct_choices(split.path, split.items, self.choice_labels)
         return ChoiceRows(
-            input_ids=encoded.input_ids,
-            offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
-            first_lengths=first_lengths,
-            choice_lengths=lengths,
+            **encode_side_by_side(pairs, tokenizer, self.max_length),
             labels=labels,
             label_weights=np.full(len(split.items), float(split.labelled), np.float32),
-            pad_id=tokenizer.pad_id,
-            truncated=len({row for (row, _), lost in zip(places, cut, strict=True) if lost}),
             split=split,
         )
 
-    def counts(self, rows: "ChoiceRows") -> dict[str, int]:
-        """choices: the choices of all items; empty_texts: contexts that are empty or white space."""
+    def describe(self, rows: "ChoiceRows", training: bool = False) -> Description:
+        """Counts choices, and empty_texts: contexts that are empty or white space."""
         empty = sum(not item.context.strip() for item in rows.split.items)
-        return {"choices": int((rows.choice_lengths > 0).sum()), "empty_texts": empty}
+        remarks = [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
+        return Description({"choices": int((rows.part_lengths > 0).sum()), "empty_texts": empty}, remarks)
 
-    def remarks(self, rows: "ChoiceRows") -> list[str]:
-        empty = self.counts(rows)["empty_texts"]
-        return [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
-
-    def objective(self) -> TaskObjective:
+    def objective(self) -> SoftClassObjective:
         return ChoiceObjective(pooling=self.pooling, smoothing=self.label_smoothing)
 
     def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
@@ -299,13 +248,16 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
         """`label`, the index of the choice from 0; `choice`, its text; `score`, its probability; `scores` by index."""
-        found = []
+        predictions = []
         for item, scores in zip(rows.split.items, answers, strict=True):
+            # Absent choices at the end belong to items with more choices.
             shares = softmax(scores[: len(item.choices)].astype(np.float64))
             best = int(shares.argmax())
             known = {str(place): float(shares[place]) for place, text in enumerate(item.choices) if text}
-            found.append({"label": best, "choice": item.choices[best], "score": float(shares[best]), "scores": known})
-        return found
+            predictions.append(
+                {"label": best, "choice": item.choices[best], "score": float(shares[best]), "scores": known}
+            )
+        return predictions
 
 
 class ChoiceLabels(NamedTuple):
@@ -316,8 +268,8 @@ class ChoiceLabels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChoiceObjective(TaskObjective):
-    """Cross-entropy of the right choice, with a softmax over the scores of the present choices."""
+class ChoiceObjective(SoftClassObjective):
+    """Cross-entropy with a softmax over the scores of the choices that are present."""
 
     pooling: str = "cls"
     smoothing: float = 0.0
@@ -338,23 +290,13 @@ class ChoiceObjective(TaskObjective):
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
         return {"task": Term(loss, {"accuracy": correct})}
 
-    def soft_sum(
-        self, outputs: Float[Array, "B S"], teacher: Float[Array, "B S"], batch: TaskBatch, temperature: float
-    ) -> Scalar:
-        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChoiceRows(SideBySideRows[MultipleChoice]):
     """Rows of S choices, one after another; an absent choice has no tokens."""
 
-    choice_lengths: Int64[np.ndarray, "R S"]
     labels: Int32[np.ndarray, "R"]  # index of the correct choice
     label_weights: Float32[np.ndarray, "R"]
-
-    @property
-    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
-        return self.choice_lengths
 
     def targets_of(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]

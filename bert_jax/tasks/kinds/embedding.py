@@ -1,10 +1,9 @@
-"""Vectors of texts: how a text becomes one, and training that puts texts with similar meaning close together.
+"""Text vectors: how a text becomes one, and training that puts texts with similar meaning close together.
 
-Read `EmbeddingTask` first. Above it are the pairs and groups of texts that are read, the contrastive losses, and the
-objective.
+Read `EmbeddingTask` first. Above it are the contrastive losses and the objective.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +24,11 @@ from bert_jax.model.outputs import encode_for_task
 from bert_jax.model.runtime import Placement
 from bert_jax.tasks.labels import parse_number
 from bert_jax.tasks.metrics import LARGEST, REGRESSION_METRICS, compute_metrics, ranks_of, select_metrics
-from bert_jax.tasks.reading.inputs import InputRecord, texts_of
-from bert_jax.tasks.reading.labelled import is_missing, read_labelled, text_of
+from bert_jax.tasks.reading.inputs import InputRecord, record_texts
+from bert_jax.tasks.reading.labelled import is_missing, read_labelled, read_text
 from bert_jax.tasks.reading.tables import Column, Columns, is_stored
-from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_pairs, separated
-from bert_jax.tasks.task import PooledTask, Task, TaskObjective, check_choice
+from bert_jax.tasks.rows import SideBySideRows, Split, TaskBatch, encode_side_by_side, separated
+from bert_jax.tasks.task import Description, Task, TaskObjective, check_choice, check_pooling
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar
 from bert_jax.train.objectives import Term, Terms
@@ -43,51 +42,15 @@ class TextGroup(NamedTuple):
     line: int  # in the file, from 1
 
 
-def read_groups(path: Path, columns: Columns, negatives: Sequence[str]) -> Split[TextGroup]:
-    """Reads pairs of a table (read_records) from the columns text and text_pair, with their scores.
-
-    A file without the label column has no scores. negatives names columns of hard negatives, or
-    one column that holds a text or a list of texts (JSON lines and Parquet); a file without them has pairs. The split
-    is labelled in any case: a pair is its own target. Raises UserError, with file and line, for an empty anchor or
-    positive, and a score that is missing or no number.
-    """
-    if not columns.text_pair:
-        raise UserError(f"task.text_pair is not set; name the column of {path} that holds the second text of each pair")
-    others = [Column(name, "negatives", required=False) for name in negatives]
-    found, scored = read_labelled(path, columns, others, label_required=False)
-    there = found.present[-len(negatives) :] if negatives else ()
-    if any(there) and not all(there):
-        missing = negatives[there.index(False)]
-        raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
-    items = []
-    for line, (text, text_pair, label, *hard) in found.records:
-        where = f"{path} line {line}"
-        pair = text_of(where, text), text_of(where, text_pair)
-        if not all(one.strip() for one in pair):
-            raise UserError(f"{where} has an empty text. Write both texts of the pair, or remove the line")
-        if len(negatives) == 1 and is_stored(path) and isinstance(hard[0], list):
-            hard = hard[0]
-        texts = (*pair, *(text_of(f"{where}: negatives", one).strip() for one in hard))
-        items.append(TextGroup(texts, _score(where, label) if scored else None, line))
-    return Split(path, tuple(items), labelled=True, left_out=found.left_out)
-
-
-def _score(where: str, label: object) -> float:
-    value = float("nan") if is_missing(label) else parse_number(str(label))
-    if not abs(value) <= LARGEST:
-        raise UserError(f"{where}: {label!r} is not a score; expected a number. Correct the line or task.label")
-    return value
-
-
 # Losses over the vectors of texts, whose negatives are the other rows of the whole global batch.
 #
-# Under shard_map each device holds its own rows; it gathers the vectors of all rows, and computes the loss of its own.
-# The gradient of a gathered vector is the sum of those that all devices compute, so loss and gradient are the same on
-# any mesh. R is the number of rows of the whole batch, S the texts of a row: an anchor, a positive and hard negatives.
+# Under shard_map each device holds its own rows. It gathers the vectors of all rows, and computes the loss of its own.
+# The gradient of a gathered vector is summed over all devices, so loss and gradient are the same on any mesh. A row has
+# S texts: an anchor, a positive and hard negatives.
 
 
 class TextVectors(NamedTuple):
-    """The vectors of the rows that a device holds."""
+    """The vectors of a device's rows."""
 
     vectors: Float[Array, "B S D"]
     present: Bool[Array, "B S"]
@@ -98,12 +61,19 @@ class TextVectors(NamedTuple):
 def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symmetric: bool) -> tuple[Scalar, Scalar]:
     """Returns the summed cross-entropy of finding each anchor's positive, and how many have the highest score alone.
 
-    The candidates of an anchor are the positives and the hard negatives of all rows of the batch; a score is the
-    cosine times scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4, with in-batch
-    negatives). With symmetric, the loss is the mean of this one and that of finding each positive's anchor among all
-    anchors (Radford et al. 2021, figure 3). This is MultipleNegativesRankingLoss of sentence-transformers. Where a row
-    is in the batch twice, as at the end of an epoch, neither is a candidate of the other.
+    An anchor's candidates are the positives and hard negatives of all rows in the batch; a score is the cosine times
+    scale (van den Oord et al. 2018, section 2.3; Henderson et al. 2017, section 4.4). This is
+    MultipleNegativesRankingLoss of sentence-transformers. With symmetric, the loss is the mean of this one and the
+    cross-entropy of finding each positive's anchor among all anchors (Radford et al. 2021, figure 3). If a row is in
+    the batch twice, as at the end of an epoch, neither copy is a candidate of the other.
     """
+
+    def masked_scores(
+        anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"]
+    ) -> Float[Array, "B K"]:
+        products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
+        return jnp.where(possible, scale * products, IMPOSSIBLE)
+
     units = unit_vectors(own.vectors)
     rows = placement.gather_rows(units)
     real = placement.gather_rows(own.present & (own.weights > 0)[:, None])
@@ -112,14 +82,16 @@ def contrastive_sums(own: TextVectors, placement: Placement, scale: float, symme
     numbers = placement.gather_rows(own.numbers)
     itself = jnp.arange(len(numbers))[None] == right[:, None]
     other = itself | (numbers[None] != own.numbers[:, None])
-    candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])  # all positives come first
+    # The positive of row i is candidate i, because all positives come first.
+    candidates = jnp.swapaxes(rows[:, 1:], 0, 1).reshape(-1, rows.shape[-1])
     possible = jnp.tile(other, rows.shape[1] - 1) & real[:, 1:].T.reshape(1, -1)
-    scores = _scores(units[:, 0], candidates, possible, scale)
+    scores = masked_scores(units[:, 0], candidates, possible)
     picked = jnp.take_along_axis(scores, right[:, None], axis=1)[:, 0]
     losses = jax.nn.logsumexp(scores, axis=1) - picked
     if symmetric:
-        backward = _scores(units[:, 1], rows[:, 0], other & real[None, :, 0], scale)
+        backward = masked_scores(units[:, 1], rows[:, 0], other & real[None, :, 0])
         losses = (losses + jax.nn.logsumexp(backward, axis=1) - picked) / 2
+    # A tie counts as wrong, so that equal vectors for all texts have accuracy 0.
     others = jnp.arange(scores.shape[1])[None] != right[:, None]
     highest = jnp.where(others, jax.lax.stop_gradient(scores), IMPOSSIBLE).max(axis=1)
     correct = picked > highest  # false where a score is NaN
@@ -130,7 +102,7 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
     """Returns log(1 + sum exp(scale * (s_i - s_j))) over all pairs of rows with target_i < target_j, times the rows.
 
     s is the cosine of a row's two texts (Huang et al. 2024, CoSENT, section 3.3). The loss belongs to the batch as a
-    whole: each row counts as an equal share of it, so that dividing by the number of rows gives the loss.
+    whole; every row counts an equal share, so dividing by the number of rows gives the loss.
     """
     units = unit_vectors(own.vectors)
     cosines = (units[:, 0] * units[:, 1]).sum(axis=-1)
@@ -142,39 +114,27 @@ def cosent_sum(own: TextVectors, targets: Float[Array, "B"], placement: Placemen
 
 
 def truncations(own: TextVectors, dimensions: Sequence[int]) -> list[TextVectors]:
-    """Returns the vectors themselves, or the first d dimensions of them for each d of dimensions.
+    """The vectors cut to d dimensions, for every d; without dimensions, the whole vectors.
 
-    The sum of a loss over them trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
+    The sum of their losses trains vectors whose beginnings are vectors, too (Kusupati et al. 2022, Matryoshka).
     """
     return [own._replace(vectors=own.vectors[..., :size]) for size in dimensions] or [own]
-
-
-def _scores(
-    anchors: Float[Array, "B D"], candidates: Float[Array, "K D"], possible: Bool[Array, "B K"], scale: float
-) -> Float[Array, "B K"]:
-    products = jnp.einsum("bd,kd->bk", anchors, candidates, precision=jax.lax.Precision.HIGHEST)
-    return jnp.where(possible, scale * products, IMPOSSIBLE)
 
 
 class GroupLabels(NamedTuple):
     """The value of TaskBatch.labels."""
 
-    scores: Any  # f32[B]; 0 where there are none
+    scores: Any  # f32[B]; 0 if there are none
     present: Any  # bool[B,S]; a row's positions are S equal parts
-    numbers: Any  # i32[B], of the rows in their file
+    numbers: Any  # i32[B], the row's number in its file
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EmbeddingRows(SideBySideRows[TextGroup]):
-    """Rows of S texts: an anchor, its positive, and hard negatives, some of which may be absent."""
+    """Rows with S texts: an anchor, its positive, and hard negatives; some may be absent."""
 
-    text_lengths: Int64[np.ndarray, "R S"]
     scores: Float32[np.ndarray, "R"]
     label_weights: Float32[np.ndarray, "R"]
-
-    @property
-    def part_lengths(self) -> Int64[np.ndarray, "R S"]:
-        return self.text_lengths
 
     def targets_of(
         self, rows: Int64[np.ndarray, "B"], present: Bool[np.ndarray, "B S"]
@@ -186,8 +146,8 @@ class EmbeddingRows(SideBySideRows[TextGroup]):
 class EmbeddingObjective(TaskObjective):
     """A contrastive loss with in-batch negatives, or CoSENT for pairs with a score.
 
-    accuracy is the share of anchors whose positive alone has the highest score of all candidates of the batch. With
-    several dimensions the loss is the sum of those of each, and accuracy that of the largest.
+    accuracy is the share of anchors whose positive alone scores highest in the batch. With
+    `dimensions`, the loss is the sum over truncations, and accuracy is for the largest one.
     """
 
     pooling: str = "mean"
@@ -210,19 +170,20 @@ class EmbeddingObjective(TaskObjective):
         return {"task": () if self.scored else ("accuracy",)}
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S D"]:
-        """The vector of each text; of an absent one, 0."""
+        """One vector per text; 0 for an absent one."""
         texts = separated(batch, batch.labels.present)
         vectors = pool_rows(self.pooling, encode_for_task(model, texts, dropout_key), texts.sequence_ids)
         return vectors.reshape(*batch.labels.present.shape, -1)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Terms:
-        own = TextVectors(outputs, batch.labels.present, batch.label_weights, batch.labels.numbers)
-        parts, placement = truncations(own, self.dimensions), model.runtime.placement
+        labels, placement = batch.labels, model.runtime.placement
+        whole = TextVectors(outputs, labels.present, batch.label_weights, labels.numbers)
+        parts = truncations(whole, self.dimensions)
         if self.scored:
-            losses = [cosent_sum(part, batch.labels.scores, placement, self.scale) for part in parts]
+            losses = [cosent_sum(part, labels.scores, placement, self.scale) for part in parts]
             return {"task": Term(sum(losses[1:], losses[0]), {})}
-        found = [contrastive_sums(part, placement, self.scale, self.symmetric) for part in parts]
-        return {"task": Term(sum((loss for loss, _ in found[1:]), found[0][0]), {"accuracy": found[0][1]})}
+        sums = [contrastive_sums(part, placement, self.scale, self.symmetric) for part in parts]
+        return {"task": Term(sum((loss for loss, _ in sums[1:]), sums[0][0]), {"accuracy": sums[0][1]})}
 
     def answers(self, model: Bert, outputs: Float[Array, "B S D"], batch: TaskBatch) -> Float[Array, "B S _"]:
         """Vectors of length 1, of the first truncate_dim dimensions."""
@@ -232,51 +193,39 @@ class EmbeddingObjective(TaskObjective):
 POOLINGS = ("cls", "mean", "max", "last")  # without parameters of their own
 LOSSES = ("contrastive", "cosent")
 QUERY, DOCUMENT = "query", "document"  # the names that sentence-transformers gives to query_prompt and document_prompt
-# What training leaves as it is in the checkpoint, unless the configuration sets it.
+# Training leaves these as they are in the checkpoint, unless the configuration sets them.
 KEPT = ("pooling", "normalize", "prompt", "query_prompt", "document_prompt", "truncate_dim")
 SCORED, RANKED = ("spearman", "pearson"), ("mrr", "accuracy")  # metrics of pairs with and without a score
 
 
 @dataclass(frozen=True)
-class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
-    """One vector of each text: the settings of a sentence-transformers folder, and the loss that trains the model.
+class EmbeddingTask(Task[TextGroup, EmbeddingRows]):
+    """One vector per text: the settings of a sentence-transformers folder, and the loss that trains the model.
 
-    | option | |
-    |---|---|
-    | pooling | cls, mean, max or last |
-    | normalize | whether vectors have length 1 |
-    | prompt | put before a text; of pairs with a score, before both |
-    | query_prompt, document_prompt | put before text, and before text_pair and negatives, of pairs without a score |
-    | prompts | further prompts of a folder, by name |
-    | similarity | how a folder says that its vectors are compared; for retrieval and export, training is by cosines |
-    | negatives | columns of hard negatives, or one column that holds a list |
-    | loss | contrastive, or cosent for pairs with a score; empty until the training file is read |
-    | scale | the factor of cosines in the loss; the inverse of the temperature |
-    | symmetric | contrastive: also find the text of each text_pair |
-    | dimensions | train also, or only, the first d dimensions: 384,128,64; empty: the whole vectors |
-    | truncate_dim | the first dimensions that vectors are cut to, after normalization; 0: the whole vectors |
+    The pooling is independent of the one for other heads. Training uses cosines, whatever the similarity.
     """
 
     kind = "embedding"
     unread_columns = ("marks",)
+    known_metrics = (*RANKED, *REGRESSION_METRICS)
 
     pooling: str = "mean"
     normalize: bool = True
     prompt: str = TaskConfig.prompt
     query_prompt: str = TaskConfig.query_prompt
     document_prompt: str = TaskConfig.document_prompt
-    prompts: tuple[tuple[str, str], ...] = ()
-    similarity: str = COSINE
+    prompts: tuple[tuple[str, str], ...] = ()  # further prompts of a folder, by name
+    similarity: str = COSINE  # how a folder compares its vectors, for retrieval and export
     negatives: tuple[str, ...] = TaskConfig.negatives
-    loss: str = TaskConfig.loss
+    loss: str = TaskConfig.loss  # empty until the training file is read
     scale: float = TaskConfig.scale
     symmetric: bool = TaskConfig.symmetric
     dimensions: tuple[int, ...] = TaskConfig.dimensions
     truncate_dim: int = TaskConfig.truncate_dim
 
     def __post_init__(self) -> None:
-        check_choice("task.pooling", self.pooling, POOLINGS)
         super().__post_init__()
+        check_choice("task.pooling", self.pooling, POOLINGS)
         if self.loss:
             check_choice("task.loss", self.loss, LOSSES)
         if not self.scale > 0:
@@ -290,10 +239,8 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
                 "task.symmetric and task.negatives are for task.loss=contrastive, not for cosent. Omit them"
             )
 
-    def with_pooling(self, pooling: str) -> "EmbeddingTask":
-        return self  # the pooling of a model's other heads is not that of its vectors
-
     def check_model(self, model: ModelConfig) -> None:
+        check_pooling(self.pooling, model)
         super().check_model(model)
         for option, largest in (("dimensions", max(self.dimensions, default=0)), ("truncate_dim", self.truncate_dim)):
             if largest > model.width:
@@ -301,31 +248,64 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
                     f"task.{option} has {largest}, but the vectors have {model.width} dimensions. Use at most as many"
                 )
 
-    def continuing(self, start: Task | None, given: TaskConfig) -> "EmbeddingTask":
-        """Takes from a checkpoint of this kind how its vectors are made, where `given` has the default."""
-        if not isinstance(start, EmbeddingTask):
-            return self
+    def continuing(self, start: Task, given: TaskConfig) -> "EmbeddingTask":
+        """The task with the checkpoint's way to make vectors, for options that have their default in `given`."""
+        assert isinstance(start, EmbeddingTask)
         kept = {name: getattr(start, name) for name in KEPT if getattr(given, name) == getattr(TaskConfig, name)}
-        prompts = tuple(one for one in start.prompts if one[0] not in (QUERY, DOCUMENT))  # which have their own options
+        # These two have options of their own.
+        prompts = tuple((name, text) for name, text in start.prompts if name not in (QUERY, DOCUMENT))
         return replace(self, prompts=prompts, **kept)
 
     def named_prompts(self) -> dict[str, str]:
-        """All prompts by name, with the names that sentence-transformers gives to those of queries and documents."""
-        named = {QUERY: self.query_prompt, DOCUMENT: self.document_prompt}
-        named = {name: text for name, text in named.items() if text}
+        """All prompts by name; the query and document prompts have the names that sentence-transformers gives them."""
+        own = {QUERY: self.query_prompt, DOCUMENT: self.document_prompt}
+        named = {name: text for name, text in own.items() if text}
         return named | {name: text for name, text in self.prompts if name not in named}
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[TextGroup]:
-        """Pairs, or groups with hard negatives; of a file with the label column, each pair has a score."""
-        return read_groups(path, columns, self.negatives)
+        """Reads pairs of a table (read_records) from the columns text and text_pair, with hard negatives and scores.
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[TextGroup]:
+        A file without the label column has no scores; one without the columns of negatives has pairs. A single column
+        of negatives holds a text, or a list of texts in JSON lines and Parquet. The split is labelled in any case,
+        because a pair is its own target. Raises UserError, with file and line, for an empty anchor or positive, and a
+        score that is missing or not a number.
+        """
+        if not columns.text_pair:
+            raise UserError(
+                f"task.text_pair is not set; name the column of {path} that holds the second text of each pair"
+            )
+        names = self.negatives
+        others = [Column(name, "negatives", required=False) for name in names]
+        table, scored = read_labelled(path, columns, others, label_required=False)
+        present = table.present[-len(names) :] if names else ()
+        if any(present) and not all(present):
+            missing = names[present.index(False)]
+            raise UserError(f"{path} has no column {missing!r}, but others of task.negatives. Correct the name")
+        items = []
+        for line, (text, text_pair, label, *negatives) in table.records:
+            place = f"{path} line {line}"
+            pair = read_text(place, text), read_text(place, text_pair)
+            if not all(text.strip() for text in pair):
+                raise UserError(f"{place} has an empty text. Write both texts of the pair, or remove the line")
+            score = None
+            if scored:
+                score = float("nan") if is_missing(label) else parse_number(str(label))
+                if not abs(score) <= LARGEST:
+                    raise UserError(
+                        f"{place}: {label!r} is not a score; expected a number. Correct the line or task.label"
+                    )
+            if len(names) == 1 and is_stored(path) and isinstance(negatives[0], list):
+                negatives = negatives[0]
+            texts = (*pair, *(read_text(f"{place}: negatives", text).strip() for text in negatives))
+            items.append(TextGroup(texts, score, line))
+        return Split(path, tuple(items), labelled=True, left_out=table.left_out)
+
+    def parse_record(self, source: Path, record: InputRecord) -> TextGroup:
         names = [(self.columns.text, "text"), (self.columns.text_pair, "text_pair")]
-        items = tuple(TextGroup(tuple(texts_of(source, one, names, 2)), None, one.line) for one in records)
-        return Split(source, items, labelled=False)
+        return TextGroup(tuple(record_texts(source, record, names, needed=2)), None, record.line)
 
     def complete(self, train: Split[TextGroup]) -> Task:
-        """The task with the loss that its training file implies: cosent for pairs with a score, else contrastive."""
+        """Also sets the loss: cosent for pairs with a score, else contrastive."""
         scored = train.items[0].score is not None
         if self.negatives and not any(any(item.texts[2:]) for item in train.items):
             raise UserError(
@@ -339,68 +319,54 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
             )
         return replace(self, loss="cosent" if scored else "contrastive").with_metrics()
 
-    @property
-    def known_metrics(self) -> Collection[str]:
-        return (*RANKED, *REGRESSION_METRICS)
-
     def default_metrics(self) -> tuple[str, ...]:
         return SCORED if self.columns.label else RANKED
 
-    def check_metrics(self, split: Split[TextGroup]) -> None:
-        """Raises UserError where the split has no score and the metrics need one, or the other way round."""
-        expected = SCORED if split.items[0].score is not None else RANKED
-        if not set(self.metrics) <= {*expected, *(REGRESSION_METRICS if expected is SCORED else ())}:
+    def metric_names(self, split: Split[TextGroup], explicit: bool = False) -> tuple[str, ...]:
+        """Raises UserError if the split has no score and the metrics need one, or the other way round."""
+        scored = split.items[0].score is not None
+        if not set(self.metrics) <= {*(REGRESSION_METRICS if scored else RANKED)}:
             raise UserError(
-                f"{split.path} has {'' if expected is SCORED else 'no '}scores (task.label), so it cannot be measured "
+                f"{split.path} has {'' if scored else 'no '}scores (task.label), so it cannot be measured "
                 f"by {', '.join(self.metrics)}. Use another file, or set task.label to its column of scores"
             )
-
-    def metric_names(self, dev: Split[TextGroup]) -> tuple[str, ...]:
-        """Raises UserError as check_metrics does."""
-        self.check_metrics(dev)
-        return super().metric_names(dev)
+        return super().metric_names(split)
 
     def encode(self, split: Split[TextGroup], tokenizer: Tokenizer) -> EmbeddingRows:
-        """One row for each group, whose texts are sequences [CLS] text [SEP] of up to max_length tokens each."""
+        """One row per group; its texts are sequences [CLS] text [SEP] with at most max_length tokens."""
         scored = split.items[0].score is not None
         by_role = self.query_prompt, self.document_prompt
         # Inputs of predict have no score, and a folder of sentence-transformers does not say what it was trained on.
         alike = scored if split.labelled else self.loss == "cosent" or (not self.loss and not any(by_role))
         prompts = (self.prompt, self.prompt) if alike else by_role
-        places = [(row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.texts) if text]
-        texts = [prompts[min(place, 1)] + split.items[row].texts[place] for row, place in places]
-        encoded, cut = encode_pairs(texts, None, tokenizer, self.max_length)
-        shape = len(split.items), max(len(item.texts) for item in split.items)
-        lengths = np.zeros(shape, np.int64)
-        lengths[tuple(np.array(places).T)] = np.diff(encoded.offsets)
+        texts = [
+            [(prompts[min(place, 1)] + text,) if text else None for place, text in enumerate(item.texts)]
+            for item in split.items
+        ]
         return EmbeddingRows(
-            input_ids=encoded.input_ids,
-            offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
-            first_lengths=lengths.astype(np.int32),
-            text_lengths=lengths,
+            **encode_side_by_side(texts, tokenizer, self.max_length),
             scores=np.array([item.score or 0 for item in split.items], np.float32),
-            # A file of the other kind than the training file's is measured by metrics alone.
-            label_weights=np.full(shape[0], float(scored == (self.loss == "cosent")), np.float32),
-            pad_id=tokenizer.pad_id,
-            truncated=len({row for (row, _), lost in zip(places, cut, strict=True) if lost}),
+            # A file with scores, unlike the training file, or the other way round, is measured by metrics alone.
+            label_weights=np.full(len(split.items), float(scored == (self.loss == "cosent")), np.float32),
             split=split,
         )
 
-    def remarks(self, rows: EmbeddingRows) -> list[str]:
-        """Says that a file lacks the configured column of scores, and what of the task its pairs do not use."""
-        found = []
+    def describe(self, rows: EmbeddingRows, training: bool = False) -> Description:
+        """Warns if the file lacks the configured scores, and about prompts that its pairs do not use."""
+        remarks, path = [], rows.split.path
         scored = rows.split.items[0].score is not None
         if self.columns.label and not scored:
-            found = [f"{rows.split.path} has no column {self.columns.label!r} (task.label); its pairs have no scores"]
-        by_role = ["query_prompt", "document_prompt"]
-        used, others = (["prompt"], by_role) if scored else (by_role, ["prompt"])
-        of = "pairs without a score" if scored else "single texts and pairs with a score"
-        for key in others:
-            if (text := getattr(self, key)) and text not in {getattr(self, one) for one in used}:
-                found.append(f"{rows.split.path}: its pairs are read without task.{key} ({text!r}), which is for {of}")
+            remarks.append(f"{path} has no column {self.columns.label!r} (task.label); its pairs have no scores")
+        used, unused = ["prompt"], ["query_prompt", "document_prompt"]
+        purpose = "pairs without a score"
+        if not scored:
+            used, unused, purpose = unused, used, "single texts and pairs with a score"
+        for key in unused:
+            if (text := getattr(self, key)) and text not in [getattr(self, other) for other in used]:
+                remarks.append(f"{path}: its pairs are read without task.{key} ({text!r}), which is for {purpose}")
         if self.similarity != COSINE:
-            found.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")
-        return found
+            remarks.append(f"pairs are measured by cosines, but the checkpoint's similarity is {self.similarity!r}")
+        return Description({}, remarks)
 
     def objective(self) -> TaskObjective:
         return EmbeddingObjective(
@@ -413,26 +379,27 @@ class EmbeddingTask(PooledTask[TextGroup, EmbeddingRows]):
         )
 
     def measure(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics, from the vectors f32[S, D] of each row, which have length 1.
+        """The metrics, from vectors f32[S, D] per row, which have length 1.
 
-        Of pairs with a score: spearman and pearson, the correlations of the cosines with the scores (or those of
-        REGRESSION_METRICS that task.metrics names). Of others: mrr and accuracy, the mean reciprocal rank of an
-        anchor's positive among all positives and hard negatives of the file, and how often it alone comes first; equal
-        texts are one candidate, and texts of equal cosines have the mean of their ranks.
+        For pairs with a score, spearman and pearson (or the REGRESSION_METRICS that task.metrics names) compare the
+        cosines with the scores. For other rows, mrr and accuracy are the mean reciprocal rank of an anchor's positive
+        among all positives and hard negatives of the file, and how often it alone comes first. Equal texts are one
+        candidate, and texts with equal cosines share the mean of their ranks.
         """
         vectors = np.stack(answers)
         if rows.split.items[0].score is not None:
             names = [name for name in self.metrics if name in REGRESSION_METRICS] or SCORED
             cosines = (vectors[:, 0] * vectors[:, 1]).sum(axis=-1, dtype=np.float64)
             return compute_metrics(REGRESSION_METRICS, names, rows.scores, cosines)
+        # By text, so that a positive that occurs twice does not compete with itself.
         candidates: dict[str, np.ndarray] = {}
         for item, texts in zip(rows.split.items, vectors, strict=True):
             candidates |= {text: vector for text, vector in zip(item.texts[1:], texts[1:], strict=False) if text}
         numbers = {text: number for number, text in enumerate(candidates)}
         right = np.array([numbers[item.texts[1]] for item in rows.split.items])
         ranks = ranks_of(vectors[:, 0], np.stack(list(candidates.values())), right)
-        found = {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
-        return select_metrics([name for name in self.metrics if name in RANKED] or RANKED, found)
+        values = {"mrr": float((1 / ranks).mean()), "accuracy": float((ranks == 1).mean())}
+        return select_metrics([name for name in self.metrics if name in RANKED] or RANKED, values)
 
     def predictions(self, rows: EmbeddingRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """`score`, the cosine of a pair's vectors."""

@@ -1,13 +1,13 @@
-"""Question answering: the answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+"""Question answering: the answer is in the context (SQuAD: Rajpurkar et al. 2016, 2018).
 
 question_data.py reads questions and encodes them as rows that slide over a long context. Here are the official metrics,
-the best answers of a row and of a question, and `QuestionTask` with its objective.
+the best answers by row and by question, and `QuestionTask` with its objective.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,15 +29,15 @@ from bert_jax.tasks.kinds.question_data import (
     Question,
     QuestionRows,
     encode_questions,
-    question_of,
+    parse_question,
     read_questions,
     read_squad,
 )
-from bert_jax.tasks.metrics import select_metrics
+from bert_jax.tasks.metrics import check_metric_names, select_metrics
 from bert_jax.tasks.reading.inputs import InputRecord
 from bert_jax.tasks.reading.tables import Columns, kind_of_file
 from bert_jax.tasks.rows import Split, TaskBatch
-from bert_jax.tasks.task import Task, TaskObjective, answer_sums
+from bert_jax.tasks.task import Description, Task, TaskObjective, answer_sums
 from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import Scalar, soft_class_sum
 from bert_jax.train.objectives import Term, Terms
@@ -59,17 +59,23 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compared_words(text: str) -> list[str]:
-    """The words of an answer that are compared: in lower case, without ASCII punctuation and English articles."""
+    """An answer's words, in lower case, without ASCII punctuation and English articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
-def overlap(reference: Sequence[str], prediction: Sequence[str]) -> float:
-    """F1 of the words of two answers; 0 where they share none."""
-    shared = sum((Counter(reference) & Counter(prediction)).values())
-    if not shared:
-        return 0.0
-    precision, recall = 1.0 * shared / len(prediction), 1.0 * shared / len(reference)
-    return (2 * precision * recall) / (precision + recall)
+def _best_scores(references: Sequence[list[str]], prediction: list[str]) -> tuple[float, float]:
+    """The highest exact match and the highest F1 over the references."""
+    overlaps = []
+    for reference in references:
+        shared = sum((Counter(reference) & Counter(prediction)).values())
+        # In the order of the official scripts, so that the last bits agree.
+        precision, recall = 1.0 * shared / max(len(prediction), 1), 1.0 * shared / max(len(reference), 1)
+        overlaps.append((2 * precision * recall) / (precision + recall) if shared else 0.0)
+    return float(prediction in references), max(overlaps)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def squad1_metrics(
@@ -77,7 +83,7 @@ def squad1_metrics(
 ) -> dict[str, float]:
     """`exact_match` and `f1`: the maximum over a question's true answers, of which there is at least one."""
     scores = [
-        _best(map(compared_words, reference), compared_words(prediction))
+        _best_scores(list(map(compared_words, reference)), compared_words(prediction))
         for reference, prediction in zip(references, predictions, strict=True)
     ]
     exact, f1 = np.array(scores, np.float64).T
@@ -91,79 +97,54 @@ def squad2_metrics(
     no_answer: Sequence[float],
     threshold: float | None,
 ) -> dict[str, float]:
-    """SQUAD2_METRICS, for questions that may have no answer (a question without references has none).
+    """SQUAD2_METRICS, for questions that may have no answer: those without references.
 
-    references are the true answers to each question, predictions the best answer to each. A prediction whose
-    probability of no answer is above the threshold counts as no answer. The default threshold is best_f1_thresh, the
-    best one for this split. A mean over no questions is NaN.
+    A prediction whose probability of no answer (no_answer) is above the threshold counts as no answer. The default
+    threshold is best_f1_thresh, the best one for this split. A mean over no questions is NaN.
     """
     answerable = np.array([bool(reference) for reference in references])
-    scores = [
-        _squad2_scores(reference, prediction) for reference, prediction in zip(references, predictions, strict=True)
-    ]
+    scores = []
+    for reference, prediction in zip(references, predictions, strict=True):
+        # An answer without compared words counts as no answer; two such answers are equal.
+        words = compared_words(prediction)
+        true = [compared for text in reference if (compared := compared_words(text))] or [[]]
+        exact_match, overlap = _best_scores(true, words)
+        scores.append((exact_match, overlap if words and true[0] else exact_match))
     exact, f1 = np.array(scores, np.float64).T
-    given = np.array([bool(prediction) for prediction in predictions])
+    answered = np.array([bool(prediction) for prediction in predictions])
     probabilities = np.array(no_answer, np.float64)
-    best_exact = best_threshold(exact, probabilities, answerable, given)
-    best_f1 = best_threshold(f1, probabilities, answerable, given)
-    withheld = probabilities > (best_f1.threshold if threshold is None else threshold)
-    found = {
-        "best_exact": best_exact.score,
-        "best_exact_thresh": best_exact.threshold,
-        "best_f1": best_f1.score,
-        THRESHOLD: best_f1.threshold,
-    }
+    metrics: dict[str, float] = {}
+    metrics["best_exact"], metrics["best_exact_thresh"] = best_threshold(exact, probabilities, answerable, answered)
+    metrics["best_f1"], metrics[THRESHOLD] = best_threshold(f1, probabilities, answerable, answered)
+    withheld = probabilities > (metrics[THRESHOLD] if threshold is None else threshold)
     for name, raw in (("exact", exact), ("f1", f1)):
         final = np.where(withheld, ~answerable, raw)
-        found |= {
+        metrics |= {
             name: _mean(final),
             f"HasAns_{name}": _mean(final[answerable]),
             f"NoAns_{name}": _mean(final[~answerable]),
         }
-    return select_metrics(names, found)
-
-
-class Best(NamedTuple):
-    """The best score over all thresholds, as a share of 1, and its threshold."""
-
-    score: float
-    threshold: float
+    return select_metrics(names, metrics)
 
 
 def best_threshold(
     scores: Float64[np.ndarray, "Q"],
     no_answer: Float64[np.ndarray, "Q"],
     answerable: Bool[np.ndarray, "Q"],
-    given: Bool[np.ndarray, "Q"],
-) -> Best:
-    """The threshold of no_answer up to which answers are given that maximizes the sum of scores.
+    answered: Bool[np.ndarray, "Q"],
+) -> tuple[float, float]:
+    """The best mean score, and its threshold: the probability of no answer up to which answers are given.
 
-    `given`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
-    probability of no answer first (of equals in the order of the file); the first maximum counts; and where giving no
-    answer at all is best, the threshold is 0.
+    `answered`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
+    probability of no answer first (equal ones in file order), and the first maximum counts. If giving no answer at all
+    is best, the threshold is 0.
     """
     order = np.argsort(no_answer, kind="stable")
-    gains = np.where(answerable, scores, np.where(given, -1.0, 0.0))[order]
+    gains = np.where(answerable, scores, np.where(answered, -1.0, 0.0))[order]
+    # Entry n: the sum of scores if the first n questions get answers and the others none.
     reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
     best = int(reached.argmax())
-    return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
-
-
-def _squad2_scores(reference: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Exact match and F1. An answer without compared words counts as no answer; two such answers are equal."""
-    words = compared_words(prediction)
-    references = [found for text in reference if (found := compared_words(text))] or [[]]
-    exact, f1 = _best(references, words)
-    return exact, f1 if words and references[0] else exact
-
-
-def _best(references: Iterable[list[str]], prediction: list[str]) -> tuple[float, float]:
-    exact, f1 = zip(*((float(words == prediction), overlap(words, prediction)) for words in references), strict=True)
-    return max(exact), max(f1)
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    return float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0
 
 
 # The best answers of a row, on the device, and of all rows of a question, on the host.
@@ -173,16 +154,16 @@ NO_SPANS = 1e6  # the odds of no answer for a context without pieces
 
 
 class RowAnswers(NamedTuple):
-    """The n best spans of a row, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
+    """A row's n best spans, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
 
     firsts: Any  # i32, positions
     lasts: Any  # i32
-    scores: Any  # f32: S.h of the first position plus E.h of the last; -inf where a row has fewer spans
+    scores: Any  # f32: S.h of the first position plus E.h of the last; -inf if a row has fewer spans
     null: Any  # f32: the score of the span [CLS]
 
 
 class AnswerText(NamedTuple):
-    """A part of a context: characters [start, end), and its score."""
+    """A span in the context, characters [start, end), and its score."""
 
     start: int
     end: int
@@ -190,18 +171,11 @@ class AnswerText(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The best answers to a question.
+    """The best answers to a question."""
 
-    | field | |
-    |---|---|
-    | spans | the best spans, best first; empty for a context without pieces |
-    | shares | their probabilities, followed by that of no answer: the softmax over their scores |
-    | null_odds | the score for no answer minus that of the best span; NO_SPANS without spans |
-    """
-
-    spans: tuple[AnswerText, ...]
-    shares: tuple[float, ...]
-    null_odds: float
+    spans: tuple[AnswerText, ...]  # best first; empty for a context without pieces
+    shares: tuple[float, ...]  # their probabilities, then the probability of no answer: a softmax over all scores
+    null_odds: float  # the score for no answer minus the best span's; NO_SPANS without spans
 
     @property
     def no_answer(self) -> float:
@@ -214,30 +188,31 @@ class Decoded(NamedTuple):
 
 
 def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, longest: int) -> RowAnswers:
-    """The best spans of up to `longest` positions in each window that begin at a piece whose best window it is.
+    """Each window's best spans, up to `longest` positions long, that begin at a piece whose best window it is.
 
     The search is exact; run_squad.py only pairs the 20 best first positions with the 20 best last ones. As there, the
     first piece must be in its best window, the last one need not.
     """
     positions = jnp.arange(logits.shape[1])[None]
     starts, ends = logits[..., 0], logits[..., 1]
+    # scores[b, t, k]: the span of k + 1 positions from t.
     scores = starts[:, :, None] + ahead(ends, longest)
     begins = (places.best_begin[:, None] <= positions) & (positions < places.best_end[:, None])
     inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
-    firsts, lengths, there = choose_spans(scores, begins[:, :, None] & inside, count)
+    firsts, lengths, exists = choose_spans(scores, begins[:, :, None] & inside, count)
     lasts = firsts + lengths - 1
-    found = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
+    values = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
         ends, jnp.minimum(lasts, logits.shape[1] - 1), axis=1
     )
-    return RowAnswers(firsts, lasts, jnp.where(there, found, -jnp.inf), starts[:, 0] + ends[:, 0])
+    return RowAnswers(firsts, lasts, jnp.where(exists, values, -jnp.inf), starts[:, 0] + ends[:, 0])
 
 
 def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
-    """The `count` best spans of each question over all of its rows, as characters of its context.
+    """Each question's `count` best spans over all of its rows, as characters of its context.
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
-    found = []
+    decoded = []
     shifts = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]  # from positions to pieces
     for start, stop in pairwise(rows.question_offsets):
         spans = []
@@ -247,57 +222,26 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
                     begin, end = rows.characters[shift + first, 0], rows.characters[shift + last, 1]
                     spans.append(AnswerText(int(begin), int(end), float(score)))
         spans = sorted((span for span in spans if span.start < span.end), key=lambda span: -span.score)[:count]
+        # No answer must be plausible in all windows, since the answer is in one of them.
         least = float(min(answer.null for answer in answers[start:stop]))
         shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
         null_odds = least - spans[0].score if spans else NO_SPANS
-        found.append(Decoded(tuple(spans), tuple(shares.tolist()), null_odds))
-    return found
+        decoded.append(Decoded(tuple(spans), tuple(shares.tolist()), null_odds))
+    return decoded
 
 
-def answer_object(question: Question, decoded: Decoded, may_be_none: bool, threshold: float) -> dict[str, Any]:
-    """The prediction for a question.
-
-    `id`, `answer`, `start` and `end` (characters of the context; None where there is no answer) and `score`, its
-    probability among the best spans; `no_answer_probability` and `null_odds`, its logit, where there may be none;
-    `scores`: the best spans, as similar objects. There is no answer where the probability of none is above the
-    threshold.
-    """
-    shares = np.array(decoded.shares)
-    if not may_be_none and decoded.spans:
-        shares = shares[:-1] / shares[:-1].sum()
-    spans = [
-        {"answer": question.context[span.start : span.end], "score": float(share), "start": span.start, "end": span.end}
-        for span, share in zip(decoded.spans, shares, strict=False)
-    ]
-    nothing = {"answer": "", "score": float(shares[-1]), "start": None, "end": None}
-    none = not spans or (may_be_none and decoded.no_answer > threshold)
-    one: dict[str, Any] = {"id": question.id} | (nothing if none else spans[0])
-    if may_be_none:
-        one |= {"no_answer_probability": decoded.no_answer, "null_odds": decoded.null_odds}
-    return one | {"scores": spans}
-
-
-# Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
+# Without a threshold from a dev file: no answer if it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
 class QuestionTask(Task[Question, QuestionRows]):
-    """An answer to a question that is a part of its context; with unanswerable, there may be none.
-
-    | option | |
-    |---|---|
-    | max_query_length | pieces of a question at most |
-    | doc_stride | pieces from one window of a long context to the next |
-    | n_best | answers kept for each question |
-    | max_answer_length | pieces of an answer at most |
-    | unanswerable | whether questions may have no answer (SQuAD 2.0) |
-    | null_threshold | the probability of no answer above which a question has none; None: the best one on dev |
-    """
+    """An answer from the question's context; with unanswerable, there may be none (SQuAD 2.0)."""
 
     kind = "question"
     unread_columns = ("marks",)
     has_labels = False
+    known_metrics = tuple(dict.fromkeys((*SQUAD2_METRICS, *SQUAD1_METRICS)))
 
     max_query_length: int = TaskConfig.max_query_length
     doc_stride: int = TaskConfig.doc_stride
@@ -308,6 +252,8 @@ class QuestionTask(Task[Question, QuestionRows]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.unanswerable:
+            check_metric_names(self.metrics, SQUAD2_METRICS)
         if self.null_threshold is not None and not 0 <= self.null_threshold <= 1:
             raise UserError(
                 f"task.null_threshold is {self.null_threshold}; use a probability from 0 to 1, or leave it out for "
@@ -317,26 +263,19 @@ class QuestionTask(Task[Question, QuestionRows]):
             if getattr(self, name) < 1:
                 raise UserError(f"task.{name} is {getattr(self, name)}; use 1 or more")
 
-    @property
-    def known_metrics(self) -> Collection[str]:
-        return SQUAD2_METRICS if self.unanswerable else dict.fromkeys((*SQUAD2_METRICS, *SQUAD1_METRICS))
-
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-        """Reads SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""
+        """Reads SQuAD's JSON if the name ends in .json, else a table of questions, contexts and answers."""
         if kind_of_file(path) == "squad":
             return read_squad(path, label_required)
         return read_questions(path, columns, label_required)
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Question]:
-        """A question and its context from each record, and its id where there is one."""
-        found = tuple(question_of(source, record, self.columns) for record in records)
-        return Split(source, found, labelled=False)
+    def parse_record(self, source: Path, record: InputRecord) -> Question:
+        return parse_question(source, record, self.columns)
 
     def complete(self, train: Split[Question]) -> Task:
-        """The task with unanswerable set where the training file has questions without an answer; its metrics then have
-        the threshold that predictions use, too.
+        """Sets unanswerable if the training file has questions without an answer, and adds the metric THRESHOLD.
 
-        Raises UserError for a null_threshold where every question has one.
+        Raises UserError for a null_threshold if every question has an answer.
         """
         task = replace(self, unanswerable=self.unanswerable or _some_without(train))
         if task.null_threshold is not None and not task.unanswerable:
@@ -353,7 +292,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
     def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
-        """One row for each window (encode_questions). The target is the first answer that is in the context."""
+        """One row per window (encode_questions). The target is the first answer that is in the context."""
         return encode_questions(
             split,
             tokenizer,
@@ -362,32 +301,26 @@ class QuestionTask(Task[Question, QuestionRows]):
             doc_stride=self.doc_stride,
         )
 
-    def counts(self, rows: QuestionRows) -> dict[str, int]:
-        """unanswerable questions; answers_moved; answers_not_found, whose questions are not trained on."""
-        without = sum(question.answers == () for question in rows.split.items)
-        return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
-
-    def remarks(self, rows: QuestionRows) -> list[str]:
-        path, found = rows.split.path, []
+    def describe(self, rows: QuestionRows, training: bool = False) -> Description:
+        """Counts unanswerable questions, answers_moved, and answers_not_found, whose questions are not trained on."""
+        path, questions, remarks = rows.split.path, rows.split.items, []
         if rows.moved:
-            found.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used")
+            remarks = [f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used"]
         if rows.not_found:
-            found.append(
-                f"{path}: {rows.not_found} of {len(rows.split.items)} questions have no answer that occurs in the "
+            if training and rows.not_found == sum(bool(question.answers) for question in questions):
+                answers = ((question.place, answer.text) for question in questions for answer in question.answers or ())
+                place, text = next(answers)
+                raise UserError(
+                    f"{path}: no answer occurs in its context, so none can be learned ({place}: {text!r:.60}). "
+                    "Correct the answers, or the columns (task.text_pair, task.label)"
+                )
+            remarks.append(
+                f"{path}: {rows.not_found} of {len(questions)} questions have no answer that occurs in the "
                 "context; they are not trained on"
             )
-        return found
-
-    def training_remarks(self, rows: QuestionRows) -> list[str]:
-        """Raises UserError where no answer of the file occurs in its context."""
-        if rows.not_found and rows.not_found == sum(bool(question.answers) for question in rows.split.items):
-            answers = ((question.place, one.text) for question in rows.split.items for one in question.answers or ())
-            place, text = next(answers)
-            raise UserError(
-                f"{rows.split.path}: no answer occurs in its context, so none can be learned ({place}: {text!r:.60}). "
-                "Correct the answers, or the columns (task.text_pair, task.label)"
-            )
-        return []
+        without = sum(question.answers == () for question in questions)
+        counts = {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
+        return Description(counts, remarks)
 
     def objective(self) -> TaskObjective:
         return QuestionObjective(self.n_best, self.max_answer_length)
@@ -401,65 +334,79 @@ class QuestionTask(Task[Question, QuestionRows]):
         decoded = decode(rows, answers, self.n_best)
         questions = rows.split.items
         references = [[answer.text for answer in question.answers or ()] for question in questions]
-        predicted = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
-        known = self._metrics_of(rows.split)
+        predicted = [best.text(question.context) for best, question in zip(decoded, questions, strict=True)]
+        known = self._split_metrics(rows.split)
         names = self.metrics if set(self.metrics) <= set(known) else known
         if known == SQUAD1_METRICS:
             return squad1_metrics(names, references, predicted)
         threshold = self.null_threshold if self.unanswerable else NULL_THRESHOLD
-        return squad2_metrics(names, references, predicted, [one.no_answer for one in decoded], threshold)
+        return squad2_metrics(names, references, predicted, [best.no_answer for best in decoded], threshold)
 
-    def check_metrics(self, split: Split[Question]) -> None:
-        """Raises UserError for a metric of SQuAD 1.1 on questions that may have no answer, or the other way round."""
-        known = self._metrics_of(split)
-        if unknown := [name for name in self.metrics if name not in known]:
+    def metric_names(self, split: Split[Question], explicit: bool = False) -> tuple[str, ...]:
+        """The SQuAD 2.0 metrics if the split has questions without an answer, even if the training file has none."""
+        known = self._split_metrics(split)
+        unknown = [name for name in self.metrics if name not in known]
+        if unknown and (explicit or self.metrics != self.default_metrics()):
             some = "has questions without an answer" if known == SQUAD2_METRICS else "has no question without an answer"
             raise UserError(
                 f"task.metrics (in evaluate: --metrics) has {unknown[0]!r}, but {split.path} {some}; choose from: "
                 f"{', '.join(known)}"
             )
-
-    def metric_names(self, dev: Split[Question]) -> tuple[str, ...]:
-        """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none.
-
-        Raises UserError for a metric that the task names and dev does not have.
-        """
-        if self.metrics != self.default_metrics():
-            self.check_metrics(dev)
-        known = self._metrics_of(dev)
-        return (*(self.metrics if set(self.metrics) <= set(known) else known), "task_loss")
+        return (*(known if unknown else self.metrics), "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
-        """The task with the null_threshold of the best F1 on dev, NULL_THRESHOLD without a dev file, unless it has one
-        already."""
+        """The task with the null_threshold that has the best F1 on dev; NULL_THRESHOLD without a dev file."""
         if not self.unanswerable or self.null_threshold is not None:
             return self
         return replace(self, null_threshold=metrics.get(THRESHOLD, NULL_THRESHOLD))
 
     def with_null_threshold(self, threshold: float) -> "QuestionTask":
-        """The task as one of questions that may have no answer, with this threshold."""
+        """The task as one whose questions may have no answer, with this threshold."""
         if self.unanswerable:
             return replace(self, null_threshold=threshold)
         return replace(self, unanswerable=True, null_threshold=threshold, metrics=SQUAD2_METRICS)
 
     def for_questions_of(self, split: Split[Question]) -> "QuestionTask":
-        """The task with NULL_THRESHOLD where it always gives an answer, but the split has questions without one."""
+        """The task with NULL_THRESHOLD if it always gives an answer, but the split has questions without one."""
         return self.with_null_threshold(NULL_THRESHOLD) if not self.unanswerable and _some_without(split) else self
 
-    def _metrics_of(self, split: Split[Question]) -> tuple[str, ...]:
+    def _split_metrics(self, split: Split[Question]) -> tuple[str, ...]:
         return SQUAD2_METRICS if self.unanswerable or _some_without(split) else SQUAD1_METRICS
 
     def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
+        """`id`, `answer`, `start` and `end` (None if there is no answer), `score`, and `scores`, the best spans.
+
+        Scores are probabilities among the best spans. If there may be no answer, also `no_answer_probability` and
+        `null_odds`, its logit; above the threshold, there is none.
+        """
         threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
-        return [
-            answer_object(question, one, self.unanswerable, threshold)
-            for question, one in zip(rows.split.items, decode(rows, answers, self.n_best), strict=True)
-        ]
+        predictions = []
+        for question, decoded in zip(rows.split.items, decode(rows, answers, self.n_best), strict=True):
+            shares = np.array(decoded.shares)
+            # Without the possibility of no answer, the spans share its probability.
+            if not self.unanswerable and decoded.spans:
+                shares = shares[:-1] / shares[:-1].sum()
+            spans = [
+                {
+                    "answer": question.context[span.start : span.end],
+                    "score": float(share),
+                    "start": span.start,
+                    "end": span.end,
+                }
+                for span, share in zip(decoded.spans, shares, strict=False)
+            ]
+            nothing = {"answer": "", "score": float(shares[-1]), "start": None, "end": None}
+            none = not spans or (self.unanswerable and decoded.no_answer > threshold)
+            prediction: dict[str, Any] = {"id": question.id} | (nothing if none else spans[0])
+            if self.unanswerable:
+                prediction |= {"no_answer_probability": decoded.no_answer, "null_odds": decoded.null_odds}
+            predictions.append(prediction | {"scores": spans})
+        return predictions
 
 
 @dataclass(frozen=True)
 class QuestionObjective(TaskObjective):
-    """Cross-entropy of the first and the last position of an answer (Devlin et al. 2019, sections 4.2 and 4.3)."""
+    """Cross-entropy of the answer's first and last position (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
     n_best: int
     max_answer_length: int
@@ -469,7 +416,7 @@ class QuestionObjective(TaskObjective):
         return Heads(question=True)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T 2"]:
-        """Logits of the first and the last position of the answer."""
+        """Logits for the answer's first and last position."""
         return answer_logits(model, model.encode(batch, dropout_key).last)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:
@@ -480,9 +427,9 @@ class QuestionObjective(TaskObjective):
     def soft_sum(
         self, outputs: Float[Array, "B T 2"], teacher: Float[Array, "B T 2"], batch: TaskBatch, temperature: float
     ) -> Scalar:
-        """The mean of the sums of both ends, over the positions of the sequence (as answer_sums)."""
+        """The mean of both ends' sums, over the positions of the sequence, as in answer_sums."""
         possible = (batch.sequence_ids > 0)[:, None]
-        ours, theirs = (jnp.where(possible, each.swapaxes(1, 2), IMPOSSIBLE) for each in (outputs, teacher))
+        ours, theirs = (jnp.where(possible, logits.swapaxes(1, 2), IMPOSSIBLE) for logits in (outputs, teacher))
         weights = jnp.broadcast_to(batch.label_weights[:, None] / 2, (len(outputs), 2))
         return soft_class_sum(ours, theirs, weights, temperature)
 

@@ -1,10 +1,10 @@
-"""Questions, contexts and answers: their files, and the windows of a context as rows."""
+"""Questions, contexts and answers: their files, and a row for each window of a context."""
 
 import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.reading.inputs import InputRecord, checked_text, texts_of
+from bert_jax.tasks.reading.inputs import InputRecord, checked_text, record_texts
 from bert_jax.tasks.reading.labelled import yes_or_no
 from bert_jax.tasks.reading.tables import (
     Column,
@@ -42,6 +42,11 @@ class Answer(NamedTuple):
     text: str
     start: int | None  # its first character in the context; None: unknown
 
+    @property
+    def stripped_start(self) -> int | None:
+        """The first character that is not white space."""
+        return None if self.start is None else self.start + len(self.text) - len(self.text.lstrip())
+
 
 class Question(NamedTuple):
     """A question about a context, with its answers (None: the file gives none; empty: it cannot be answered)."""
@@ -54,11 +59,11 @@ class Question(NamedTuple):
 
 
 def read_squad(path: Path, label_required: bool) -> Split[Question]:
-    """Reads SQuAD's JSON: data, paragraphs with a context each, and qas (id, question, answers with text and
-    answer_start; is_impossible).
+    """Reads SQuAD's JSON: data, paragraphs with a context, and qas.
 
-    Raises UserError, with the article or question, for malformed input, an empty context, and a file in which only
-    some questions have answers.
+    A question in qas has id, question, answers with text and answer_start, and is_impossible. Raises UserError, with
+    the article or question, for malformed input, an empty context, and a file in which only some questions have
+    answers.
     """
     try:
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
@@ -68,77 +73,96 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
         raise UserError(
             f"{path} does not hold an object; expected the JSON of SQuAD: {{'data': [...]}}. Name such a file"
         )
-    return _split(path, _questions(path, content), label_required)
+
+    def questions() -> Iterator[Question]:
+        number = 0
+        for title, article in enumerate(_part(path, "the file", content, "data", list)):
+            article_place = f"article {title}"
+            for paragraph in _part(path, article_place, article, "paragraphs", list):
+                context = _part(path, article_place, paragraph, "context", str)
+                if not context.strip():
+                    raise UserError(f"{path}: {article_place} has an empty context. Give it a text, or remove it")
+                for entry in _part(path, article_place, paragraph, "qas", list):
+                    number += 1
+                    place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
+                    text = _part(path, place, entry, "question", str)
+                    if not is_unicode(text + context):
+                        raise UserError(f"{path} {place} contains half of a surrogate pair, which is not a character")
+                    answers = _answers(path, place, entry.get("answers"))
+                    impossible = _is_impossible(path, place, entry.get("is_impossible"))
+                    yield Question(str(entry.get("id", number)), text, context, () if impossible else answers, place)
+
+    return _split(path, questions(), label_required)
 
 
 def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-    """Reads a table  with one question in each row.
+    """Reads a table with one question per row.
 
     The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
-    context, task.label for the answers.
+    context, task.label for the answers; and id and is_impossible, if the table has them. If is_impossible is true (or
+    1), there is no answer, whatever the answers.
 
-    A true is_impossible (or 1) means that there is no answer, whatever the answers.
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
     "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer. In
-    CSV and TSV each is written as a text (opened).
-    Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
-    questions have answers.
+    CSV and TSV they are written as a text (opened). Raises UserError, with the line, for malformed input, an empty
+    question or context, and a file in which only some questions have answers.
     """
     names = columns.filled(Columns(*QUESTION_COLUMNS))
-    requested = [
-        Column(names.text, "text"),
-        Column(names.text_pair, "text_pair"),
-    ]
+    requested = [Column(names.text, "text"), Column(names.text_pair, "text_pair")]
     by_number = is_number(names.text)  # a file without a header has the columns that are named, and no others
     if not by_number or label_required or columns.label:
         requested.append(Column(names.label, "label", required=label_required))
     requested += [Column(name, name, required=False) for name in ("id", "is_impossible") if not by_number]
-    found = read_records(path, requested)
-    return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
+    records = read_records(path, requested).records
+    return _split(path, (_question(path, line, *values) for line, values in records), label_required)
 
 
-def question_of(source: Path, record: InputRecord, columns: Columns) -> Question:
-    """The question, without answers, of an input of a prediction: an object with the columns of read_questions, or a
-    plain line of a question, a tab and its context. Raises UserError, with the line, for a missing part."""
+def parse_question(source: Path, record: InputRecord, columns: Columns) -> Question:
+    """The question in an input of predict, without answers.
+
+    The input is an object with the columns of read_questions, or a plain line: a question, a tab and its context.
+    Raises UserError, with the line, for a missing part.
+    """
     names = [(columns.text, "question"), (columns.text_pair, "context")]
-    question, context = texts_of(source, record, names, needed=2)
-    given = None if isinstance(record.content, str) else record.content.get("id")
-    return _question(source, record.line, question, context, None, given)
+    question, context = record_texts(source, record, names, needed=2)
+    name = None if isinstance(record.content, str) else record.content.get("id")
+    return _question(source, record.line, question, context, None, name)
 
 
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
-    """The characters [start, end) of an answer in its context, without surrounding white space.
+    """The characters [start, end) of an answer in its context, without surrounding white space; None if absent.
 
-    Where the answer is not at its start, the nearest occurrence is used, of two equally near the one of whole words.
+    If the answer is not at its start, the nearest occurrence is used; of two equally near ones, one of whole words.
     Without a start, it is the first one of whole words, or else the first. White space within the answer matches any
-    white space. None where the answer does not occur.
+    white space.
     """
     text = answer.text.strip()
     if not text:
         return None
-    start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
+    start = answer.stripped_start
     if start is not None and start >= 0 and context.startswith(text, start):
         return start, start + len(text)
     pattern = r"\s+".join(map(re.escape, text.split()))
-    found = [match.span(1) for match in re.finditer(f"(?=({pattern}))", context)]  # they may overlap
+    spans = [match.span(1) for match in re.finditer(f"(?=({pattern}))", context)]  # they may overlap
     if start is None:
-        return min(found, key=lambda span: (_cuts_words(context, span), span[0]), default=None)
-    return min(found, key=lambda span: (abs(span[0] - start), _cuts_words(context, span)), default=None)
+        return min(spans, key=lambda span: (_cuts_words(context, span), span[0]), default=None)
+    return min(spans, key=lambda span: (abs(span[0] - start), _cuts_words(context, span)), default=None)
 
 
 def _cuts_words(context: str, span: tuple[int, int]) -> bool:
-    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it. In scripts
-    without spaces between words, only a mark continues what is before it."""
-    return any(_continues(context[end - 1], context[end]) for end in span if 0 < end < len(context))
+    """Whether a word continues at an end of a span: letters, digits and their marks are on both sides of it.
 
+    In scripts without spaces between words, only a mark continues the word before it.
+    """
 
-def _continues(last: str, character: str) -> bool:
-    parts = _is_mark(last) or last.isalnum(), _is_mark(character) or character.isalnum()
-    return all(parts) and (_is_mark(character) or not (is_unspaced(last) or is_unspaced(character)))
+    def is_mark(character: str) -> bool:
+        return unicodedata.category(character).startswith("M")
 
+    def continues(before: str, after: str) -> bool:
+        in_words = all(is_mark(side) or side.isalnum() for side in (before, after))
+        return in_words and (is_mark(after) or not (is_unspaced(before) or is_unspaced(after)))
 
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character).startswith("M")
+    return any(continues(context[end - 1], context[end]) for end in span if 0 < end < len(context))
 
 
 def _question(
@@ -155,44 +179,33 @@ def _question(
         str(line if name is None else name),
         checked_text(path, line, question),
         checked_text(path, line, context),
-        () if _impossible(path, place, impossible) else None if answers is None else _answers(path, place, answers),
+        () if _is_impossible(path, place, impossible) else _answers(path, place, answers),
         place,
     )
 
 
-def _impossible(path: Path, place: str, value: Any) -> bool:
-    found = yes_or_no(value)
-    if found is None:
+def _is_impossible(path: Path, place: str, value: Any) -> bool:
+    impossible = yes_or_no(value)
+    if impossible is None:
         raise UserError(f"{path} {place}: is_impossible is {value!r:.40}; expected true or false. Correct it")
-    return found
+    return impossible
 
 
-def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
-    number = 0
-    for title, article in enumerate(_part(path, "the file", content, "data", list)):
-        of_article = f"article {title}"
-        for paragraph in _part(path, of_article, article, "paragraphs", list):
-            context = _part(path, of_article, paragraph, "context", str)
-            if not context.strip():
-                raise UserError(f"{path}: {of_article} has an empty context. Give it a text, or remove it")
-            for entry in _part(path, of_article, paragraph, "qas", list):
-                number += 1
-                place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
-                question = _part(path, place, entry, "question", str)
-                if not is_unicode(question + context):
-                    raise UserError(f"{path} {place} contains half of a surrogate pair, which is not a character")
-                answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
-                impossible = _impossible(path, place, entry.get("is_impossible"))
-                yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
-
-
-def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
+def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...] | None:
+    """A question's answers from their value in a file; None if it gives none."""
+    if answers is None:
+        return None
     if isinstance(answers, str):
-        read = (lambda text: [text]) if is_stored(path) else _written
-        answers = read(answers) if answers.strip() else []
+        text = answers
+        answers = opened(text) if text.strip() and not is_stored(path) else text
+        # A text in a table is the answer itself, unless it is written as a list (not a set) or an object of answers.
+        is_list = isinstance(answers, list) and text.strip().startswith("[")
+        is_list = is_list and all(isinstance(answer, str | dict) for answer in answers)
+        if not is_list and not (isinstance(answers, dict) and "text" in answers):
+            answers = [text] if text.strip() else []
     if isinstance(answers, dict) and "text" in answers:
-        texts, starts = answers["text"], answers.get("answer_start")
-        texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
+        texts, starts = answers["text"] or [], answers.get("answer_start")
+        starts = [None] * len(texts) if starts is None else starts
         if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
             raise UserError(f"{path} {place}: answers has different numbers of text and answer_start. Correct it")
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
@@ -200,7 +213,7 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
         raise UserError(
             f"{path} {place}: answers is {answers!r:.60}; expected a list of {{'text', 'answer_start'}}. Correct it"
         )
-    found = []
+    checked = []
     for answer in answers:
         entry = {"text": answer} if isinstance(answer, str) else answer
         text = _part(path, place, entry, "text", str)
@@ -209,27 +222,18 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
             raise UserError(
                 f"{path} {place}: answer_start is {start!r:.40}; expected a number of characters. Correct it"
             )
-        found.append(Answer(text, start))
-    return tuple(found)
+        checked.append(Answer(text, start))
+    return tuple(checked)
 
 
-def _written(text: str) -> Any:
-    """The answers that a table holds as a text; otherwise the text is the answer."""
-    found = opened(text)
-    if isinstance(found, dict) and "text" in found:
-        return found
-    is_list = isinstance(found, list) and text.strip().startswith("[")  # otherwise a set
-    return found if is_list and all(isinstance(one, str | dict) for one in found) else [text]
-
-
-def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:
-    questions = tuple(found)
+def _split(path: Path, questions: Iterable[Question], label_required: bool) -> Split[Question]:
+    questions = tuple(questions)
     if not questions:
         raise UserError(f"{path} contains no questions. Name another file")
     without = [question for question in questions if question.answers is None]
     if without and (label_required or len(without) < len(questions)):
         raise UserError(
-            f"{path} {without[0].place} has no answers; where there is no answer, write an empty list: 'answers': []"
+            f"{path} {without[0].place} has no answers; if there is no answer, write an empty list: 'answers': []"
         )
     return Split(path, questions, labelled=not without)
 
@@ -244,28 +248,28 @@ def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Pa
 # A question and its context as rows: [CLS] question [SEP] window of the context [SEP] (Devlin et al. 2019, 4.2).
 #
 # A long context continues in further rows, whose windows begin doc_stride pieces after each other, as in
-# run_squad.py of google-research/bert. Of the windows that contain a piece, the best is the one with the most context
-# around it. An answer begins only in the best window of its first piece.
+# run_squad.py of google-research/bert. A piece's best window has the most context around it. An answer begins only in
+# the best window of its first piece.
 
 
 class AnswerSpan(NamedTuple):
-    """Positions of the answer and of the window in a row: i32[R] or [B] each; all ends but `last` are exclusive.
+    """Positions of the answer and the window in a row, i32[R] or [B]; all ends but `last` are exclusive.
 
-    A row that does not contain the whole answer has first and last 0, the position of [CLS], or of the question's
-    first piece if the vocabulary adds no special tokens (as run_qa.py of transformers has it for GPT-2).
+    A row that does not contain the whole answer has first and last 0: the position of [CLS], or the question's first
+    piece if the vocabulary adds no special tokens (as for GPT-2 in run_qa.py of transformers).
     """
 
     first: Any  # the first position of the answer
     last: Any  # the last position of the answer
-    begin: Any  # of the window
+    begin: Any  # the window
     end: Any
-    best_begin: Any  # of the pieces whose best window this is
+    best_begin: Any  # the pieces whose best window this is
     best_end: Any
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuestionRows(TaskRows[Question]):
-    """Rows of questions in order; K - 1 questions, P pieces of all contexts."""
+    """Rows of K - 1 questions, in order; the contexts have P pieces."""
 
     cut_part: ClassVar[str] = "questions"
     cut_option: ClassVar[str] = "max_query_length"
@@ -273,13 +277,13 @@ class QuestionRows(TaskRows[Question]):
     places: Int32[np.ndarray, "R 6"]  # AnswerSpan
     label_weights: Float32[np.ndarray, "R"]  # 0: the answer is unknown
     question_offsets: Int64[np.ndarray, "K"]  # question q has the rows question_offsets[q]:question_offsets[q + 1]
-    first_pieces: Int64[np.ndarray, "R"]  # index among the P pieces of the first one of the window
-    characters: Int32[np.ndarray, "P 2"]  # of each piece, [start, end) in its context
+    first_pieces: Int64[np.ndarray, "R"]  # the window's first piece, as an index among the P pieces
+    characters: Int32[np.ndarray, "P 2"]  # each piece's [start, end) in its context
     moved: int  # answers that are not at their answer_start
     not_found: int  # questions without an answer that is in the context
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """The question of each row."""
+        """The question per row."""
         return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
 
     def targets(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
@@ -290,21 +294,33 @@ class QuestionRows(TaskRows[Question]):
 class _Label(NamedTuple):
     """The answer to a question, as far as it is known."""
 
-    first: int = -1  # the first and the last piece of the answer in its context; -1 both: none
+    first: int = -1  # the first and the last piece of the answer in its context; both -1: none
     last: int = -1
     known: bool = False  # False: unlabelled, or no answer is in the context
     moved: bool = False  # whether the answer is not at its answer_start
 
 
+def _find_answer(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
+    """The first answer that occurs in the context. characters has the characters of the context's pieces."""
+    for answer in question.answers or ():
+        if span := locate(question.context, answer):
+            # The first piece that ends after the answer's start, and the last one that begins before its end.
+            first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
+            last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
+            if first <= last:
+                return _Label(first, last, known=True, moved=answer.stripped_start not in (None, span[0]))
+    return _Label(known=not question.answers)
+
+
 def encode_questions(
     split: Split[Question], tokenizer: Tokenizer, *, max_length: int, max_query_length: int, doc_stride: int
 ) -> QuestionRows:
-    """One row for each window of each question's context.
+    """One row per window of a question's context.
 
-    A question is cut to max_query_length pieces; a row has up to max_length. Raises UserError where that leaves no
-    space for a context.
+    A question is cut to max_query_length pieces; a row has up to max_length. Raises UserError if that leaves no space
+    for a context.
     """
-    # Many questions share a context: each is tokenized once.
+    # Many questions share a context, which is tokenized once.
     numbers = {text: number for number, text in enumerate(dict.fromkeys(item.context for item in split.items))}
     pieces, bounds, characters = tokenizer.of_tasks.encode_offsets_many(list(numbers))
     contexts = [numbers[item.context] for item in split.items]
@@ -321,6 +337,7 @@ def encode_questions(
             f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
             f"for a context; use --config.task.max_length={max_query_length + 128}"
         )
+    # Rows are windows of all questions, in order.
     sizes = np.diff(bounds)[contexts]
     windows_by_question = [
         windows_of(size, room, doc_stride) for size, room in zip(sizes.tolist(), rooms.tolist(), strict=True)
@@ -334,17 +351,21 @@ def encode_questions(
         tokenizer,
     )
     labels = [
-        _label_of(item, characters[bounds[context] : bounds[context + 1]]) if split.labelled else _Label()
+        _find_answer(item, characters[bounds[context] : bounds[context + 1]]) if split.labelled else _Label()
         for item, context in zip(split.items, contexts, strict=True)
     ]
     answers = np.array([label[:2] for label in labels])[questions]
     known = np.array([label.known for label in labels])
+    # An answer that the window does not contain entirely counts as none in its row.
+    inside = (windows[:, 0] <= answers[:, 0]) & (answers[:, 1] < windows[:, 1])
+    shifts = (encoded.first_lengths - windows[:, 0])[:, None]  # from pieces to positions
+    places = np.concatenate([np.where(inside[:, None], answers + shifts, 0), windows + shifts], axis=1)
     return QuestionRows(
         **encoded._asdict(),
         pad_id=tokenizer.pad_id,
         truncated=int((np.diff(query_offsets) > max_query_length).sum()),
         split=split,
-        places=_answer_spans(windows, answers, encoded.first_lengths),
+        places=places.astype(np.int32),
         label_weights=known[questions].astype(np.float32),
         question_offsets=np.cumsum([0, *counts], dtype=np.int64),
         first_pieces=first_pieces,
@@ -352,15 +373,6 @@ def encode_questions(
         moved=sum(label.moved for label in labels),
         not_found=int((~known).sum()) if split.labelled else 0,
     )
-
-
-def _answer_spans(
-    windows: Int32[np.ndarray, "R 4"], answers: Int64[np.ndarray, "R 2"], begins: Int32[np.ndarray, "R"]
-) -> Int32[np.ndarray, "R 6"]:
-    """The AnswerSpan of rows whose windows (windows_of) begin at these positions, from the pieces of the answers."""
-    inside = (windows[:, 0] <= answers[:, 0]) & (answers[:, 1] < windows[:, 1])
-    shifts = (begins - windows[:, 0])[:, None]
-    return np.concatenate([np.where(inside[:, None], answers + shifts, 0), windows + shifts], axis=1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -382,18 +394,3 @@ def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
     best_firsts = np.searchsorted(best, np.arange(len(firsts)), side="left")
     best_ends = np.searchsorted(best, np.arange(len(firsts)), side="right")
     return np.stack([firsts, ends, best_firsts, best_ends], axis=-1).astype(np.int32)
-
-
-def _label_of(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
-    """The pieces of the first answer that occurs in the context, given the characters of the context's pieces."""
-    if not question.answers:
-        return _Label(known=True)
-    for answer in question.answers:
-        if span := locate(question.context, answer):
-            # The first piece that ends after the answer's start, and the last one that begins before its end.
-            first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
-            last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
-            if first <= last:
-                start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
-                return _Label(first, last, known=True, moved=start is not None and span[0] != start)
-    return _Label()

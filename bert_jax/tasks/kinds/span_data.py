@@ -1,4 +1,4 @@
-"""Spans and relations of sentences: their files, their rows, and the objective."""
+"""Spans and relations: their files, their rows, and the objective."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,18 +24,27 @@ from bert_jax.tokenization.tokenizer import Tokenizer
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
-SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
-RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
+# The fields of spans and relations in files, and an example.
+EXPECTED = {
+    "spans": (
+        *("start", "end"),
+        'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive',
+    ),
+    "relations": (
+        *("head", "tail"),
+        'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0',
+    ),
+}
 
 
 def read_spans(
     path: Path, columns: Columns, label_required: bool, relations: bool, spans_required: bool = False
 ) -> Split[SpannedSentence]:
-    """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
+    """Reads sentences of `tokens` with `spans` and, if asked, `relations`, unless columns name the first two.
 
-    A file is labelled if it has spans or, where relations are read, relations, and not null alone. With spans_required
-    it must have spans, also where labels need not be there: they are part of the input. Raises UserError, with file and
-    line, for a file of another kind, missing labels or columns that are required, and a malformed span or relation.
+    A file is labelled if it has spans or, if relations are read, relations that are not all null. spans_required: spans
+    are part of the input, so that a file must have them even without labels. Raises UserError, with file and line, for
+    a file of another kind, missing labels or columns that are required, and a malformed span or relation.
     """
     if not is_stored(path):
         raise UserError(
@@ -47,59 +56,52 @@ def read_spans(
         Column(spans, "label", required=label_required or spans_required),
         Column("relations", "label", required=label_required and relations),
     ]
-    found = read_records(path, requested)
+    records = read_records(path, requested).records
     deciding = 2 if relations else 1
-    labelled = any(record.values[deciding] is not None for record in found.records)
+    labelled = any(record.values[deciding] is not None for record in records)
     if label_required and not labelled:
         raise UserError(f"{path} has no labels: column {requested[deciding].name!r} is null throughout")
     items = []
-    for number, (words, span_values, relation_values) in found.records:
-        where = f"{path} line {number}"
+    for number, (words, span_values, relation_values) in records:
+        source = f"{path} line {number}"
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise UserError(
-                f"{where}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
+                f"{source}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
             )
-        of_words = checked_spans(f"{where}: {spans}", span_values or [], len(words))
-        between = _relations(f"{where}: relations", relation_values or [], len(of_words))
-        items.append(SpannedSentence(tuple(words), of_words, between, number))
+        sentence_spans = checked_spans(f"{source}: {spans}", span_values or [], len(words))
+        between = []
+        for place, head, tail, label in _checked_objects(f"{source}: relations", relation_values or [], "relations"):
+            count = len(sentence_spans)
+            if not (0 <= head < count and 0 <= tail < count) or head == tail:
+                raise UserError(
+                    f"{place} is from span {head} to {tail}; expected the indices of two different spans (the line has "
+                    f"{count})"
+                )
+            between.append(Relation(label, head, tail))
+        items.append(SpannedSentence(tuple(words), sentence_spans, tuple(between), number))
     return Split(path, tuple(items), labelled)
 
 
-def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
-    """The spans of a sentence of `words` words, from their JSON values. Raises UserError that begins with `where`."""
-    found = []
-    for place, first, end, label in _listed(where, values, "spans", SPAN, ("start", "end", "label")):
+def checked_spans(source: str, values: Any, words: int) -> tuple[Span, ...]:
+    """The spans in a sentence with `words` words, from JSON. Raises UserError that begins with `source`."""
+    spans = []
+    for place, first, end, label in _checked_objects(source, values, "spans"):
         if not 0 <= first < end <= words:
             raise UserError(f"{place} is from word {first} to {end}, but the sentence has {words} words. Correct it")
-        found.append(Span(label, first, end))
-    return tuple(found)
+        spans.append(Span(label, first, end))
+    return tuple(spans)
 
 
-def _relations(where: str, values: Any, spans: int) -> tuple[Relation, ...]:
-    found = []
-    for place, head, tail, label in _listed(where, values, "relations", RELATION, ("head", "tail", "label")):
-        if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
-            raise UserError(
-                f"{place} is from span {head} to {tail}; expected the indices of two different spans (the line has "
-                f"{spans})"
-            )
-        found.append(Relation(label, head, tail))
-    return tuple(found)
-
-
-def _listed(
-    where: str, values: Any, what: str, expected: str, names: tuple[str, str, str]
-) -> Iterator[tuple[str, int, int, str]]:
-    """Where each object of a list is, and its fields of these names: two indices and a label.
-
-    The label of a span may be missing.
-    """
+def _checked_objects(source: str, values: Any, kind: str) -> Iterator[tuple[str, int, int, str]]:
+    """Checks a list of spans or relations; yields place, two indices and a label. A span may lack its label."""
+    first_name, second_name, expected = EXPECTED[kind]
     if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; expected a list of {what}, each {expected}")
+        raise UserError(f"{source} is {values!r:.60}; expected a list of {kind}, each {expected}")
     for number, value in enumerate(values):
-        place = f"{where}[{number}]"
-        first, second, label = map(value.get, names) if isinstance(value, Mapping) else (None,) * 3
-        has_label = (isinstance(label, str) and label != "") or (what == "spans" and label in (None, ""))
+        place = f"{source}[{number}]"
+        fields = value if isinstance(value, Mapping) else {}
+        first, second, label = fields.get(first_name), fields.get(second_name), fields.get("label")
+        has_label = (isinstance(label, str) and label != "") or (kind == "spans" and label in (None, ""))
         if type(first) is not int or type(second) is not int or not has_label:
             raise UserError(f"{place} is {value!r:.80}; expected {expected}")
         yield place, first, second, label or ""
@@ -108,37 +110,29 @@ def _listed(
 # The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
 PAIRED = 32
 
-Triples = list[list[tuple[int, int, int]]]  # of each row
+Triples = list[list[tuple[int, int, int]]]  # by row
 
 
 class SpanLabels(NamedTuple):
-    """The value of TaskBatch.labels: W words in each row, K lengths, P paired spans, C types.
+    """The value of TaskBatch.labels: W words per row, K lengths, P paired spans, C types.
 
-    W is T less the number of special tokens that the vocabulary puts around a text.
-
-    | field | dtype, shape | |
-    |---|---|---|
-    | word_slots | i32[B,W] | the position of each word's first piece |
-    | words | i32[B,W] | 1: a word; 0: none |
-    | types | i32[B,W,K], or with task.span_scores=binary i32[B,W,K,C] | for the span of each length at each
-      word: 0 for none, else its type's id + 1; or 1 for each of its types |
-    | pair_firsts, pair_lengths | i32[B,P] | the spans that may have relations; length 0: none |
-    | relations | i32[B,P,P] | from the first span to the second: 0 none, else the relation's id + 1 |
-    | relation_weights | f32[B,P,P] | 0: not a pair of two spans, or unlabelled |
+    W is T less the special tokens that the vocabulary puts around a text.
     """
 
-    word_slots: Any
-    words: Any
+    word_slots: Any  # i32[B,W]: where words start
+    words: Any  # i32[B,W], 1: a word; 0: none
+    # i32[B,W,K], by first word and length: 0 for none, else the type's id + 1. With task.span_scores=binary,
+    # i32[B,W,K,C]: 1 for each type.
     types: Any
-    pair_firsts: Any
-    pair_lengths: Any
-    relations: Any
-    relation_weights: Any
+    pair_firsts: Any  # i32[B,P]: the spans that may have relations
+    pair_lengths: Any  # i32[B,P], 0: none
+    relations: Any  # i32[B,P,P], from the first span to the second: 0 for none, else the relation's id + 1
+    relation_weights: Any  # f32[B,P,P], 0: not a pair of two spans, or unlabelled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpanRows(WordRows[SpannedSentence]):
-    """Rows of words with S spans and Q relations, each entirely in its row."""
+    """Rows of words with S spans and Q relations; none crosses rows."""
 
     row_words: Int64[np.ndarray, "R+1"]  # the first word of each row
     span_offsets: Int64[np.ndarray, "R+1"]  # in the spans
@@ -153,11 +147,11 @@ class SpanRows(WordRows[SpannedSentence]):
     special: int  # special tokens in each row
     binary_types: int  # C with task.span_scores=binary, else 0
     labelled: bool
-    lost: dict[str, int]  # counts of the spans and relations that the rows cannot hold, by reason
+    lost: dict[str, int]  # numbers of spans and relations that the rows cannot hold, by reason
 
     @property
     def paired(self) -> int:
-        """P, the number of spans in each row of a batch between which relations are predicted."""
+        """P, the number of spans per row between which relations are predicted."""
         return max(1, min(PAIRED, int(np.diff(self.span_offsets).max(initial=0))))
 
     def targets(self, taken: Taken) -> tuple[SpanLabels, Float32[np.ndarray, "B W K"]]:
@@ -173,19 +167,20 @@ class SpanRows(WordRows[SpannedSentence]):
         for place, row in enumerate(taken.rows):
             if taken.filler[place]:
                 continue
-            of_row = slice(*self.span_offsets[row : row + 2])
-            at = (place, self.firsts[of_row], self.lengths_in_words[of_row] - 1)
+            own = slice(*self.span_offsets[row : row + 2])
+            at = (place, self.firsts[own], self.lengths_in_words[own] - 1)
             if self.binary_types:
-                types[(*at, self.types[of_row])] = 1
+                types[(*at, self.types[own])] = 1
             else:
-                types[at] = self.types[of_row] + 1
-            count = min(paired, of_row.stop - of_row.start)
-            firsts[place, :count] = self.firsts[of_row][:count]
-            lengths[place, :count] = self.lengths_in_words[of_row][:count]
-            of_row = slice(*self.relation_offsets[row : row + 2])
-            relations[place, self.heads[of_row], self.tails[of_row]] = self.relations[of_row] + 1
+                types[at] = self.types[own] + 1
+            count = min(paired, own.stop - own.start)
+            firsts[place, :count] = self.firsts[own][:count]
+            lengths[place, :count] = self.lengths_in_words[own][:count]
+            own = slice(*self.relation_offsets[row : row + 2])
+            relations[place, self.heads[own], self.tails[own]] = self.relations[own] + 1
             weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
         word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
+        # A span lies within the words of its row.
         possible = np.arange(width)[:, None] + np.arange(1, longest + 1) <= counts[:, None, None]
         labels = SpanLabels(word_positions, words.astype(np.int32), types, firsts, lengths, relations, weights)
         return labels, (possible & self.labelled).astype(np.float32)
@@ -203,49 +198,18 @@ def encode_spans(
 ) -> SpanRows:
     """The rows of a split (encode_words), with the spans and relations that they can hold.
 
-    labels are the types of spans; None where spans are part of the input, whose types are ignored. A span may be
-    longer than max_span words, or cross two rows of a long sentence; a relation may be between spans of two rows, with
-    a lost span, or after the row's first PAIRED spans. These are in no row. They are counted, and remain among the
-    true ones that predictions are measured by. Raises UserError, with the line, for an unknown label.
+    labels are the types of spans; None if spans are part of the input, whose types are ignored. Rows hold no span that
+    is longer than max_span words or crosses two rows of a long sentence, and no relation with such a span, between two
+    rows, or with one after the row's first PAIRED spans. These are counted, and predictions are measured by them too.
+    Raises UserError, with the line, for an unknown label.
     """
     words = encode_words(split, tokenizer, max_length)
     row_words = np.searchsorted(words.word_rows, np.arange(words.count + 1)).astype(np.int64)
-    held, between, lost = _held(words, row_words, max_span, labels, relation_labels)
-    firsts, lengths, types = _columns(held)
-    heads, tails, relations = _columns(between)
-    return SpanRows(
-        **vars(words),
-        row_words=row_words,
-        span_offsets=np.cumsum([0, *map(len, held)], dtype=np.int64),
-        firsts=firsts,
-        lengths_in_words=lengths,
-        types=types,
-        relation_offsets=np.cumsum([0, *map(len, between)], dtype=np.int64),
-        heads=heads,
-        tails=tails,
-        relations=relations,
-        longest=max_span,
-        special=tokenizer.begin + tokenizer.end,
-        binary_types=binary_types,
-        labelled=split.labelled,
-        lost=lost,
-    )
-
-
-def _held(
-    words: WordRows[SpannedSentence],
-    row_words: Int64[np.ndarray, "K"],
-    max_span: int,
-    labels: tuple[str, ...] | None,
-    relation_labels: tuple[str, ...],
-) -> tuple[Triples, Triples, dict[str, int]]:
-    """The spans (first word, length, type) and relations (head, tail, label) of each row, and the lost ones' counts."""
-    split = words.split
-    spans: Triples = [[] for _ in range(words.count)]
-    relations: Triples = [[] for _ in range(words.count)]
+    spans: Triples = [[] for _ in range(words.count)]  # first word in the row, length, type
+    relations: Triples = [[] for _ in range(words.count)]  # head and tail among the row's spans, label
     lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
     for item, base in zip(split.items, words.sentence_offsets, strict=False):
-        where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its index there
+        places: dict[int, tuple[int, int]] = {}  # by number of a span that is kept: its row and its index there
         for number, span in enumerate(item.spans if split.labelled or labels is None else ()):
             row = int(words.word_rows[base + span.first])
             kind = 0 if labels is None else check_label(split, item.line, span.label, labels)
@@ -254,16 +218,34 @@ def _held(
             elif words.word_rows[base + span.end - 1] != row:
                 lost["spans_cut"] += 1
             else:
-                where[number] = row, len(spans[row])
+                places[number] = row, len(spans[row])
                 spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
         for relation in item.relations if split.labelled and relation_labels else ():
             kind = check_label(split, item.line, relation.label, relation_labels)
-            head, tail = where.get(relation.head), where.get(relation.tail)
+            head, tail = places.get(relation.head), places.get(relation.tail)
             if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
                 relations[head[0]].append((head[1], tail[1], kind))
             else:
                 lost["relations_lost"] += 1
-    return spans, relations, lost
+    firsts, lengths, types = _columns(spans)
+    heads, tails, relation_ids = _columns(relations)
+    return SpanRows(
+        **vars(words),
+        row_words=row_words,
+        span_offsets=np.cumsum([0, *map(len, spans)], dtype=np.int64),
+        firsts=firsts,
+        lengths_in_words=lengths,
+        types=types,
+        relation_offsets=np.cumsum([0, *map(len, relations)], dtype=np.int64),
+        heads=heads,
+        tails=tails,
+        relations=relation_ids,
+        longest=max_span,
+        special=tokenizer.begin + tokenizer.end,
+        binary_types=binary_types,
+        labelled=split.labelled,
+        lost=lost,
+    )
 
 
 def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
@@ -271,7 +253,7 @@ def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
     return tuple(np.array(flat, np.int32).reshape(-1, 3).T.copy())
 
 
-# The boundaries and the content (SpanHeads) of the vectors of spans, by the name of task.span_vectors.
+# The boundaries and the content (SpanHeads) of span vectors, by the name of task.span_vectors.
 SPAN_VECTORS = {
     "endpoints": ("hidden", "mean"),
     "boundary": ("networks", "mean"),
@@ -282,7 +264,7 @@ CANDIDATES = 2
 
 
 class SpanOutputs(NamedTuple):
-    """The outputs of the heads: W words in each row, spans of up to K words, vectors of size G = 3D."""
+    """The outputs of the heads: W words per row, spans of up to K words, vectors of size G = 3D."""
 
     vectors: Any  # f32[B,W,K,G]
     logits: Any  # f32[B,W,K,C], class 0 is none, unless scores are binary; None if spans are given
@@ -290,45 +272,34 @@ class SpanOutputs(NamedTuple):
 
 
 class SpanAnswer(NamedTuple):
-    """The arrays from which the spans and relations of a row are decoded.
+    """The arrays from which a row's spans and relations are decoded. A field that the task does not need is None."""
 
-    | field | dtype, shape | |
-    |---|---|---|
-    | places | i32[2W] | the best of all spans with a type, best first: (word * K + length - 1) * C + type |
-    | scores | f32[2W] | their probabilities; 0 where there is no span |
-    | pair_firsts, pair_lengths | i32[P] | the spans between which relations are predicted; length 0: none |
-    | relations, relation_scores | i32, f32 [P,P] | from span p to span q: 0 for none, else the relation's id + 1;
-      and its probability |
-
-    A field that the task does not need is None.
-    """
-
-    places: Any
-    scores: Any
-    pair_firsts: Any
-    pair_lengths: Any
-    relations: Any
-    relation_scores: Any
+    places: Any  # i32[2W]: the best of all spans with a type, best first: (word * K + length - 1) * C + type
+    scores: Any  # f32[2W]: their probabilities; 0: no span
+    pair_firsts: Any  # i32[P]: the spans between which relations are predicted
+    pair_lengths: Any  # i32[P], 0: none
+    relations: Any  # i32[P,P], from span p to span q: 0 for none, else the relation's id + 1
+    relation_scores: Any  # f32[P,P]: their probabilities
 
 
 @dataclass(frozen=True)
 class SpanObjective(TaskObjective):
-    """Cross-entropy over all spans of up to `length` words, and over all pairs of a row's true spans.
+    """Cross-entropy over all spans up to `length` words, and over all pairs of a row's true spans.
 
     Spans: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications";
-    spans with and without a type weigh the same. The vector of a span is computed from the hidden states of the first
-    pieces of its words. With binary scores, the losses of a span's types are summed. Relations: trained between true
-    spans and predicted between predicted ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al.
-    2018; they have a separate loss term.
+    spans with and without a type weigh the same. A span's vector is computed from the hidden states of its words' first
+    pieces. With binary scores, the losses of a span's types are summed. Relations: trained between true spans and
+    predicted between predicted ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al. 2018, with a
+    separate loss term.
     """
 
     length: int
     types: int
     binary: bool
-    relations: int  # the number of relation labels; 0: none are predicted
-    given: bool  # spans are part of the input
     vectors: str = "endpoints"  # one of SPAN_VECTORS
-    relation_threshold: float = 0.0  # the least probability of a predicted relation; 0: that of none
+    relations: int = 0  # the number of relation labels; 0: none are predicted
+    given: bool = False  # spans are part of the input
+    relation_threshold: float = 0.0  # the least probability of a predicted relation; 0: more probable than none
 
     @property
     def heads(self) -> Heads:
@@ -380,28 +351,26 @@ class SpanObjective(TaskObjective):
     def answers(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> SpanAnswer:
         labels = batch.labels
         if self.given:
-            return SpanAnswer(
-                None, None, labels.pair_firsts, labels.pair_lengths, *self.relations_of(outputs.relations)
-            )
+            relations = self.best_relations(outputs.relations)
+            return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *relations)
         possible = possible_spans(labels.words, self.length)
-        shares = jnp.where(possible[..., None], self._shares(outputs.logits), 0)
+        if self.binary:
+            shares = jax.nn.sigmoid(outputs.logits)
+        else:  # all but the best are 0, so that a span has one type
+            shares = jax.nn.softmax(outputs.logits, axis=-1)[..., 1:]
+            shares = jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
+        shares = jnp.where(possible[..., None], shares, 0)
         flat = shares.reshape(shares.shape[0], -1)
         scores, places = jax.lax.top_k(flat, min(CANDIDATES * labels.words.shape[1], flat.shape[1]))
         if not self.relations:
             return SpanAnswer(places, scores, None, None, None, None)
+        # Relations are predicted between the most probable spans, which training does not see.
         firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
-        relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
-        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *self.relations_of(relations))
+        relations = self.best_relations(relation_logits(model, take_spans(outputs.vectors, firsts, lengths)))
+        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *relations)
 
-    def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
-        """The probability of each of S types. With classes, all but the best are 0, so that a span has one type."""
-        if self.binary:
-            return jax.nn.sigmoid(logits)
-        shares = jax.nn.softmax(logits, axis=-1)[..., 1:]
-        return jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
-
-    def relations_of(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
-        """The most probable relation of each pair and its probability; 0 and that of none where none is predicted."""
+    def best_relations(self, logits: Float[Array, "B P P C"]) -> tuple[Int[Array, "B P P"], Float[Array, "B P P"]]:
+        """The most probable relation per pair and its probability, or 0 and the probability of none."""
         shares = jax.nn.softmax(logits, axis=-1)
         none, best = shares[..., 0], shares[..., 1:].max(axis=-1)
         predicted = best >= self.relation_threshold if self.relation_threshold else best > none

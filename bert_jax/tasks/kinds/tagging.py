@@ -1,7 +1,7 @@
 """Tagging: a tag for every word, such as parts of speech and named entities.
 
-In order: what all kinds that label words share, the schemes of entity tags, the objective, `TaggingTask`, its rows, and
-a baseline.
+In order: `WordTask`, the base class of all kinds that label words, the schemes of entity tags, the objective,
+`TaggingTask`, its rows, and a baseline.
 """
 
 import functools
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.config import TaskConfig
@@ -24,20 +24,10 @@ from bert_jax.errors import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import structured
 from bert_jax.model.heads.config import Heads
-from bert_jax.model.heads.structured import (
-    Allowed,
-    Scheme,
-    allowed_by,
-    breaks_iob1,
-    breaks_iob2,
-    breaks_iobes,
-    marks_ends,
-    scheme_of,
-)
 from bert_jax.model.outputs import encode_for_task, tag_logits
-from bert_jax.tasks.labels import LabelTask, check_label
+from bert_jax.tasks.labels import LabelTask
 from bert_jax.tasks.metrics import TAGGING_METRICS, compute_metrics
-from bert_jax.tasks.reading.inputs import InputRecord, words_of
+from bert_jax.tasks.reading.inputs import InputRecord, record_words
 from bert_jax.tasks.reading.labelled import read_conll, read_conllu, read_word_lists
 from bert_jax.tasks.reading.tables import Columns, is_stored, kind_of_file
 from bert_jax.tasks.rows import (
@@ -51,13 +41,10 @@ from bert_jax.tasks.rows import (
     encode_words,
     spans,
 )
-from bert_jax.tasks.task import Rows, Task, TaskObjective, chain_sums, check_choice
+from bert_jax.tasks.task import Description, Rows, SoftClassObjective, Task, TaskObjective, chain_sums, check_choice
 from bert_jax.tokenization.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, Scalar, classification_sums, soft_class_sum
+from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
-
-# What all kinds that label words share: reading and parsing sentences, and the objects of their predictions.
-
 
 SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
 
@@ -68,56 +55,46 @@ class WordTask(Task[Sentence, Rows]):
 
     unread_columns = ("text_pair", "marks")
 
-    @property
-    def numbered_labels(self) -> tuple[str, ...]:
-        """The labels that numbers in JSON lines, Parquet and prepared data stand for."""
-        return ()
-
     def reader_of(self, path: Path) -> SentenceReader:
-        """The reader for a file, by its name: CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared
-        data."""
+        """The reader for a file, by its name: for CoNLL-U, CoNLL columns, or stored lists (tables.is_stored)."""
         if is_stored(path):
             return functools.partial(read_word_lists, labels=self.numbered_labels)
         return read_conllu if kind_of_file(path) == "conllu" else read_conll
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
-        """Sentences without labels, of the given words or of the words of raw texts (words_of)."""
-        items = []
-        for record in records:
-            words, text, offsets = words_of(source, record, self.columns.text)
-            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
-        return Split(source, tuple(items), labelled=False)
+    def parse_record(self, source: Path, record: InputRecord) -> Sentence:
+        """A sentence from words or a raw text (record_words)."""
+        words, text, offsets = record_words(source, record, self.columns.text)
+        return Sentence(words, None, (record.line,) * len(words), text, offsets)
 
 
 def sentence_objects(rows: LabelledWordRows, **values: Sequence[Any]) -> list[dict[str, Any]]:
-    """The prediction for each sentence: `words`, the values of its words, and their `offsets` in a raw text.
-
-    values has one value for each word of the file.
-    """
-    found = []
+    """One prediction per sentence: `words`, these values by word, and `offsets` in a raw text."""
+    objects = []
     for item, *parts in zip(rows.split.items, *map(rows.by_sentence, values.values()), strict=True):
-        one = {"words": list(item.words)} | {name: list(part) for name, part in zip(values, parts, strict=True)}
+        prediction = {"words": list(item.words)} | {name: list(part) for name, part in zip(values, parts, strict=True)}
         if item.offsets is not None:
-            one["offsets"] = [list(place) for place in item.offsets]
-        found.append(one)
-    return found
+            prediction["offsets"] = [list(offset) for offset in item.offsets]
+        objects.append(prediction)
+    return objects
 
 
 def span_object(sentence: Sentence | SpannedSentence, span: Span, score: float) -> dict[str, Any]:
-    """A predicted span of a sentence: `type`, `text`, `score`, `words` [first, end), and `start` and `end`, characters
-    of the raw text, where there is one."""
-    one = {"type": span.label, "text": " ".join(sentence.words[span.first : span.end]), "score": score}
+    """A predicted span: `type`, `text`, `score` and `words` [first, end).
+
+    In a raw text, also `start` and `end`, its characters.
+    """
+    prediction = {"type": span.label, "text": " ".join(sentence.words[span.first : span.end]), "score": score}
     if sentence.text is not None and sentence.offsets is not None:
         start, end = sentence.offsets[span.first][0], sentence.offsets[span.end - 1][1]
-        one |= {"text": sentence.text[start:end], "start": start, "end": end}
-    return one | {"words": [span.first, span.end]}
+        prediction |= {"text": sentence.text[start:end], "start": start, "end": end}
+    return prediction | {"words": [span.first, span.end]}
 
 
 # Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
 #
 # Entities are defined as in conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003). It
 # reads all of these schemes and any sequence of their tags: an I-X that does not follow an X also begins an entity.
-# Files with a single type of entity may omit the type (B, I, O); the type is then UNTYPED.
+# A file with a single type of entity may omit the type (B, I, O), which is then UNTYPED.
 
 
 UNTYPED = "_"  # as in seqeval
@@ -129,31 +106,32 @@ _USUAL = {"L": "E", "U": "S", "M": "I"}
 def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
     """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
     tags = {tag for item in split.items for tag in item.tags or ()}
-    if not any(tag[:1] in _USUAL for tag in tags) or not any(all(map(one.fullmatch, tags)) for one in _OTHER_LETTERS):
+    known = any(all(map(pattern.fullmatch, tags)) for pattern in _OTHER_LETTERS)
+    if not known or not any(tag[:1] in _USUAL for tag in tags):
         return split
-    items = (item._replace(tags=item.tags and tuple(map(_usual, item.tags))) for item in split.items)
-    return replace(split, items=tuple(items), class_names=tuple(map(_usual, split.class_names)))
 
+    def usual(tag: str) -> str:
+        return _USUAL.get(tag[0], tag[0]) + tag[1:] if tag[1:2] == "-" else tag
 
-def _usual(tag: str) -> str:
-    return _USUAL.get(tag[0], tag[0]) + tag[1:] if tag[1:2] == "-" else tag
+    items = (item._replace(tags=item.tags and tuple(map(usual, item.tags))) for item in split.items)
+    return replace(split, items=tuple(items), class_names=tuple(map(usual, split.class_names)))
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
-    """The line of the first tag of a file for which `chosen` is true; None if there is none."""
+    """The line of a file's first tag for which `chosen` is true; None if there is none."""
     tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
     return next((line for tag, line in tags if chosen(tag)), None)
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
-    """The entities that a sentence's tags mark, by conlleval's rules. An S-X (unknown to conlleval) is one word."""
+    """The entities in a sentence's tags, by conlleval's rules. An S-X (unknown to conlleval) is one word."""
     return [Span(label, first, last + 1) for label, first, last in get_entities(list(tags))]
 
 
-def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
-    """IOB2 tags of entities that do not overlap, in a sentence of `words` words; with ends, IOBES tags."""
+def entity_tags(spans: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
+    """IOB2 tags for entities without overlaps, in a sentence with `words` words; with ends, IOBES tags."""
     tags = ["O"] * words
-    for label, first, last in found:
+    for label, first, last in spans:
         tags[first:last] = [_tag("I", label)] * (last - first)
         tags[first] = _tag("B", label)
         if ends:
@@ -161,42 +139,34 @@ def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def iob1(tags: Sequence[str]) -> tuple[str, ...]:
-    """IOB1 tags of IOB2 tags: B-X only marks the beginning of an entity that follows another X at once."""
-    pairs = pairwise(("O", *tags))
-    return tuple("I" + tag[1:] if breaks_iob1(last, tag) else tag for last, tag in pairs)
-
-
 def closed_set(tags: Collection[str]) -> set[str]:
-    """All tags of the scheme for the types of these tags: IOBES if a tag marks an end, else IOB2."""
+    """All tags for the types in these tags: in IOBES if a tag marks an end, else in IOB2."""
     types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
-    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
+    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if structured.marks_ends(tags) else "BI")}
 
 
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
-    """How many tags of a file cannot follow the one before them (or end their sentence) in the file's scheme.
+    """How many tags of a file cannot follow the previous one (or end their sentence) in the file's scheme.
 
     The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
     because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
     """
-    if marks_ends({tag for tags in sentences for tag in tags}):
-        return sum(breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    if structured.marks_ends({tag for tags in sentences for tag in tags}):
+        return sum(structured.breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    # The end of a sentence breaks neither scheme.
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
-    return min(sum(breaks(*pair) for pair in pairs) for breaks in (breaks_iob1, breaks_iob2))
+    return min(sum(breaks(*pair) for pair in pairs) for breaks in (structured.breaks_iob1, structured.breaks_iob2))
 
 
 def _tag(mark: str, label: str) -> str:
     return mark if label == UNTYPED else f"{mark}-{label}"
 
 
-HIGHEST = jax.lax.Precision.HIGHEST
-
-
 class TagLabels(NamedTuple):
     """The value of TaskBatch.labels."""
 
     tags: Any  # i32[B,T]
-    words: Any  # i32[B,T]: number of the piece's word in its row, from 1, labelled or not; 0: no word
+    words: Any  # i32[B,T]: the number of the piece's word in its row, from 1, labelled or not; 0: no word
     whole: Any  # bool[B,2]: whether the row begins and ends where its sentence does
 
 
@@ -208,10 +178,10 @@ class TagAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TagObjective(TaskObjective):
-    """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
+class TagObjective(SoftClassObjective):
+    """Cross-entropy of tags, for the pieces that are trained (Devlin et al. 2019, section 5.3).
 
-    With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
+    With crf, minus the log-likelihood of a row's tags (Lample et al. 2016, section 2.2).
     """
 
     tags: int
@@ -219,20 +189,20 @@ class TagObjective(TaskObjective):
     crf: bool = False
     costs: ClassCosts = PLAIN
     layer_mix: bool = False
-    scheme: Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
+    scheme: structured.Scheme | None = None  # of the tags of a crf; None: any tag may follow any other
 
     @property
     def heads(self) -> Heads:
         return Heads(tags=self.tags, crf=self.crf, layer_mix=self.layer_mix)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
-        """Logits of the tags at each position."""
+        """Tag logits by position."""
         return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
         if self.crf:
-            allowed = allowed_by(self.scheme, batch.labels.whole)
+            allowed = structured.allowed_by(self.scheme, batch.labels.whole)
             loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids, allowed)
         else:
             loss, correct = classification_sums(outputs, tags, weights, self.costs)
@@ -245,65 +215,45 @@ class TagObjective(TaskObjective):
     def has_soft_targets(self) -> bool:
         return not self.crf
 
-    def soft_sum(
-        self, outputs: Float[Array, "B T C"], teacher: Float[Array, "B T C"], batch: TaskBatch, temperature: float
-    ) -> Scalar:
-        return soft_class_sum(outputs, teacher, batch.label_weights, temperature)
-
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """The predicted tag and its probability at each position, [B, T]."""
+        words = batch.labels.words
         if self.crf:
-            return _best_path(model, outputs, batch, allowed_by(self.scheme, batch.labels.whole))
+            chain, allowed = model.head("crf"), structured.allowed_by(self.scheme, batch.labels.whole)
+            first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
+            path, _ = chain.decode(outputs, first_pieces, batch.sequence_ids, allowed)
+            # The derivative of the log-partition by a tag's logit is the probability of the tag there.
+            marginals = jax.grad(
+                lambda logits: chain.log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
+            )(outputs)
+            return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
         shares = jax.nn.softmax(outputs, axis=-1)
-        if self.decode == "mean":
-            shares = _word_means(shares, batch.labels.words)
+        if self.decode == "mean":  # at each position, over all positions of the same word
+            same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
+            sums = jnp.einsum("bts,bsc->btc", same, shares, precision=jax.lax.Precision.HIGHEST)
+            shares = sums / same.sum(axis=-1, keepdims=True)
         return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
-
-
-def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch, allowed: Allowed | None) -> TagAnswer:
-    words = batch.labels.words
-    first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
-
-    def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
-        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids, allowed).sum()
-
-    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids, allowed)
-    # The derivative of the log-partition by a tag's logit is the probability of the tag there.
-    marginals = jax.grad(log_partition)(logits)
-    return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
-
-
-def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Float[Array, "B T C"]:
-    """At each position, the mean over all positions of the same word."""
-    same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
-    return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
 
 
 @dataclass(frozen=True)
 class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     """A tag for every word.
 
-    | option | |
-    |---|---|
-    | label_subwords | which pieces of a word are trained to predict its tag: `first` (Devlin et al. 2019, section 5.3)
-      or `all` (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Sequence Labeling") |
-    | decode | what a word's tag is read from: the distribution at its `first` piece, or the `mean` of the
-      distributions at all its pieces. The mean is over probabilities, not logarithms: aggregation_strategy="average"
-      of Hugging Face's pipeline does the same, so an export predicts the same tags; and one confident piece cannot
-      overrule all others |
-    | crf | whether the tags of a row are predicted jointly, by a linear-chain CRF over the words' first pieces (Lample
-      et al. 2016). Sequences that the scheme of entity tags does not allow have the probability 0 |
-    | crf_rate | the learning rate of the CRF's transitions, relative to the others' |
-    | layer_mix | whether tags are read from a learned mix of all layers (Peters et al. 2018, section 3.2) |
+    label_subwords=first is as in Devlin et al. 2019, section 5.3, `all` as in Jurafsky and Martin, Speech and Language
+    Processing, 3rd edition, "Sequence Labeling". decode=mean averages probabilities, not logarithms, as in
+    aggregation_strategy="average" of Hugging Face's pipeline, so an export predicts the same tags and one confident
+    piece cannot overrule all others. crf predicts the tags of a row jointly, from the words' first pieces (Lample et
+    al. 2016); sequences that the scheme of entity tags does not allow have probability 0.
     """
 
     kind = "tagging"
+    known_metrics = TAGGING_METRICS
 
     label_subwords: str = "first"
     decode: str = "first"
     crf: bool = TaskConfig.crf
     crf_rate: float = TaskConfig.crf_rate
-    layer_mix: bool = TaskConfig.layer_mix
+    layer_mix: bool = TaskConfig.layer_mix  # Peters et al. 2018, section 3.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -321,16 +271,11 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
             )
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
+        rate = f"task.crf_rate is {self.crf_rate}"
         if not self.crf and self.crf_rate != TaskConfig.crf_rate:
-            raise UserError(
-                f"task.crf_rate is {self.crf_rate}, but there is no CRF; leave it out, or set task.crf=True"
-            )
+            raise UserError(f"{rate}, but there is no CRF; leave it out, or set task.crf=True")
         if not 0 <= self.crf_rate < float("inf"):
-            raise UserError(f"task.crf_rate is {self.crf_rate}; use a factor of the learning rate of 0 or more")
-
-    @property
-    def known_metrics(self) -> Collection[str]:
-        return TAGGING_METRICS
+            raise UserError(f"{rate}; use a factor of the learning rate of 0 or more")
 
     def labels_in(self, split: Split[Sentence]) -> set[str]:
         return {tag for sentence in split.items for tag in sentence.tags or ()}
@@ -356,28 +301,27 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         return split
 
     def complete(self, train: Split[Sentence]) -> Task:
-        """The task with the labels, class weights and metrics that its training file implies.
+        """Also sets the class weights.
 
-        Tags that all look like O, B-X, I-X, E-X or S-X mark entities: the label set then has all tags of the scheme
-        for each type X, and the metrics are over entities. Labels are in the order of the classes that the file names;
+        If all tags look like O, B-X, I-X, E-X or S-X, they mark entities: the label set then has all tags of the scheme
+        for each type X, and the metrics are over entities. Labels are in the order in which the file names classes;
         others follow, sorted, O first. Raises UserError for fewer than two tags.
         """
         task = self
         if not task.labels:
-            found = {tag for sentence in train.items for tag in sentence.tags or ()}
-            if len(found) < 2:
-                raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
-            named = train.class_names if found <= set(train.class_names) else ()
-            if structured.marks_entities(found):
-                named = tuple(name for name in named if structured.marks_entities({*found, name}))
-                found = closed_set({*found, *named})
-            found |= set(named)
-            others = sorted(found - set(named), key=lambda tag: (tag != "O", tag))
+            tags = self.labels_in(train)
+            if len(tags) < 2:
+                raise UserError(f"{train.path}: every tag is {tags.pop()!r}; is task.label the right column?")
+            named = train.class_names if tags <= set(train.class_names) else ()
+            if structured.marks_entities(tags):
+                named = tuple(name for name in named if structured.marks_entities({*tags, name}))
+                tags = closed_set({*tags, *named})
+            others = sorted(tags - set(named), key=lambda tag: (tag != "O", tag))
             task = replace(task, labels=(*named, *others))
         entity_metrics = [name for name in task.metrics if name != "accuracy"]
         if entity_metrics and not structured.marks_entities(task.labels):
             raise UserError(
-                f"task.metrics has {entity_metrics[0]!r}, which is of entities, but the tags of {train.path} mark "
+                f"task.metrics has {entity_metrics[0]!r}, which compares entities, but the tags of {train.path} mark "
                 "none; use accuracy"
             )
         if task.class_weights:  # counted by words, however many pieces of each are trained
@@ -393,13 +337,14 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
         """Rows of words (encode_words). Pieces that are trained to predict a tag weigh 1, others 0.
 
-        Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the one before it is
-        interpreted as conlleval does (tagging_schemes.entities), and counted.
+        Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the previous one is
+        counted, and interpreted as in conlleval (entities).
         """
         words = encode_words(split, tokenizer, self.max_length)
         labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0
         if split.labelled:
+            # The number of pieces of each word, from its first one, that have its tag as a target.
             trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
             labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
             weights[spans(words.word_starts, trained_pieces)] = 1
@@ -407,83 +352,89 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
                 irregular = irregular_tags([sentence.tags or () for sentence in split.items])
         return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
-    def counts(self, rows: "TagRows") -> dict[str, int]:
-        """words, and irregular_tags: tags that cannot follow the one before them."""
-        return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
-
-    def remarks(self, rows: "TagRows") -> list[str]:
-        if not rows.irregular_tags:
-            return []
-        return [
+    def describe(self, rows: "TagRows", training: bool = False) -> Description:
+        """Counts words, and irregular_tags: tags that cannot follow the previous one."""
+        remark = (
             f"{rows.split.path}: {rows.irregular_tags} tags cannot follow the one before them (such as I-X after O); "
             "as in conlleval, such an I-X begins an entity"
-        ]
+        )
+        counts = {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
+        return Description(counts, [remark] if rows.irregular_tags else [])
 
     def objective(self) -> TaskObjective:
-        scheme = scheme_of(self.labels) if self.crf else None
+        scheme = structured.scheme_of(self.labels) if self.crf else None
         return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix, scheme)
 
     def measure(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> dict[str, float]:
-        """The metrics, from the predicted tag at each position. Entities are those of the file, even where the labels
-        cannot tell adjacent ones apart."""
+        """The metrics, from the predicted tag at each position.
+
+        True entities are read from the file, even if the labels cannot tell adjacent ones apart.
+        """
         true_tags = [list(self._in_scheme(sentence.tags or ())) for sentence in rows.split.items]
         predicted = rows.by_sentence(self._predicted(rows, answers))
         return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def predictions(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[dict[str, Any]]:
-        """`words`, `tags` and `tag_scores`, their probabilities; `offsets` of the words in a raw text; and `entities`
-        where the tags mark them, whose score is the mean of the words' probabilities."""
+        """`words`, `tags`, `tag_scores` (probabilities), and `offsets` of the words in a raw text.
+
+        If the tags mark entities, also `entities`, scored by the mean probability of their words.
+        """
         scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
         objects = sentence_objects(rows, tags=self._predicted(rows, answers), tag_scores=scores)
         if structured.marks_entities(self.labels):
-            for item, one in zip(rows.split.items, objects, strict=True):
-                one["entities"] = [
-                    span_object(item, span, float(np.mean(one["tag_scores"][span.first : span.end])))
-                    for span in entities(one["tags"])
+            for item, prediction in zip(rows.split.items, objects, strict=True):
+                prediction["entities"] = [
+                    span_object(item, span, float(np.mean(prediction["tag_scores"][span.first : span.end])))
+                    for span in entities(prediction["tags"])
                 ]
         return objects
 
     def label_ids(self, split: Split[Sentence]) -> list[int]:
-        """The ids of the tags of all words. Entity tags are converted to the scheme of the task's labels; an I-X stands
-        for a B-X that the labels lack."""
+        """The ids of all words' tags, in the scheme of the task's labels; an I-X replaces a B-X that these lack."""
         ids = []
         for sentence in split.items:
             for line, tag in zip(sentence.lines, self._in_scheme(sentence.tags or ()), strict=True):
                 inside = "I" + tag[1:]
                 known = tag in self.labels or tag[:1] != "B" or inside not in self.labels
-                ids.append(check_label(split, line, tag if known else inside, self.labels))
+                ids.append(self.label_value(split, line, tag if known else inside))
         return ids
 
     def _in_scheme(self, tags: Sequence[str]) -> Sequence[str]:
-        """The tags of a sentence in the scheme of the task's labels, where these mark entities: IOBES, IOB2, or IOB1 if
-        the labels lack a B-X, as those of models that were trained on IOB1 do."""
+        """A sentence's tags in the scheme of the task's labels, if these mark entities.
+
+        It is IOBES or IOB2; or IOB1 if the labels lack a B-X, as in models that were trained on IOB1.
+        """
         if not structured.marks_entities(self.labels) or not all(map(structured.ENTITY_TAG.fullmatch, tags)):
             return tags
-        ends = structured.marks_ends(self.labels)
-        found = tags_of(entities(tags), len(tags), ends)
-        return iob1(found) if structured.lacks_beginnings(self.labels) else found
+        converted = entity_tags(entities(tags), len(tags), structured.marks_ends(self.labels))
+        if not structured.lacks_beginnings(self.labels):
+            return converted
+        # In IOB1, B-X only marks the beginning of an entity that follows another X at once.
+        pairs = pairwise(("O", *converted))
+        return tuple("I" + tag[1:] if structured.breaks_iob1(last, tag) else tag for last, tag in pairs)
 
     def _predicted(self, rows: "TagRows", answers: Sequence[TagAnswer]) -> list[str]:
-        """The predicted tag of each word. With a CRF, the tags of each sentence are a sequence of their scheme.
+        """The predicted tags, by word. With a CRF, each sentence's tags obey their scheme.
 
-        A CRF covers one row; where a sentence continues in further rows, an entity may be open on one side only. The
-        tags are then written for the entities that conlleval reads in them.
+        A CRF covers one row. If a sentence continues in further rows, an entity may be open on one side only; the tags
+        are then rewritten for the entities that conlleval reads in them.
         """
         tags = [self.labels[number] for number in rows.at_words([answer.tags for answer in answers])]
         if not self.crf or not structured.marks_entities(self.labels) or rows.whole.all():
             return tags
-        return [tag for of_sentence in rows.by_sentence(tags) for tag in self._in_scheme(of_sentence)]
+        return [tag for sentence_tags in rows.by_sentence(tags) for tag in self._in_scheme(sentence_tags)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TagRows(LabelledWordRows):
-    """Rows of words with one tag each."""
+    """Rows of words with one tag per word."""
 
     irregular_tags: int  # of the file
 
     @functools.cached_property
     def token_words(self) -> Int32[np.ndarray, "N"]:
-        """The number of each token's word in its row, from 1; 0: no word."""
+        """The token's word, as a number in its row from 1; 0: no word."""
+        # word_rows ascends, so searchsorted gives the first word of the row.
         numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
         words = np.zeros(len(self.input_ids), np.int32)
         words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
@@ -492,6 +443,7 @@ class TagRows(LabelledWordRows):
     @functools.cached_property
     def whole(self) -> Bool[np.ndarray, "R 2"]:
         """Whether each row begins with the first word of its sentence, and ends with the last one."""
+        # A row begins its sentence if the row before belongs to another one.
         sentences = self.items()
         return np.stack([np.diff(sentences, prepend=-1), np.diff(sentences, append=-1)], axis=1) != 0
 
@@ -521,24 +473,21 @@ def most_frequent_tag_baseline(train: Split[Sentence], test: Split[Sentence]) ->
     Words are compared as written; of equally frequent tags, the alphabetically first one is used. Raises UserError
     for a file without tags.
     """
+    pairs = []
+    for split in (train, test):
+        if not split.labelled:
+            raise UserError(f"{split.path} has no tags, which the baseline needs. Name a tagged file")
+        pairs.append([pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True)])
     by_word: dict[str, Counter[str]] = defaultdict(Counter)
-    for word, tag in _tagged_words(train):
+    for word, tag in pairs[0]:
         by_word[word][tag] += 1
-    overall = sum(by_word.values(), Counter())
-    most_frequent = {word: _most_frequent(counts) for word, counts in by_word.items()}
-    fallback = _most_frequent(overall)
-    pairs = list(_tagged_words(test))
-    correct = [most_frequent.get(word, fallback) == tag for word, tag in pairs]
-    unknown = [is_correct for is_correct, (word, _) in zip(correct, pairs, strict=True) if word not in most_frequent]
+
+    def most_frequent(counts: Counter[str]) -> str:
+        return min(counts, key=lambda tag: (-counts[tag], tag))
+
+    best = {word: most_frequent(counts) for word, counts in by_word.items()}
+    fallback = most_frequent(sum(by_word.values(), Counter()))
+    correct = [best.get(word, fallback) == tag for word, tag in pairs[1]]
+    unknown = [is_correct for is_correct, (word, _) in zip(correct, pairs[1], strict=True) if word not in best]
     mean_unknown = sum(unknown) / len(unknown) if unknown else float("nan")
     return Baseline(sum(correct) / len(correct), mean_unknown, len(correct), len(unknown))
-
-
-def _tagged_words(split: Split[Sentence]) -> list[tuple[str, str]]:
-    if not split.labelled:
-        raise UserError(f"{split.path} has no tags, which the baseline needs. Name a tagged file")
-    return [pair for item in split.items for pair in zip(item.words, item.tags or (), strict=True)]
-
-
-def _most_frequent(counts: Counter[str]) -> str:
-    return min(counts, key=lambda tag: (-counts[tag], tag))

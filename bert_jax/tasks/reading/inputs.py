@@ -4,8 +4,6 @@ In order: the texts and words of one record, the lines of predict, and the texts
 line of the record.
 """
 
-import contextlib
-import itertools
 import json
 import os
 import select
@@ -16,23 +14,22 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.reading.tables import (
-    check_file,
-    delimited_lines,
+    Column,
+    delimited_records,
     files_of,
-    is_number,
     is_unicode,
+    json_lines,
+    json_object,
     numbered_lines,
-    place_of,
+    parquet_rows,
+    parquet_schemas,
     plain_name,
-    ragged,
 )
 
-# The inputs of predict, record by record: their texts and words. Errors name the line of the record.
+# The inputs of predict, record by record: their texts and words.
 
 
 JOINER = "\u200d"  # between the parts of an emoji
@@ -52,40 +49,41 @@ class InputRecord(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The words of a text, and their positions in it."""
+    """A text's words, and their positions in it."""
 
     words: tuple[str, ...]
-    text: str | None  # None where only words were given
+    text: str | None  # None if only words were given
     offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
 
 
-def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
-    """The texts of a record: separated by tabs in a plain line, or the fields of these names.
+def record_texts(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
+    """A record's texts: separated by tabs in a plain line, or the fields with these names.
 
-    names has the possible field names of each text, and the first `needed` texts are required. Raises UserError for a
+    names has the possible field names, text by text, and the first `needed` texts are required. Raises UserError for a
     text that is missing, empty or not a string, and for too many tabs.
     """
     if isinstance(record.content, str):
         texts: list[Any] = record.plain_texts()
+        fields = ", ".join(choice[-1] for choice in names)
         if len(texts) < needed and not record.tabs:
             raise UserError(
                 f"{source} line {record.line} is one text, but the task needs {needed}. Give an object with the fields "
-                f"{', '.join(choice[-1] for choice in names)}"
+                f"{fields}"
             )
         if not needed <= len(texts) <= len(names):
             expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
             raise UserError(
-                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: "
-                f"{', '.join(choice[-1] for choice in names)}. Correct the line"
+                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: {fields}. "
+                "Correct the line"
             )
     else:
-        found = [value_of(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
-        texts = [value for value in found if value is not None]
+        values = [read_value(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
+        texts = [value for value in values if value is not None]
     return [checked_text(source, record.line, text) for text in texts]
 
 
-def value_of(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
-    """The value of the first of these fields that an object has; None where it has none. Empty names are ignored.
+def read_value(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
+    """The value of the first of these fields that the object has, else None. Empty names are ignored.
 
     Raises UserError for a missing field that is required, and for a plain line.
     """
@@ -98,9 +96,9 @@ def value_of(source: Path, record: InputRecord, names: Sequence[str], required: 
             return record.content[name]
     if not required:
         return None
-    there = ", ".join(map(repr, record.content)) or "none"
+    fields = ", ".join(map(repr, record.content)) or "none"
     expected = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
-    raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {there}. Add or rename it")
+    raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {fields}. Add or rename it")
 
 
 def checked_text(source: Path, line: int, text: Any) -> str:
@@ -114,73 +112,65 @@ def checked_text(source: Path, line: int, text: Any) -> str:
     return text
 
 
-def _is_list(value: Any) -> bool:
-    """Whether a value is a list, or what stands for one in rows of a caller: a tuple, or an array of NumPy."""
-    return isinstance(value, list | tuple | np.ndarray)
+def record_words(source: Path, record: InputRecord, column: str = "") -> Words:
+    """A record's words: the list in its `column`, `tokens` or `words`, or its text, split.
 
-
-def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
-    """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
-
-    Given tokens are located in the text, in order, where there is a text too. Raises UserError as texts_of does, and
-    for a token that the text lacks.
+    If there are tokens and a text, the tokens are located in the text, in order. Raises UserError as record_texts does,
+    and for a token that the text lacks.
     """
+    lists = list | tuple | np.ndarray  # in rows of a caller, tuples and arrays stand for lists
     tokens = None
     if not isinstance(record.content, str):
         tokens = record.content.get(column) if column else None
-        if not _is_list(tokens):
-            tokens = value_of(source, record, ("tokens", "words"), required=False)
+        if not isinstance(tokens, lists):
+            tokens = read_value(source, record, ("tokens", "words"), required=False)
     if tokens is None:
-        (text,) = texts_of(source, record, [(column, "text")], needed=1)
+        (text,) = record_texts(source, record, [(column, "text")], needed=1)
         offsets = split_words(text)
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
-    if not _is_list(tokens) or not len(tokens):
+    if not isinstance(tokens, lists) or not len(tokens):
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     words = tuple(checked_text(source, record.line, token) for token in tokens)
-    text = value_of(source, record, ("text",), required=False)
+    text = read_value(source, record, ("text",), required=False)
     if text is None or text is tokens:
         return Words(words, None, None)
-    return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
-
-
-def split_words(text: str) -> list[tuple[int, int]]:
-    """Where the words of a raw text lie, as [start, end) in characters.
-
-    White space parts words, and every character of Unicode's categories P (punctuation) and S (symbols) is a word of
-    its own, as treebanks and CoNLL files nearly have it, together with the combining characters (category M, as the
-    variation selector of an emoji) and the joiner behind it. What they split or join by the rules of a language
-    ("do n't", "U.S.") takes a tokenizer of that language: give its words.
-    """
-    found: list[tuple[int, int]] = []
-    start = None
-    for place, character in enumerate(text):
-        category = unicodedata.category(character)[0]
-        if start is None and found and found[-1][1] == place and (category == "M" or character == JOINER):
-            found[-1] = (found[-1][0], place + 1)
-            continue
-        mark = category in "PS"
-        if start is not None and (mark or character.isspace()):
-            found.append((start, place))
-            start = None
-        if mark:
-            found.append((place, place + 1))
-        elif start is None and not character.isspace():
-            start = place
-    if start is not None:
-        found.append((start, len(text)))
-    return found
-
-
-def _located(source: Path, line: int, words: Sequence[str], text: str) -> tuple[tuple[int, int], ...]:
-    found = []
-    end = 0
+    checked_text(source, record.line, text)
+    offsets, end = [], 0
     for word in words:
         start = text.find(word, end)
         if start < 0:
-            raise UserError(f"{source} line {line}: the token {word!r} is not in the text after character {end}")
+            raise UserError(f"{source} line {record.line}: the token {word!r} is not in the text after character {end}")
         end = start + len(word)
-        found.append((start, end))
-    return tuple(found)
+        offsets.append((start, end))
+    return Words(words, text, tuple(offsets))
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """A raw text's words, as [start, end) in characters.
+
+    White space separates words. A character of Unicode's categories P (punctuation) and S (symbols) is a word of its
+    own, nearly as in treebanks and CoNLL files, together with following combining characters (category M, such as the
+    variation selector of an emoji) and joiners. Splits by a language's rules ("do n't", "U.S.") need its tokenizer;
+    give words instead of a text.
+    """
+    words: list[tuple[int, int]] = []
+    start = None
+    for place, character in enumerate(text):
+        category = unicodedata.category(character)[0]
+        if start is None and words and words[-1][1] == place and (category == "M" or character == JOINER):
+            words[-1] = (words[-1][0], place + 1)
+            continue
+        mark = category in "PS"
+        if start is not None and (mark or character.isspace()):
+            words.append((start, place))
+            start = None
+        if mark:
+            words.append((place, place + 1))
+        elif start is None and not character.isspace():
+            start = place
+    if start is not None:
+        words.append((start, len(text)))
+    return words
 
 
 # The lines that predict reads from files and standard input, and their forms.
@@ -213,7 +203,7 @@ def form_of_line(text: str) -> str:
 
 
 def inputs_of(lines: Iterable[Line], form: str) -> Iterator[Line]:
-    """The lines that hold inputs: of JSON lines those that are not blank, as in the files of tasks."""
+    """The lines that hold inputs: as in task files, JSON lines that are blank do not."""
     return (line for line in lines if form != "jsonl" or line[1].strip())
 
 
@@ -232,8 +222,10 @@ def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
     number, unfinished = 0, b""
     waiting: list[bytes] = []
     while chunk := os.read(stream.fileno(), CHUNK):
+        # The last part has no line end yet.
         *lines, unfinished = (unfinished + chunk).split(b"\n")
         waiting += lines
+        # select tells whether reading would wait.
         while len(waiting) >= size or (waiting and not select.select([stream], [], [], 0)[0]):
             yield _decoded(waiting[:size], number)
             number += len(waiting[:size])
@@ -245,13 +237,13 @@ def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
 
 def _decoded(lines: list[bytes], before: int) -> list[Line]:
     """Lines as text. `before` lines precede them in the stream; a byte-order mark at its start is dropped."""
-    found = []
+    decoded = []
     for number, line in enumerate(lines, before + 1):
         try:
-            found.append((number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
+            decoded.append((number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
         except UnicodeDecodeError as error:
             raise UserError(f"{STDIN} line {number} is not UTF-8 ({error.reason}). Convert it to UTF-8") from error
-    return found
+    return decoded
 
 
 def record_of(source: Path, number: int, content: str | Mapping[str, Any], form: str, words: bool) -> InputRecord:
@@ -260,21 +252,14 @@ def record_of(source: Path, number: int, content: str | Mapping[str, Any], form:
     With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
     that is not a JSON object.
     """
-    if form in ("text", PYTHON) and isinstance(content, str) and words and content.split():
+    if not isinstance(content, str):
+        return InputRecord(number, content)
+    if form not in ("text", PYTHON):
+        return InputRecord(number, json_object(f"{source} line {number}", content))
+    # The text gives the words their offsets.
+    if words and content.split():
         return InputRecord(number, {"tokens": content.split(), "text": content})
-    if form in ("text", PYTHON) or not isinstance(content, str):
-        return InputRecord(number, content, tabs=form == "text")
-    return InputRecord(number, _json_object(source, number, content))
-
-
-def _json_object(source: Path, number: int, line: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} line {number} is not JSON ({error}). Write one object per line") from None
-    if not isinstance(found, Mapping):
-        raise UserError(f"{source} line {number} is {line:.40}, which is not a JSON object. Write {{...}} per line")
-    return found
+    return InputRecord(number, content, tabs=form == "text")
 
 
 # Streams texts, or pairs of texts, from a file of lines, of JSON lines, of Parquet, or from a table.
@@ -282,25 +267,28 @@ def _json_object(source: Path, number: int, line: str) -> Mapping[str, Any]:
 
 STREAM_FORMS = ("auto", "text", "jsonl", "parquet", "csv", "tsv")
 STREAM_FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv", ".json": "json"}
-TEXT = "text"  # the name of the column of texts where none is given
-ROWS_AT_ONCE = 4096
+TEXT = "text"  # the default name of the column of texts
 
 Texts = tuple[str, ...]  # one text, or the two of a pair
 
 
 def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> Iterator[Texts]:
-    """The texts of a file in order, of which only a part is in memory at a time.
+    """A file's texts in order; only a part is in memory at a time.
 
-    form auto is that of the file's name; a Parquet file may stand for several (files_read). Of lines, a tab separates
-    the two texts of a pair. In the other forms, text (empty: `text`) and text_pair name the fields or columns, and a
-    text may hold line ends and tabs. CSV and TSV have a header line, unless both are numbers, from 0. Blank lines
-    between JSON lines are not texts. Raises UserError, with file and line, for a missing file, a missing field, a value
-    that is not a text, names where the file has lines without fields, and form auto for a .json file, which may hold a
-    document.
+    Args:
+        form: by default, by the ending of the name; a Parquet file may stand for several (files_read). In lines of
+            text, a tab separates the two texts of a pair. In the other forms, a text may hold line ends and tabs.
+        text: the field or column of texts; empty: `text`. CSV and TSV have a header line, unless both names are
+            numbers, from 0.
+        text_pair: the field or column of the second text of a pair.
+
+    Raises UserError, with file and line, for a missing file, a missing field, a value that is not a text, names for
+    lines of text, and form auto for a .json file, which may hold a document. Blank lines between JSON lines are
+    skipped.
     """
     if form not in STREAM_FORMS:
         raise UserError(f"unknown --form {form!r}; choose from {', '.join(STREAM_FORMS)}")
-    form = _form_of(path, form)
+    form = _stream_form(path, form)
     if form == "json":
         raise UserError(
             f"{path} may be one JSON document, and texts are read from lines. Write one object per line and name its "
@@ -314,14 +302,16 @@ def read_stream(path: Path, form: str = "auto", text: str = "", text_pair: str =
             )
         return _lines(path)
     names = [text or TEXT, *([text_pair] if text_pair else [])]
+    columns = [Column(name, role) for name, role in zip(names, ("text", "text_pair"), strict=False)]
     if form in ("csv", "tsv"):
-        return _table(path, names, quoted=form == "csv")
-    return _json_lines(path, names) if form == "jsonl" else _parquet(path, names)
+        return (record.values for record in delimited_records(path, columns, quoted=form == "csv")[1])
+    rows = json_lines(path) if form == "jsonl" else parquet_rows(parquet_schemas(path, columns), names)
+    return _fields(path, names, rows)
 
 
 def files_read(path: Path, form: str = "auto") -> list[Path]:
-    """The files whose texts read_stream returns: path, or all of a data set in Parquet whose first one it is."""
-    return files_of(path) if _form_of(path, form) == "parquet" else [path]
+    """The files whose texts read_stream returns: path, or all files of the Parquet data set that it begins."""
+    return files_of(path) if _stream_form(path, form) == "parquet" else [path]
 
 
 def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = "") -> list[Texts]:
@@ -332,77 +322,27 @@ def read_texts(path: Path, form: str = "auto", text: str = "", text_pair: str = 
     return texts
 
 
-def _form_of(path: Path, form: str) -> str:
+def _stream_form(path: Path, form: str) -> str:
     return STREAM_FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "text") if form == "auto" else form
 
 
 def _lines(path: Path) -> Iterator[Texts]:
     for number, line in numbered_lines(path):
-        found = tuple(line.split("\t"))
-        if len(found) > 2:
+        texts = tuple(line.split("\t"))
+        if len(texts) > 2:
             raise UserError(
-                f"{path} line {number} has {len(found) - 1} tabs; use one, between the two texts of a pair, or none"
+                f"{path} line {number} has {len(texts) - 1} tabs; use one, between the two texts of a pair, or none"
             )
-        yield found
+        yield texts
 
 
-def _table(path: Path, names: list[str], quoted: bool) -> Iterator[Texts]:
-    lines = delimited_lines(path, quoted)
-    first = next(lines, None)
-    if first is None:
-        return
-    header = first[1]
-    has_header = not all(is_number(name) for name in names)
-    columns = [
-        place_of(path, header if has_header else [], len(header), name, role)
-        for name, role in zip(names, ("text", "text_pair"), strict=False)
-    ]
-    for number, fields in lines if has_header else itertools.chain([first], lines):
-        if len(fields) != len(header):
-            raise UserError(ragged(path, number, len(fields), len(header), quoted))
-        yield tuple(fields[column] for column in columns)
-
-
-def _json_lines(path: Path, names: list[str]) -> Iterator[Texts]:
-    for number, line in numbered_lines(path):
-        if line.strip():
-            values = _json_object(path, number, line)
-            yield tuple(_text(path, number, values, name) for name in names)
-
-
-def _parquet(path: Path, names: list[str]) -> Iterator[Texts]:
-    """The texts of all files of a data set, whose rows are numbered through. All are checked before the first text."""
-    files = files_of(path)
-    for file in files:
-        check_file(file)
-        with _parquet_file(file) as content:
-            columns = content.schema_arrow.names
-        if missing := [name for name in names if name not in columns]:
-            there = ", ".join(columns)
-            raise UserError(f"{file} has no column {missing[0]!r}; its columns are: {there}. Name one with --text")
-    number = 0
-    for file in files:
-        with _parquet_file(file) as content:
-            for batch in content.iter_batches(ROWS_AT_ONCE, columns=names):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield tuple(_text(path, number, values, name) for name in names)
-
-
-@contextlib.contextmanager
-def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path) as content:
-            yield content
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is not a Parquet file, or is damaged ({error}). Write it again") from error
-
-
-def _text(path: Path, number: int, values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
-    if isinstance(value, str):
-        return value
-    there = ", ".join(map(repr, values)) or "none"
-    raise UserError(
-        f"{path} line {number}: {name!r} is {value!r:.40}, not a text. Its fields are {there}; name one with --text"
-    )
+def _fields(path: Path, names: list[str], rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[Texts]:
+    for number, row in rows:
+        for name in names:
+            if not isinstance(row.get(name), str):
+                fields = ", ".join(map(repr, row)) or "none"
+                raise UserError(
+                    f"{path} line {number}: {name!r} is {row.get(name)!r:.40}, not a text. Its fields are {fields}; "
+                    "name one with --text"
+                )
+        yield tuple(row[name] for name in names)

@@ -1,7 +1,7 @@
 """Reads labelled texts, pairs of texts and words from tables of any format, from CoNLL columns and from CoNLL-U.
 
 `read_table` reads a label for each text, `read_label_sets` any number, `read_word_lists`, `read_conll` and
-`read_conllu` one for each word. tables.py reads the values of the columns.
+`read_conllu` one for each word. tables.py reads the columns.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.labels import same_names
-from bert_jax.tasks.reading.tables import Column, Columns, Table, numbered_lines, opened, place_of, read_records
+from bert_jax.tasks.reading.tables import Column, Columns, Table, column_index, numbered_lines, opened, read_records
 from bert_jax.tasks.rows import Example, LabelSet, Sentence, Split
 
 # Marks the word of a text that a task asks about: rare in running text, in every vocabulary, and a single token
@@ -25,65 +25,77 @@ LABEL = 2  # the index of the label among the values that read_labelled reads
 def read_table(
     path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = (), ragged_lines: bool = False
 ) -> Split[Example]:
-    """Reads texts, or pairs of texts, from a table (tables.py), with their labels as strings.
+    """Reads texts, or pairs, from a table (tables.py), with their labels as strings.
 
-    In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the name of the class
-    where the file gives it, or the label with this index in `labels` unless these are numbers. true and false
-    become `true` and `false`; a null text becomes an empty one. A file whose labels are all empty, null or -1 is
-    unlabelled. Without label_required, so is a file without the label column, and single labels may be missing.
-    Raises UserError for a column that is not set or missing, for a missing label that is required, and for
-    whatever read_records rejects.
+    In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the class's name if the file
+    gives it, or the label with this index in `labels` unless these are numbers. true and false become `true` and
+    `false`; a null text becomes an empty one. A file whose labels are all empty, null or -1 is unlabelled. Without
+    label_required, so is a file without the label column, and single labels may be missing. Raises UserError for a
+    column that is not set or missing, for a missing label that is required, and for whatever read_records rejects.
     """
     marks = [Column(name, "marks") for name in columns.marks]
-    found, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
-    items, names = [], found.class_names[LABEL]
-    for line, (text, text_pair, value, *borders) in found.records:
-        texts = [text_of(f"{path} line {line}: column {columns.text!r}", text)]
+    table, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
+    items, names = [], table.class_names[LABEL]
+    for line, (text, text_pair, value, *borders) in table.records:
+        texts = [read_text(f"{path} line {line}: column {columns.text!r}", text)]
         if columns.text_pair:
-            texts.append(text_of(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
+            texts.append(read_text(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
         if borders:
             texts = mark_words(path, line, texts, borders)
         value = None if names and value == -1 else value  # no class
         unknown = not labelled or (not label_required and is_missing(value))
         label = None if unknown else _label(path, line, value, labels, names)
         items.append(Example(texts[0], texts[1] if columns.text_pair else None, label, line))
-    return Split(path, tuple(items), labelled, found.left_out, names if labelled else ())
+    return Split(path, tuple(items), labelled, table.left_out, names if labelled else ())
 
 
 def read_labelled(
-    path: Path, columns: Columns, others: Sequence[Column], label_required: bool, ragged_lines: bool = False
+    path: Path,
+    columns: Columns,
+    others: Sequence[Column],
+    label_required: bool,
+    ragged_lines: bool = False,
+    label_names: Sequence[str] = (),
 ) -> tuple[Table, bool]:
-    """Reads the columns text, text_pair (unless it has no name), label and `others` of a table, and whether it is
-    labelled.
+    """Reads the columns text, text_pair (unless it has no name), the labels, and `others`.
 
-    Raises UserError for columns that are not set, and for a file without labels where they are required.
+    label_names are the columns of labels, by default one, columns.label. Also returns whether the table is labelled.
+    Raises UserError for columns that are not set, and for a file without labels if they are required.
     """
-    if not columns.text:
-        raise UserError(
-            f"task.text is not set; name the column of {path} that holds the text (a header name or a number)"
-        )
-    if label_required and not columns.label:
-        raise UserError(f"task.label is not set; name the column of {path} that holds the label")
+    for role, name in (("text", columns.text), ("label", columns.label)):
+        if not name and (role == "text" or label_required):
+            raise UserError(
+                f"task.{role} is not set; name the column of {path} that holds the {role} (a header name or a number)"
+            )
+    label_names = label_names or [columns.label]
     requested = [
         Column(columns.text, "text"),
         Column(columns.text_pair, "text_pair", required=bool(columns.text_pair)),
-        Column(columns.label, "label", required=label_required),
+        *(Column(name, "label", required=label_required) for name in label_names),
         *others,
     ]
-    found = read_records(path, requested, ragged_lines)
-    labelled = bool(columns.label) and found.present[LABEL]
-    labelled = labelled and not all(is_held_back(record.values[LABEL]) for record in found.records)
+    table = read_records(path, requested, ragged_lines)
+    labels = slice(LABEL, LABEL + len(label_names))
+    labelled = bool(columns.label) and all(table.present[labels])
+    # Data sets write -1, too, for labels that they withhold. As a text it may be the name of a label, but not if there
+    # are several columns, which hold 1 or 0.
+    withheld = ("-1",) if len(label_names) > 1 else ()
+    labelled = labelled and not all(
+        is_missing(value) or value == -1 or (isinstance(value, str) and value.strip() in withheld)
+        for record in table.records
+        for value in record.values[labels]
+    )
     if label_required and not labelled:
         raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
-    return found, labelled
+    return table, labelled
 
 
 def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[Any]) -> list[str]:
-    """Puts the word of each text between marks: "to * place * it". borders has its characters [start, end) by text.
+    """Puts one word per text between marks: "to * place * it". borders has its characters [start, end) by text.
 
-    The tokens of the word do not change, and any encoder with a classification head can be used. The baseline of
-    Wang et al. 2019b instead classifies the words' vectors concatenated with that of [CLS], which needs a special
-    head. Raises UserError, with file and line, for borders that are not inside the text.
+    The word's tokens do not change, and any encoder with a classification head can be used. The baseline of Wang et al.
+    2019b instead classifies the words' vectors concatenated with the vector of [CLS], which needs a special head.
+    Raises UserError, with file and line, for borders that are not inside the text.
     """
     marked = []
     places = [int(value) if isinstance(value, str) and value.isdecimal() else value for value in borders]
@@ -97,11 +109,6 @@ def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[An
     return marked
 
 
-def is_held_back(label: Any) -> bool:
-    """Whether a label is empty, null, NaN or -1, which data sets write in place of a label that they withhold."""
-    return is_missing(label) or label == -1
-
-
 def is_missing(label: Any) -> bool:
     """Whether a label is empty, null or NaN."""
     if isinstance(label, str):
@@ -110,17 +117,17 @@ def is_missing(label: Any) -> bool:
 
 
 def yes_or_no(value: Any) -> bool | None:
-    """Whether a value of any table is 1 (or true or yes), or 0 (or false, no, or missing); None for others."""
+    """True for 1, true or yes in any table, False for 0, false, no or a missing value; None for others."""
     written = "" if is_missing(value) else str(value).strip().lower()
     return written in YES if written in (*YES, *NO) else None
 
 
-def text_of(where: str, value: Any) -> str:
-    """The text that a column holds; a null is an empty one. Raises UserError, which begins with `where`, for others."""
+def read_text(place: str, value: Any) -> str:
+    """The text in a column; a null is an empty text. Raises UserError, which begins with `place`, for other values."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{where} holds {value!r:.40}; expected a text. Write it in quotes")
+        raise UserError(f"{place} holds {value!r:.40}; expected a text. Write it in quotes")
     return value
 
 
@@ -140,6 +147,7 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
         raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
     if written in labels:
         return written
+    # A class may have the name of a label of the task, in another spelling.
     if written != str(number) and (same := same_names([written], labels)):
         return same[written]
     if str(number) in labels:
@@ -148,101 +156,76 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     return labels[number] if not numbered and 0 <= number < len(labels) else written
 
 
-# What only a list has: quotes, or several parts in one pair of brackets. A label may itself be in brackets.
+# Only a list has quotes, or several parts in one pair of brackets. A label may itself be in brackets.
 _OF_LISTS = re.compile(r"""['"]|\[[^][]*,[^][]*\]""")
 
 
 def read_label_sets(path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = ()) -> Split[LabelSet]:
-    """Reads texts, or pairs of texts, and the set of labels of each.
+    """Reads texts, or pairs, and their sets of labels, which may be empty.
 
-    columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is that
-    of a class of the file, or else an index in `labels` unless these are numbers; labels separated by commas in TSV and
-    CSV, or a list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by
-    commas: each is a label, and holds 1 or 0 (or true or false). A text may have no label. A file without the columns,
-    or whose columns are all empty, null or -1, is unlabelled. Raises UserError, with file and line, for other values,
-    and for a missing label column that is required.
+    columns.label names one column: a list of labels in JSON lines, Parquet and prepared data, where a number is a class
+    of the file, or else an index in `labels` unless these are numbers; in TSV and CSV, labels separated by commas, or a
+    list or set in brackets (['a', 'b']), as pandas writes it. Or it names several columns, separated by commas: each is
+    a label, and holds 1 or 0 (or true or false). A file without the columns, or whose columns are all empty, null or
+    -1, is unlabelled. Raises UserError, with file and line, for other values, and for a missing label column that is
+    required.
     """
-    if not columns.text or (label_required and not columns.label):
-        role = "label" if columns.text else "text"
-        raise UserError(f"task.{role} is not set; name the column of {path} that holds the {role}")
     names = [name.strip() for name in columns.label.split(",")]
-    requested = [
-        Column(columns.text, "text"),
-        Column(columns.text_pair, "text_pair", required=bool(columns.text_pair)),
-        *(Column(name, "label", required=label_required) for name in names),
-    ]
-    found = read_records(path, requested)
-    known = all(found.present[2:]) and bool(columns.label)
-    known = known and not all(_is_withheld(one, len(names)) for record in found.records for one in record.values[2:])
-    if label_required and not known:
-        raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
+    table, known = read_labelled(path, columns, (), label_required, label_names=names)
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
-    by_number = found.class_names[2] or (() if numbered else tuple(labels))
+    classes = table.class_names[LABEL] if len(names) == 1 else ()
+    by_number = classes or (() if numbered else tuple(labels))
     if known and len(names) == 1:
-        _check_pairs(f"{path}: column {columns.label!r}", [opened(record.values[2]) for record in found.records])
+        # [0, 1] and [1, 0] alone are one value for each of two classes.
+        sets = [opened(record.values[LABEL]) for record in table.records]
+        if [0, 1] in sets and [1, 0] in sets and all(item in ([0, 1], [1, 0]) for item in sets):
+            raise _value_for_each_class(f"{path}: column {columns.label!r}", sets[0])
     items = []
-    for line, (text, text_pair, *values) in found.records:
-        where = f"{path} line {line}: column"
-        second = text_of(f"{where} {columns.text_pair!r}", text_pair) if columns.text_pair else None
-        of_line: tuple[str, ...] | None = None
-        if known and len(names) > 1:
-            pairs = zip(names, values, strict=True)
-            of_line = tuple(name for name, value in pairs if _is_set(f"{where} {name!r}", value))
+    for line, (text, text_pair, *values) in table.records:
+        place = f"{path} line {line}: column"
+        second = read_text(f"{place} {columns.text_pair!r}", text_pair) if columns.text_pair else None
+        item_labels: tuple[str, ...] | None = None
+        if known and len(names) == 1:
+            item_labels = _listed(f"{place} {names[0]!r}", values[0], by_number)
         elif known:
-            of_line = _listed(f"{where} {columns.label!r}", values[0], by_number)
-        items.append(LabelSet(text_of(f"{where} {columns.text!r}", text), second, of_line, line))
-    return Split(path, tuple(items), known, found.left_out, found.class_names[2] if len(names) == 1 else ())
+            flags = {name: yes_or_no(value) for name, value in zip(names, values, strict=True)}
+            if unclear := next((name for name, flag in flags.items() if flag is None), ""):
+                raise UserError(
+                    f"{place} {unclear!r} holds {values[names.index(unclear)]!r:.40}; expected 1 or 0, because "
+                    "task.label names several columns"
+                )
+            item_labels = tuple(name for name, flag in flags.items() if flag)
+        items.append(LabelSet(read_text(f"{place} {columns.text!r}", text), second, item_labels, line))
+    return Split(path, tuple(items), known, table.left_out, classes)
 
 
-def _listed(where: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
+def _listed(place: str, value: Any, by_number: Sequence[str]) -> tuple[str, ...]:
     """The labels in a list, or in a text that separates them by commas."""
     if value is None:
         return ()
-    found = opened(value)
-    value = found if isinstance(found, list) else value  # a label may be in braces
-    if isinstance(value, str) and not (_in_brackets(value) and _OF_LISTS.search(value)):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
+    content = opened(value)
+    value = content if isinstance(content, list) else value  # a label may be in braces
+    if isinstance(value, str):
+        in_brackets = value.strip().startswith("[") and value.strip().endswith("]")
+        if not (in_brackets and _OF_LISTS.search(value)):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(label, str | int) for label in value):
         raise UserError(
-            f"{where} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
+            f"{place} holds {value!r:.60}; expected a list of labels, such as ['a', 'b'], or a text that separates "
             "them by commas"
         )
     repeated = len({*value}) < len(value) and {*value} <= {0, 1}
-    if repeated or any(isinstance(one, bool) for one in value):
-        raise _value_for_each_class(where, value)
-    named = (
-        by_number[one] if isinstance(one, int) and 0 <= one < len(by_number) else str(one).strip() for one in value
-    )
-    return tuple(dict.fromkeys(named))
+    if repeated or any(isinstance(label, bool) for label in value):
+        raise _value_for_each_class(place, value)
+    names = dict(enumerate(by_number))
+    return tuple(dict.fromkeys(names.get(label, str(label).strip()) for label in value))
 
 
-def _in_brackets(text: str) -> bool:
-    return text.strip().startswith("[") and text.strip().endswith("]")
-
-
-def _is_withheld(value: Any, columns: int) -> bool:
-    """Whether a value says nothing of labels. A text of -1 may be a label where one column holds the labels' names."""
-    return is_held_back(value) or (columns > 1 and isinstance(value, str) and value.strip() == "-1")
-
-
-def _check_pairs(where: str, values: Sequence[Any]) -> None:
-    """Raises UserError if the lists of a column are 0 or 1 for each of two classes: [0, 1] and [1, 0] alone."""
-    if [0, 1] in values and [1, 0] in values and all(value in ([0, 1], [1, 0]) for value in values):
-        raise _value_for_each_class(where, values[0])
-
-
-def _value_for_each_class(where: str, value: Any) -> UserError:
+def _value_for_each_class(place: str, value: Any) -> UserError:
     return UserError(
-        f"{where} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that apply, "
+        f"{place} holds {value!r:.60}, one value for each class. Give the numbers or names of the classes that apply, "
         "or one column for each class (task.label=a,b,...)"
     )
-
-
-def _is_set(where: str, value: Any) -> bool:
-    found = yes_or_no(value)
-    if found is None:
-        raise UserError(f"{where} holds {value!r:.40}; expected 1 or 0, because task.label names several columns")
-    return found
 
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
@@ -274,17 +257,17 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
                 groups[-1].append((number, fields))
     _check_words(path, groups)
     names, width = list(CONLLU_COLUMNS), len(CONLLU_COLUMNS)
-    word_column = place_of(path, names, width, columns.text or "FORM", "text")
-    tag_column = place_of(path, names, width, columns.label or "UPOS", "label")
+    word_column = column_index(path, names, width, columns.text or "FORM", "text")
+    tag_column = column_index(path, names, width, columns.label or "UPOS", "label")
     return _sentences(path, groups, word_column, tag_column)
 
 
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-    """Reads CoNLL columns: one word on each line, columns separated by tabs or spaces, blank lines between sentences.
+    """Reads CoNLL columns: one word per line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines
-    are skipped. Without label_required, a file of one column is read as unlabelled. Raises UserError for a
-    line whose number of columns differs from that of the first line, a missing column, and a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines are skipped.
+    Without label_required, a file of one column is read as unlabelled. Raises UserError for a line with more or fewer
+    columns than the first, a missing column, and a file without words.
     """
     groups: list[Group] = [[]]
     width = 0
@@ -301,10 +284,10 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
         if fields[0] != DOCUMENT_MARK:
             groups[-1].append((number, fields))
     _check_words(path, groups)
-    word_column = place_of(path, [], width, columns.text or "0", "text")
+    word_column = column_index(path, [], width, columns.text or "0", "text")
     if width == 1 and not label_required:
         return _sentences(path, groups, word_column, None)
-    tag_column = place_of(path, [], width, columns.label or "-1", "label")
+    tag_column = column_index(path, [], width, columns.label or "-1", "label")
     if width == 1:
         raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
     return _sentences(path, groups, word_column, tag_column)
@@ -332,33 +315,33 @@ def read_word_lists(path: Path, columns: Columns, label_required: bool, labels: 
     """Reads sentences from JSON lines, Parquet or prepared data.
 
     The words are in column text (default `tokens`), their labels in column label (default `labels`). Labels become
-    texts: null an empty one, and the number of a class its name where the file gives it, or the label with this index
-    in `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column, or
-    whose values there are all null or empty lists, is read as unlabelled. Raises UserError, with file and line, for a
-    value that is not a list of words, and for a list of labels of another length than the list of words.
+    texts: null an empty one, and the number of a class its name if the file gives it, or the label with this index in
+    `labels` unless these are numbers; -1 is no class. Without label_required, a file without the label column, or with
+    nulls and empty lists alone, is read as unlabelled. Raises UserError, with file and line, for a value that is not a
+    list of words, and for labels that are not one per word.
     """
     requested = [
         Column(columns.text or "tokens", "text"),
         Column(columns.label or "labels", "label", required=label_required),
     ]
-    found = read_records(path, requested)
-    labelled = label_required or any(record.values[1] not in (None, []) for record in found.records)
+    table = read_records(path, requested)
+    labelled = label_required or any(record.values[1] not in (None, []) for record in table.records)
     items = []
     numbered = any(label.removeprefix("-").isdecimal() for label in labels)
-    names = found.class_names[1] or (() if numbered else labels)
-    for line, (words, of_words) in found.records:
+    names = table.class_names[1] or (() if numbered else labels)
+    for line, (words, word_labels) in table.records:
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path} line {line}: {requested[0].name} is {words!r:.60}; expected a list of words")
         tags = None
         if labelled:
-            if not isinstance(of_words, list) or len(of_words) != len(words):
-                got = f"has {len(of_words)} labels" if isinstance(of_words, list) else f"is {of_words!r:.40}"
+            if not isinstance(word_labels, list) or len(word_labels) != len(words):
+                got = f"has {len(word_labels)} labels" if isinstance(word_labels, list) else f"is {word_labels!r:.40}"
                 raise UserError(
                     f"{path} line {line}: {requested[1].name} {got}; expected a list of {len(words)}, one for each word"
                 )
-            tags = tuple(_written(label, names) for label in of_words)
+            tags = tuple(_written(label, names) for label in word_labels)
         items.append(Sentence(tuple(words), tags, (line,) * len(words)))
-    return Split(path, tuple(items), labelled, class_names=found.class_names[1] if labelled else ())
+    return Split(path, tuple(items), labelled, class_names=table.class_names[1] if labelled else ())
 
 
 def _written(label: Any, names: Sequence[str]) -> str:

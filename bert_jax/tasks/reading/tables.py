@@ -1,9 +1,10 @@
 """Reads tables: TSV, CSV, JSON lines, Parquet, TFDS, plain or compressed. Every error names file and line.
 
-`read_records`, at the end, is what the other modules call; above it is a reader for each format.
+Other modules call `read_records`, at the end; above it is a reader for each format.
 """
 
 import ast
+import contextlib
 import csv
 import glob
 import io
@@ -11,7 +12,7 @@ import itertools
 import json
 import re
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,8 @@ from bert_jax.storage.remote import first_line
 class Columns:
     """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (mark_words of labelled.py): the column of the word's first
-    character and the column of its exclusive end, first for text and then for text_pair.
+    marks is for a task that asks about a word of each text (labelled.mark_words): the columns of the word's first
+    character and of its exclusive end, first for text and then for text_pair.
     """
 
     text: str = ""
@@ -41,7 +42,7 @@ class Columns:
     marks: tuple[str, ...] = ()
 
     def filled(self, default: "Columns") -> "Columns":
-        """The columns, with those of default in place of empty ones."""
+        """The columns, with `default` in place of empty ones."""
         return Columns(*(mine or other for mine, other in zip(astuple(self), astuple(default), strict=True)))
 
 
@@ -55,14 +56,14 @@ class Column:
 
 
 class TableRow(NamedTuple):
-    """The values of one example, one for each requested column; None where it has none."""
+    """An example's values, one per requested column; None if it has none."""
 
     line: int  # in the file, from 1; the row, from 1, in Parquet and prepared data
     values: tuple[Any, ...]  # texts from TSV and CSV; values of any type from other formats
 
 
 class Table(NamedTuple):
-    """The records of a file and the properties of their columns."""
+    """A file's records and the properties of their columns."""
 
     records: list[TableRow]
     present: tuple[bool, ...]  # for each requested column, whether the file has it
@@ -70,38 +71,41 @@ class Table(NamedTuple):
     left_out: int = 0  # skipped lines with an unexpected number of fields
 
 
-def advice(role: str) -> str:
-    """The part of an error message that explains how to select another column."""
+def is_number(name: str) -> bool:
+    """Whether a column is given by its number."""
+    return name.removeprefix("-").isdecimal()
+
+
+def _advice(role: str) -> str:
+    """How to select another column, for an error message."""
     flags = f" (in predict, evaluate and embed: --{role})" if role in ("text", "text_pair", "label") else ""
     return (
         f"Name another one with --config.task.{role}{flags}; a named task reads only the columns of its published files"
     )
 
 
-def is_number(name: str) -> bool:
-    """Whether a column is given by its number."""
-    return name.removeprefix("-").isdecimal()
+def _has_column(names: list[str], width: int, name: str) -> bool:
+    return name != "" and (name in names or (is_number(name) and -width <= int(name) < width))
 
 
-def has_column(names: list[str], width: int, column: str) -> bool:
-    """Whether a table of `width` columns has a column; names is its header, or empty."""
-    return column != "" and (column in names or (is_number(column) and -width <= int(column) < width))
+def column_index(path: Path, names: list[str], width: int, name: str, role: str) -> int:
+    """The index of a column, from 0, in a table of `width` columns with the header `names`, which may be empty.
 
-
-def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:
-    """The index of a column, from 0. Raises UserError for a missing column and for a repeated name."""
-    if not has_column(names, width, column):
+    Raises UserError for a missing column and for a repeated name.
+    """
+    if not _has_column(names, width, name):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
-        raise UserError(f"{path} has no column {column!r}; {known}. {advice(role)}")
-    if names.count(column) > 1:
-        raise UserError(f"{path} has {names.count(column)} columns named {column!r}. Rename all but one")
-    return names.index(column) if column in names else int(column) % width
+        raise UserError(f"{path} has no column {name!r}; {known}. {_advice(role)}")
+    if names.count(name) > 1:
+        raise UserError(f"{path} has {names.count(name)} columns named {name!r}. Rename all but one")
+    return names.index(name) if name in names else int(name) % width
 
 
 # Reads the lines of a plain or compressed text file, and detects the kind of a file from its name.
 
 
 TFDS = "tfds:"
+KIND_OF_ENDING = {".conllu": "conllu", ".json": "squad", **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll")}
 
 
 def plain_name(path: Path) -> str:
@@ -111,12 +115,7 @@ def plain_name(path: Path) -> str:
 
 def kind_of_file(path: Path) -> str:
     """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
-    name = plain_name(path)
-    if name.endswith(".conllu"):
-        return "conllu"
-    if name.endswith(".json"):
-        return "squad"
-    return "conll" if name.endswith((".conll", ".iob", ".iob2", ".bio")) else "table"
+    return KIND_OF_ENDING.get(Path(plain_name(path)).suffix, "table")
 
 
 def check_file(path: Path) -> None:
@@ -161,7 +160,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-# Finds the files of a data set that is split into several Parquet files. The first file's name represents all.
+# Finds the files of a data set in several Parquet files. The first file's name represents all.
 #
 # Hugging Face's `datasets` names them NAME-00000-of-00003.parquet. Earlier versions added 16 hexadecimal digits, which
 # differ between the files.
@@ -185,8 +184,8 @@ def files_of(path: Path) -> list[Path]:
             files.append(path.with_name(start + ".parquet"))
             continue
         digits = "[0-9a-f]" * 16
-        found = sorted(path.parent.glob(f"{glob.escape(start)}-{digits}.parquet"))
-        files.append(_only(found) or path.with_name(start + match["digits"] + ".parquet"))
+        matches = sorted(path.parent.glob(f"{glob.escape(start)}-{digits}.parquet"))
+        files.append(_only(matches) or path.with_name(start + match["digits"] + ".parquet"))
     return files
 
 
@@ -195,12 +194,12 @@ def first_file(folder: Path, name: str) -> Path | None:
 
     Raises UserError if there are two, which belong to different data sets.
     """
-    found = folder.glob(name + "-00000-of-*.parquet")
-    return _only(sorted(path for path in found if _FIRST.fullmatch(path.name)))
+    paths = folder.glob(name + "-00000-of-*.parquet")
+    return _only(sorted(path for path in paths if _FIRST.fullmatch(path.name)))
 
 
 def check_apart(files: Mapping[str, Path]) -> None:
-    """Raises UserError if the file of one split is one of several files that another split consists of."""
+    """Raises UserError if the file of one split also belongs to another split, which consists of several files."""
     for split, path in files.items():
         others = {file.resolve() for file in files_of(path)[1:]}
         for other, file in files.items():
@@ -211,23 +210,23 @@ def check_apart(files: Mapping[str, Path]) -> None:
                 )
 
 
-def _only(found: list[Path]) -> Path | None:
-    if len(found) > 1:
-        raise UserError(f"{found[0]} and {found[1].name} belong to different data sets. Remove the files of one")
-    return found[0] if found else None
+def _only(paths: list[Path]) -> Path | None:
+    if len(paths) > 1:
+        raise UserError(f"{paths[0]} and {paths[1].name} belong to different data sets. Remove the files of one")
+    return paths[0] if paths else None
 
 
 # Lists and objects that a table of texts, such as CSV, holds as JSON, Python or NumPy writes them.
 
 
-_BRACKETS = ("[", "]"), ("{", "}"), ("set(", ")")  # those of lists, of objects and sets, and of an empty set
+_BRACKETS = ("[", "]"), ("{", "}"), ("set(", ")")  # a list; an object or a set; an empty set
 
 
 def opened(value: Any) -> Any:
-    """The list or object that a text in brackets holds; any other value, and a text that holds neither, is unchanged.
+    """The list or object in a text with brackets. Any other value, and a text with neither, is unchanged.
 
-    A set becomes a sorted list. `array([...], dtype=object)` and `np.int64(3)` within a list or an object are what they
-    hold, and nan is None: so pandas writes the columns of data sets.
+    A set becomes a sorted list. `array([...], dtype=object)` and `np.int64(3)` within a list or an object become their
+    values, and nan becomes None, because pandas writes the columns of data sets so.
     """
     text = value.strip() if isinstance(value, str) else ""
     if not any(text.startswith(begin) and text.endswith(end) for begin, end in _BRACKETS):
@@ -237,20 +236,16 @@ def opened(value: Any) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        if _joins_texts(text):
+        # NumPy writes lists of texts without commas, which Python would join to one text.
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        kinds = [token.type for token in tokens if token.type != tokenize.NL]
+        if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds):
             return value
-        found = ast.literal_eval(_AsLiterals().visit(ast.parse(text, mode="eval")))
-        found = sorted(found, key=str) if isinstance(found, set) else found
+        content = ast.literal_eval(_AsLiterals().visit(ast.parse(text, mode="eval")))
+        content = sorted(content, key=str) if isinstance(content, set) else content
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         return value
-    return found if isinstance(found, list | dict) else value
-
-
-def _joins_texts(text: str) -> bool:
-    """Whether texts have no comma between them, as NumPy writes a list: Python would join them to one text."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    kinds = [token.type for token in tokens if token.type != tokenize.NL]
-    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
+    return content if isinstance(content, list | dict) else value
 
 
 class _AsLiterals(ast.NodeTransformer):
@@ -265,63 +260,59 @@ class _AsLiterals(ast.NodeTransformer):
         return node.args[0] if is_numpy else node
 
 
+ROWS_AT_ONCE = 4096  # rows of Parquet in memory
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
 TSV_ADVICE = "Fields are separated by one tab and are never quoted"
 CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
 
 
-def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, quoted: bool) -> Table:
-    """Reads CSV if quoted, else TSV.
+def delimited_records(
+    path: Path, columns: Sequence[Column], quoted: bool, on_ragged: Callable[[UserError], None] | None = None
+) -> tuple[tuple[bool, ...], Iterator[TableRow]]:
+    """Whether a file has these columns, and its records one by one: CSV if quoted, else TSV.
 
-    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
+    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends. on_ragged gets
+    the error for a record with another number of fields than the first line, which is raised without it. An empty file
+    has no records.
     """
-    lines = delimited_lines(path, quoted)
+    lines = _delimited_lines(path, quoted)
     first = next(lines, None)
     if first is None:
-        raise UserError(f"{path} is empty; expected one example on each line")
+        return (False,) * len(columns), iter(())
+    # Numbers of columns, unlike names, need no header.
     has_header = not all(is_number(column.name) for column in columns if column.name)
     names, width = first[1] if has_header else [], len(first[1])
-    places = [
-        place_of(path, names, width, column.name, column.role)
-        if column.required or has_column(names, width, column.name)
+    indices = [
+        column_index(path, names, width, column.name, column.role)
+        if column.required or _has_column(names, width, column.name)
         else None
         for column in columns
     ]
-    rows = []
-    skipped = 0
-    for number, fields in lines if has_header else itertools.chain([first], lines):
-        if len(fields) == width:
-            rows.append(TableRow(number, tuple(None if place is None else fields[place] for place in places)))
-        elif ragged_lines:
-            skipped += 1
-        else:
-            raise UserError(ragged(path, number, len(fields), width, quoted))
-    if not rows:
-        raise UserError(f"{path} contains a header but no examples. Name another file")
-    return Table(rows, tuple(place is not None for place in places), ((),) * len(columns), skipped)
+
+    def records() -> Iterator[TableRow]:
+        for number, fields in lines if has_header else itertools.chain([first], lines):
+            if len(fields) == width:
+                yield TableRow(number, tuple(None if index is None else fields[index] for index in indices))
+                continue
+            error = UserError(
+                f"{path} line {number} has {len(fields)} fields, but the first line has {width}. "
+                f"{CSV_ADVICE if quoted else TSV_ADVICE}"
+            )
+            if on_ragged is None:
+                raise error
+            on_ragged(error)
+
+    return tuple(index is not None for index in indices), records()
 
 
-def delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
-    """The records of CSV if quoted, else of TSV: the number of the line on which each ends, and its fields."""
-    return _csv_lines(path) if quoted else _tsv_lines(path)
-
-
-def ragged(path: Path, number: int, fields: int, width: int, quoted: bool) -> str:
-    """The error for a record with another number of fields than the first one."""
-    return (
-        f"{path} line {number} has {fields} fields, but the first line has {width}. "
-        f"{CSV_ADVICE if quoted else TSV_ADVICE}"
-    )
-
-
-def _tsv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
-
-
-def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _delimited_lines(path: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    if not quoted:
+        yield from ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
+        return
     csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
     while True:
+        # csv.Error does not say on which line its record began.
         before = reader.line_num
         try:
             fields = next(reader, None)
@@ -336,130 +327,114 @@ def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 # Reads tables with named, typed columns: JSON lines, Parquet, and data prepared by TensorFlow Datasets.
 
 
-def read_json(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads a file with one JSON object on each line; blank lines and other fields are ignored.
+def json_object(source: str, line: str) -> dict[str, Any]:
+    """The object in a line of JSON. Raises UserError, which begins with `source`, for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is not JSON ({first_line(error)}). Write one object per line") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{source} is not a JSON object: {line:.40}. Write {{...}} per line, with columns as keys")
+    if "\\ud" in line.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise UserError(f"{source} contains half of a surrogate pair, which is not a character. Correct the line")
+    return value
 
-    A column exists if any object has it; its value is None in an object without it. Raises UserError for a line that
-    is not a JSON object, and for an object without a required column.
-    """
-    rows = []
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbers, from 1, and the objects of the lines that are not blank."""
     for number, line in numbered_lines(path):
         if line.strip():
-            found = _json_object(f"{path} line {number}", line)
-            _check_columns(f"{path} line {number}", columns, found)
-            rows.append((number, found))
-    if not rows:
-        raise UserError(f"{path} is empty; expected one example on each line")
-    return _table(columns, rows, {name for _, found in rows for name in found}, {})
+            yield number, json_object(f"{path} line {number}", line)
 
 
-def _json_object(where: str, line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({first_line(error)}). Correct the line") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{where} is not a JSON object; expected an object whose keys are the columns")
-    if "\\ud" in line.lower() and not is_unicode(json.dumps(found, ensure_ascii=False)):
-        raise UserError(f"{where} contains half of a surrogate pair, which is not a character. Correct the line")
-    return found
+def _read_json(path: Path, columns: Sequence[Column]) -> Table:
+    """Reads JSON lines. A column exists if any object has it; its value is None in an object without it."""
+    rows = []
+    for number, row in json_lines(path):
+        _check_columns(f"{path} line {number}", columns, row)
+        rows.append((number, row))
+    return _table(path, columns, rows, {name for _, row in rows for name in row}, {})
 
 
-def read_parquet(path: Path, columns: Sequence[Column]) -> Table:
-    """Reads the rows of a Parquet file, or of all files of a data set (files_of).
-
-    Rows are numbered through all files. Classes, single or in lists, have names where Hugging Face's `datasets` wrote
-    them into the schema. Raises UserError for a file that is missing, damaged or not Parquet, for a missing required
-    column, and for files that differ in their columns or in the names of their classes.
-    """
+def parquet_schemas(path: Path, columns: Sequence[Column]) -> dict[Path, pa.Schema]:
+    """The files of a data set (files_of) and their schemas. Raises UserError for a missing file or column."""
     files = files_of(path)
     for file in files:
         check_file(file)
+    schemas = {}
+    for file in files:
+        with _parquet_file(file) as content:
+            schemas[file] = content.schema_arrow
+        _check_columns(str(file), columns, schemas[file].names)
+    return schemas
+
+
+def parquet_rows(files: Iterable[Path], names: Collection[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of Parquet files with these columns, numbered through from 1. Only a part is in memory at a time."""
     numbers = itertools.count(1)
-    parts = [_read_parquet_file(file, columns, numbers) for file in files]
-    for file, part in zip(files, parts, strict=True):
-        for column, here, before in zip(columns, part.present, parts[0].present, strict=True):
-            if here != before:
-                one, other = (file, path) if before else (path, file)
-                raise UserError(
-                    f"{one} has no column {column.name!r}, but {other.name} has it. Download or create both again"
-                )
-        if part.class_names != parts[0].class_names:
-            raise UserError(f"{file} names its classes differently from {path.name}. Download or create both again")
-    rows = [row for part in parts for row in part.records]
-    if not rows:
-        raise UserError(f"{path} has no rows; expected one example in each row")
-    return parts[0]._replace(records=rows)
+    for file in files:
+        with _parquet_file(file) as content:
+            for batch in content.iter_batches(ROWS_AT_ONCE, columns=sorted(names)):
+                # Rows first: zip takes a number for each row, but none after the last one.
+                yield from ((number, row) for row, number in zip(batch.to_pylist(), numbers, strict=False))
 
 
-def _read_parquet_file(path: Path, columns: Sequence[Column], numbers: Iterator[int]) -> Table:
+@contextlib.contextmanager
+def _parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        schema = pq.read_schema(path)
-        _check_columns(str(path), columns, schema.names)
-        names = {column.name for column in columns} & set(schema.names)
-        rows = pq.read_table(path, columns=sorted(names)).to_pylist()
+        with pq.ParquetFile(path) as content:
+            yield content
     except (pa.ArrowException, OSError) as error:
-        what = first_line(error)
-        raise UserError(f"{path} is damaged or not a Parquet file ({what}). Create or download it again") from error
-    return _table(
-        columns, ((number, row) for row, number in zip(rows, numbers, strict=False)), names, _class_names(schema)
-    )
+        raise UserError(
+            f"{path} is damaged or not a Parquet file ({first_line(error)}). Create or download it again"
+        ) from error
 
 
-def read_prepared(address: str, columns: Sequence[Column]) -> Table:
-    """Reads a split that TensorFlow Datasets has prepared (bert_jax/data/shards.py), without TensorFlow.
+def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:
+    """Reads the rows in a Parquet file, or in all files of a data set, numbered through.
 
-    Raises UserError for data that is damaged or not prepared, and for a missing required column.
+    Classes, single or in lists, have names if Hugging Face's `datasets` wrote them into the schema.
     """
+    requested = {column.name for column in columns}
+    schemas = parquet_schemas(path, columns)
+    parts = [(requested & set(schema.names), _class_names(schema, requested)) for schema in schemas.values()]
+    # All files of a data set must be alike, since the first one stands for all.
+    for file, (names, class_names) in zip(schemas, parts, strict=True):
+        if different := names ^ parts[0][0]:
+            without, other = (path, file) if different & names else (file, path)
+            raise UserError(
+                f"{without} has no column {min(different)!r}, but {other.name} has it. Download or create both again"
+            )
+        if class_names != parts[0][1]:
+            raise UserError(f"{file} names its classes differently from {path.name}. Download or create both again")
+    return _table(path, columns, parquet_rows(schemas, parts[0][0]), *parts[0])
+
+
+def _class_names(schema: pa.Schema, columns: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The names of classes, single or in lists, that `datasets` wrote into the schema, by column."""
+
+    def names(feature: Any) -> tuple[str, ...]:
+        return tuple(feature.get("names") or names(feature.get("feature"))) if isinstance(feature, dict) else ()
+
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        return {name: names(features[name]) for name in columns if name in features and names(features[name])}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _read_prepared(address: str, columns: Sequence[Column]) -> Table:
+    """Reads a split that TensorFlow Datasets has prepared (bert_jax/data/shards.py), without TensorFlow."""
     builder, split = open_tfds(address)
     features = builder.info.features
     _check_columns(address, columns, features)
     names = {column.name for column in columns} & set(features)
     class_names = {name: tuple(getattr(features[name], "names", None) or ()) for name in names}
     try:
-        rows = [{name: plain_value(one[name]) for name in names} for one in builder.as_data_source(split)]
+        rows = [{name: plain_value(row[name]) for name in names} for row in builder.as_data_source(split)]
     except Exception as error:  # TFDS has no exception class for a missing or damaged file
         raise UserError(f"{address} cannot be read ({first_line(error)}). Prepare it again") from error
-    if not rows:
-        raise UserError(f"{address} has no examples. Name another split")
-    return _table(columns, enumerate(rows, start=1), names, class_names)
-
-
-def _check_columns(where: str, columns: Sequence[Column], names: Collection[str]) -> None:
-    for column in columns:
-        if column.required and column.name not in names:
-            raise UserError(
-                f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. {advice(column.role)}"
-            )
-
-
-def _table(
-    columns: Sequence[Column],
-    rows: Iterable[tuple[int, Mapping[str, Any]]],
-    names: Collection[str],
-    class_names: Mapping[str, tuple[str, ...]],
-) -> Table:
-    return Table(
-        [TableRow(number, tuple(row.get(column.name) for column in columns)) for number, row in rows],
-        tuple(column.name in names for column in columns),
-        tuple(class_names.get(column.name, ()) for column in columns),
-    )
-
-
-def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """The names of the classes that `datasets` wrote into the schema, by column; empty if there are none."""
-    try:
-        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        return {name: _names(feature) for name, feature in metadata.get("info", {}).get("features", {}).items()}
-    except (ValueError, AttributeError):
-        return {}
-
-
-def _names(feature: Any) -> tuple[str, ...]:
-    """The names of the classes of a feature, or of a list of classes."""
-    if not isinstance(feature, dict):
-        return ()
-    return tuple(feature.get("names") or _names(feature.get("feature")))
+    return _table(address, columns, enumerate(rows, start=1), names, class_names)
 
 
 def plain_value(value: Any) -> Any:
@@ -467,22 +442,44 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, list):
-        return [plain_value(one) for one in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, dict):
-        return {name: plain_value(one) for name, one in value.items()}
+        return {name: plain_value(item) for name, item in value.items()}
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_columns(source: str, columns: Sequence[Column], names: Collection[str]) -> None:
+    for column in columns:
+        if column.required and column.name not in names:
+            raise UserError(
+                f"{source} has no column {column.name!r}; its columns are: {', '.join(names)}. {_advice(column.role)}"
+            )
+
+
+def _table(
+    source: Path | str,
+    columns: Sequence[Column],
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    names: Collection[str],
+    class_names: Mapping[str, tuple[str, ...]],
+) -> Table:
+    records = [TableRow(number, tuple(row.get(column.name) for column in columns)) for number, row in rows]
+    if not records:
+        raise UserError(f"{source} has no examples; expected one in each line or row. Name another file")
+    present = tuple(column.name in names for column in columns)
+    return Table(records, present, tuple(class_names.get(column.name, ()) for column in columns))
 
 
 JSON_LINES = (".jsonl", ".ndjson")
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), not lines of fields."""
+    """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), unlike TSV and CSV."""
     return str(path).startswith(TFDS) or plain_name(path).endswith((*JSON_LINES, ".parquet"))
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
-    """Reads these columns of every example, in order. The ending of the file's name determines its format.
+    """Reads these columns, example by example. The ending of the file name determines the format.
 
     .jsonl, .ndjson  one object on each line
     .parquet         the columns of the file, or of several (files_of)
@@ -497,10 +494,17 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     for malformed input, a missing column that is required, and a file without examples.
     """
     if str(path).startswith(TFDS):
-        return read_prepared(str(path), columns)
+        return _read_prepared(str(path), columns)
     name = plain_name(path)
     if name.endswith(".parquet"):
-        return read_parquet(path, columns)
+        return _read_parquet(path, columns)
     if name.endswith(JSON_LINES):
-        return read_json(path, columns)
-    return read_delimited(path, columns, ragged_lines, quoted=name.endswith(".csv"))
+        return _read_json(path, columns)
+    skipped: list[UserError] = []
+    present, records = delimited_records(
+        path, columns, quoted=name.endswith(".csv"), on_ragged=skipped.append if ragged_lines else None
+    )
+    table = Table(list(records), present, ((),) * len(columns), len(skipped))
+    if not table.records:
+        raise UserError(f"{path} has no examples; expected one in each line or row. Name another file")
+    return table
