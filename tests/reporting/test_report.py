@@ -182,7 +182,7 @@ def test_predictions_are_probabilities_of_the_vocabulary_and_the_masks_those_of_
     assert masked_tokens == predict_masked_tokens(pretrained, shards_dir, 6)
     assert len(masked_tokens) == 6
     for one in masked_tokens:
-        probabilities = [prediction.probability for prediction in one.predictions]
+        probabilities = [probability for _, probability in one.predictions]
         assert len(probabilities) == 5 and probabilities == sorted(probabilities, reverse=True)
         assert 0 < sum(probabilities) < 1
         assert one.label and "[PAD]" not in one.before + one.after

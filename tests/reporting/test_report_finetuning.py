@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from seqeval.metrics import classification_report
 from bert_jax.commands.report import main as report_main
 from bert_jax.reporting import mistakes
 from bert_jax.reporting import runs as curves
-from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word, tagged_spans
+from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word
 from bert_jax.reporting.mistakes import compare_spans, confusion_table, truncate
 from bert_jax.reporting.report import report
+from bert_jax.tasks.kinds.tagging import entities
 from bert_jax.tasks.rows import Span
 from bert_jax.train import workdir as workdir_lib
 
@@ -54,9 +56,11 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 @given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
 def test_correct_and_true_entities_are_counted_as_by_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
-    judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
-    counts = mistakes.count_by_type(judged)
-    guessed = [span for _, guess in sentences for span in tagged_spans(guess)]
+    judged = [one for true, guess in sentences for one in compare_spans(entities(true), entities(guess))]
+    counts: dict[str, Counter] = defaultdict(Counter)
+    for outcome, span in judged:
+        counts[span.label][outcome] += 1
+    guessed = [span for _, guess in sentences for span in entities(guess)]
     if not any(outcome != mistakes.SPURIOUS for outcome, _ in judged):
         return
     wanted = classification_report(*zip(*sentences, strict=True), output_dict=True, zero_division=0)
