@@ -202,7 +202,8 @@ def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
     without = np.array([question.answers == () for question in dev.items])
     shown = {word: groups[word] for word in sorted(groups, key=lambda word: (word == "other", -len(groups[word])))}
     if without.any() and not without.all():
-        shown |= {"has an answer": np.flatnonzero(~without), "has no answer": np.flatnonzero(without)}
+        shown["has an answer"] = np.flatnonzero(~without).tolist()
+        shown["has no answer"] = np.flatnonzero(without).tolist()
     shown["all"] = list(range(len(scores)))
     rows = [
         [name, f"{len(items):,}", *(percent(float(mean)) for mean in scores[items].mean(axis=0))]

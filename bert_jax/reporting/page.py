@@ -111,8 +111,8 @@ def block(content: Block) -> str:
         case Settings(groups):
             tables = []
             for name, values in groups.items():
-                lines = flat_settings(values).items()
-                rows = "".join(f"<tr><td>{text(key)}</td><td>{text(value)}</td></tr>" for key, value in lines)
+                flat = flat_settings(values).items()
+                rows = "".join(f"<tr><td>{text(key)}</td><td>{text(value)}</td></tr>" for key, value in flat)
                 caption = f"<caption>{text(name)}</caption>" if name else ""
                 tables += [f"<table>{caption}<tbody>{rows}</tbody></table>"] if rows else []
             return f'<div class="settings">{"".join(tables)}</div>'

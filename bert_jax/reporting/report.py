@@ -54,13 +54,15 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
             pretraining run.
     """
     run = read_run(location(workdir))
+    references: dict[str, Reference] = {}
+    results: list[Section] = []
+    predictions: list[Section] = []
     if run.config.kind != "pretraining":
         results = [*_task_tables(run), *error_sections(run.workdir, run.config, examples or EXAMPLES)]
-        tiles, references, predictions = _task_tiles(run), {}, []
+        tiles = _task_tiles(run)
     elif examples is not None:
         raise UserError("--examples is for the report of a fine-tuned run. Leave it out")
     else:
-        results = []
         references, predictions = _held_out(run)
         tiles = _pretraining_tiles(run, references)
     # The curves of all seeds, if there are several.

@@ -274,9 +274,9 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
         # Runs with a time budget may have no step in common; then only the first ones are shown.
         steps = sorted(set.intersection(*map(set, logged.values())))
         if len(series) > COLOURS and steps:
-            values = np.array([[run[step] for step in steps] for run in logged.values()])
-            ranges = {f"mean of {len(logged)} runs": values.mean(axis=0)}
-            ranges |= {"highest": values.max(axis=0), "lowest": values.min(axis=0)}
+            table = np.array([[run[step] for step in steps] for run in logged.values()])
+            ranges = {f"mean of {len(logged)} runs": table.mean(axis=0)}
+            ranges |= {"highest": table.max(axis=0), "lowest": table.min(axis=0)}
             series = tuple(Series(label, np.array(steps, np.float64), level) for label, level in ranges.items())
         title = "Training loss" if name == "task_loss" else f"{metric_title(name.removeprefix(PREFIX))}, held out"
         unit = loss_unit if name.endswith("loss") else ""

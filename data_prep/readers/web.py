@@ -145,8 +145,8 @@ def _page(body: bytes, content_type: str, charset: str | None, place: str) -> It
     if _is_too_deep(html):
         return Refusal("bad_page", place, f"HTML that is nested deeper than {_DEEPEST}", "Remove the record")
     # The main content has no menus, forms, readers' comments and the like.
-    text = extract_plain_text(html, main_content=True, alt_texts=False, list_bullets=False, comments=False)
-    return check(text.encode("utf-8", "replace").strip(), place)
+    main = extract_plain_text(html, main_content=True, alt_texts=False, list_bullets=False, comments=False)
+    return check(main.encode("utf-8", "replace").strip(), place)
 
 
 def _decoded(body: bytes, charset: str, is_html: bool) -> str:
