@@ -131,16 +131,16 @@ def report(
     `refused` counts the input that the readers could not use.
     """
     dropped: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()  # a Counter adds floats too
     sizes: Counter[str] = Counter()  # bytes of the text that reached each step
     samples: dict[str, list[str]] = {}
     for record in records:
         dropped.update(record.dropped)
         sizes.update(record.step_bytes)
-        seconds.update(record.seconds)  # type: ignore[arg-type]  # a Counter adds floats too
+        seconds.update(record.seconds)
     dropped.update(merging.dropped)
-    for group in (*records, merging):
-        for reason, texts in group.samples.items():
+    for group in [*(record.samples for record in records), merging.samples]:
+        for reason, texts in group.items():
             chosen = samples.setdefault(reason, [])
             chosen += texts[: _SAMPLES - len(chosen)]
     return {
