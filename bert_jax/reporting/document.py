@@ -27,7 +27,7 @@ class Series(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A level to compare with, such as the accuracy of always predicting the most frequent token."""
+    """A level to compare with, e.g. the accuracy if the most frequent token is always predicted."""
 
     name: str
     value: float
@@ -65,11 +65,11 @@ class Histogram(NamedTuple):
 
     @property
     def highest(self) -> int:
-        """The highest value in any series; 0 if no series has a value above 0."""
+        """The highest value in any series, or 0."""
         return max((int(np.flatnonzero(counts).max(initial=0)) for counts in self.counts.values()), default=0)
 
     def bins(self, most: int) -> dict[str, list[tuple[int, int, int]]]:
-        """Counts the values from 1 in at most `most` bins of equal width, as (first, last, count) by series.
+        """Counts the values from 1 in at most `most` equally wide bins, as (first, last, count) by series.
 
         All series have the same bins.
         """
@@ -82,7 +82,7 @@ class Histogram(NamedTuple):
         }
 
     def chart(self) -> Chart:
-        """Converts the counts to shares of each series; leaves out series without a value above 0."""
+        """Converts the counts to shares; leaves out series without a value above 0."""
         series = tuple(
             Series(
                 name,
@@ -143,7 +143,7 @@ class Panel(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """A run of text in an Excerpt: plain or special text, or a token to predict."""
+    """Text in an Excerpt: plain or special, or a token to predict."""
 
     text: str  # the model's input
     kind: Literal["plain", "special", "masked", "random", "kept"]  # the last three: how a token to predict is shown
@@ -181,7 +181,7 @@ class Charts(NamedTuple):
 
 
 class Bullets(NamedTuple):
-    """A list of sentences."""
+    """Sentences as a list."""
 
     lines: Sequence[str]
 
@@ -220,7 +220,7 @@ Block = Table | Panels | Charts | Bullets | Excerpts | Settings | Markup
 
 
 class Section(NamedTuple):
-    """A titled part of a document, hidden if it has neither blocks nor a note."""
+    """A title with blocks and a note; hidden if it has neither."""
 
     title: str
     blocks: Sequence[Block] = ()

@@ -1,4 +1,4 @@
-"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file.
+"""Report sections on a fine-tuned model, from its predictions for the dev file.
 
 `error_sections` predicts and calls the task kind's function in SECTIONS, at the end. `score_tagger` compares a tagger
 with the most-frequent-tag baseline.
@@ -79,7 +79,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
 
     @property
     def description(self) -> str:
-        """Describes the examples: all of the file, or a sample."""
+        """Describes the examples: the whole file, or a sample."""
         if len(self.items) == self.total:
             return f"all {self.total:,} examples of {self.path.name}"
         return f"{len(self.items):,} evenly spaced examples of the {self.total:,} of {self.path.name}"
@@ -91,7 +91,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
 
 
 def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredictions:
-    """Predicts up to `most` items of the dev file that a workdir's configuration names.
+    """Predicts up to `most` items of a run's dev file.
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
@@ -111,7 +111,7 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
-    """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
+    """Returns sections on up to `most` dev examples, or one with the reason why the file cannot be read."""
     try:
         dev = predict_dev(workdir, config, most)
     except UserError as error:
@@ -232,7 +232,7 @@ def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
 
 
 def question_word(question: str) -> str:
-    """Returns the first of QUESTION_WORDS in a question, or `other`."""
+    """Returns the first question word (QUESTION_WORDS) in a question, or `other`."""
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
     words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS if f" {word} " in words}
@@ -318,7 +318,7 @@ def _worst_section(dev: DevPredictions, card: Callable[[int], str]) -> Section:
 
 
 def _entity_section(dev: DevPredictions, results: Sequence[Sequence[tuple[str, Span]]]) -> Section:
-    """Counts the results of each type's true entities, and its spurious predictions."""
+    """Counts true entities by type and result, and spurious predictions."""
     counts = Counter((name, result) for result, span in chain.from_iterable(results) for name in (span.label, None))
     types = sorted({span.label for sentence in results for _, span in sentence})
     rows = []
@@ -349,7 +349,7 @@ def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[
 
 
 def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> Markup:
-    """Returns a matrix, or a list if there are many classes, next to the scores of the classes that occur."""
+    """Returns a matrix, or a list for many classes, next to the classes' scores."""
     seen = np.union1d(labels, predicted)
     shown, counts = [names[index] for index in seen], confusion_matrix(labels, predicted, labels=seen)
     scores = precision_recall_fscore_support(labels, predicted, labels=seen, zero_division=0)
@@ -370,7 +370,7 @@ def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...
 
 
 def _texts(example: Any) -> str:
-    """Returns an example's text as HTML; the texts of a pair are marked A and B."""
+    """Returns an example's text as HTML; marks a pair's texts A and B."""
     first = page.text(truncate(example.text))
     if example.text_pair is None:
         return first
@@ -387,7 +387,7 @@ class TaggingScore:
 
 
 def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
-    """Tags the test file of a tagging task and evaluates the baseline on the same words.
+    """Tags a task's test file and evaluates the baseline on the same words.
 
     Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
     """

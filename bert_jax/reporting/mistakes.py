@@ -31,10 +31,10 @@ STRONG = 0.68
 
 
 def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple[str, Span]]:
-    """Returns the result of each true span, then the spurious spans: predicted ones that overlap no true span.
+    """Judges the true spans, then lists the spurious ones: predicted spans without overlap with a true span.
 
-    A true span is correct if it was predicted, of wrong type if its words were predicted with another type, and of
-    wrong border if a predicted span of its type overlaps it. It is both if one of another type does, else missed.
+    A true span is correct if it was predicted. It has a wrong type if its words were predicted with another type, and
+    a wrong border if a predicted span with its type overlaps it; both if one with another type does; else it is missed.
     Chinchor and Sundheim (1993, MUC-5) call the wrong ones incorrect or partial.
     """
 
@@ -57,7 +57,7 @@ def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple
 
 
 class Calibration(NamedTuple):
-    """Predictions by their probability, in bins of equal width: bin m holds ((m - 1) / M, m / M]."""
+    """Predictions by their probability, in equally wide bins: bin m holds ((m - 1) / M, m / M]."""
 
     counts: Int64[np.ndarray, "M"]
     confidence: Float[np.ndarray, "M"]  # mean probability; NaN in an empty bin
@@ -82,7 +82,7 @@ def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"]
 def most_confused(
     counts: Int64[np.ndarray, "C C"], names: Sequence[str], most: int
 ) -> list[tuple[str, str, int, float]]:
-    """Lists label, prediction, count, and share of the label's cases, the most frequent confusions first."""
+    """Lists the most frequent confusions: label, prediction, count, and share of the label's cases."""
     wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
     order = [divmod(int(cell), len(counts)) for cell in np.argsort(-wrong, axis=None, kind="stable")[:most]]
     return [
@@ -93,7 +93,7 @@ def most_confused(
 
 
 def reliability(calibration: Calibration) -> str:
-    """Plots accuracy over confidence next to a calibrated model's diagonal, with the counts of the bins below."""
+    """Plots accuracy over confidence next to a calibrated model's diagonal, with the bins' counts below."""
     x, y = _scales(ticks(0.0, 1.0))
     bins = len(calibration.counts)
     width = (x.end - x.begin) / bins - 1
@@ -148,7 +148,7 @@ _DIAGONAL = f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{BASE}" y2="{
 
 
 def _scales(marks: Float[np.ndarray, "k"]) -> tuple[Scale, Scale]:
-    """Returns the scales of a square plot: both axes have the same values."""
+    """Returns a square plot's scales: both axes have the same values."""
     low, high = float(marks[0]), float(marks[-1])
     return Scale(low, high, LEFT, RIGHT, marks), Scale(low, high, BASE, TOP, marks)
 

@@ -1,6 +1,6 @@
 """Renders a Document as one HTML file with inline SVG, which needs no other file and no network.
 
-`render` and `block` come first, then `figure`, which draws a chart. Everything that comes from data passes `text`.
+`render` and `block` come first, then `figure`, which draws a chart. All data passes `text`.
 page.css and page.js are copied into the page. Curves have CSS classes for colours (series-0, series-1, ...), so that
 the style sheet sets them for light, dark and print.
 """
@@ -77,7 +77,7 @@ def render(document: Document) -> str:
 
 
 def text(value: object) -> str:
-    """Escapes a value for a place between tags or in a quoted attribute, and bytes of a path that are not UTF-8."""
+    """Escapes a value for use between tags or in a quoted attribute, and a path's bytes that are not UTF-8."""
     return html.escape(str(value)).encode(errors="backslashreplace").decode()
 
 
@@ -137,7 +137,7 @@ def table(header: Sequence[str], *groups: Iterable[Sequence[str]], words: bool =
 
 
 def bar_list(bars: Iterable[Bar]) -> str:
-    """Returns a list of names with bars; a share of 1 fills the width."""
+    """Returns names with bars; a share of 1 fills the width."""
     lines = []
     for bar in bars:
         count = "" if bar.number is None else f' title="{bar.number:,}"'
@@ -250,7 +250,7 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
 
 
 def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
-    """Returns grid lines and labels at the ticks of both scales, and the x axis's name."""
+    """Returns grid lines and labels at the ticks, and the x axis's name."""
     left, right, base = x.begin, x.end, y.begin
     parts = []
     for value in y.marks.tolist():
@@ -269,7 +269,7 @@ def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
 
 
 def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -> str:
-    """Draws a reference line. Its words go to the side with fewer points of the curves."""
+    """Draws a reference line. Its words go to the side with fewer points."""
     y = y_scale(reference.value)
     near = []
     for series in chart.series:

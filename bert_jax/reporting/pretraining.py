@@ -1,4 +1,4 @@
-"""Held-out rows in the report of a pretraining run.
+"""Held-out rows in a pretraining report.
 
 `unigram_baseline` is the level to compare metrics with; `predict_masked_tokens` and `masked_token_table` show the
 model's predictions for masked tokens.
@@ -41,7 +41,7 @@ _NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 @dataclass(frozen=True)
 class UnigramBaseline:
-    """Metrics of a model that knows only the token frequencies of the training rows, on the masks of evaluation."""
+    """Metrics for a model that knows only the training rows' token frequencies, with evaluation's masks."""
 
     token: str  # the most frequent token of the training rows
     accuracy: float  # of always predicting it
@@ -53,11 +53,11 @@ class UnigramBaseline:
 def unigram_baseline(
     shards: str | os.PathLike[str], max_rows: int = 0, train: str | os.PathLike[str] = ""
 ) -> UnigramBaseline:
-    """Evaluates the baseline on the held-out part of shards.
+    """Evaluates the baseline on held-out rows.
 
     Args:
-        shards: an output of build-examples, whose eval part is used.
-        max_rows: how many of the first rows to use; 0: all.
+        shards: a folder from build-examples, whose eval part is used.
+        max_rows: how many rows to use, from the first; 0: all.
         train: the shards whose training rows are counted; empty: the same shards.
 
     Raises:
@@ -107,11 +107,11 @@ class MaskedToken(NamedTuple):
 
 
 def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count: int) -> list[MaskedToken]:
-    """Returns the most likely tokens for one masked position in each of `count` held-out rows.
+    """Predicts one masked position in each of `count` held-out rows.
 
-    The masks are those of the evaluation, and a fixed seed selects the rows. The position is the middle one of the
-    masked positions whose label is a word (of all predicted positions if no label is one), so that nothing is selected
-    by its result. Raises UserError if the checkpoint or the shards cannot be opened, or do not belong together.
+    Uses evaluation's masks. Nothing is selected by its result: a fixed seed selects the rows, and in a row it is the
+    middle masked position whose label is a word (the middle predicted position if no label is one). Raises UserError
+    if the checkpoint or the shards cannot be opened, or do not belong together.
     """
     loaded = open_checkpoint(checkpoint)
     vocabulary = loaded.vocabulary
@@ -143,7 +143,7 @@ def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count:
 
 
 def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarray, "B"]:
-    """Chooses the prediction to show of each row: the middle one of those whose label is a word or its beginning."""
+    """Chooses each row's prediction to show: the middle one whose label is a word or begins one."""
     chosen = []
     for ids, positions, labels, weights in zip(
         batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
@@ -157,7 +157,7 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
 
 
 def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
-    """Returns the model's distribution over the vocabulary at one position of each row."""
+    """Returns the model's distribution over the vocabulary at one position per row."""
     heads = Heads(mlm=True)
     wanted = layers.flatten(abstract_params(loaded.model, heads))
     params = layers.unflatten({path: loaded.params[path] for path in wanted})
@@ -172,7 +172,7 @@ def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray,
 
 
 def join_tokens(tokens: Sequence[str]) -> str:
-    """Joins tokens to a line of text: pieces to words, and punctuation to the words it belongs to."""
+    """Joins tokens to a line: pieces to words, and punctuation to the words it belongs to."""
     line = ""
     for token in tokens:
         if token.startswith("##"):

@@ -1,4 +1,4 @@
-"""Writes a report of a run, finished or not, as one HTML file: results, curves, predictions, configuration."""
+"""Writes a run's report, finished or not, as one HTML file: results, curves, predictions, configuration."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -47,7 +47,7 @@ def report(workdir: str | PurePath, examples: int | None = None) -> Location:
     """Writes WORKDIR/report.html and returns its path.
 
     Args:
-        examples: how many examples of a fine-tuned run's dev file to evaluate at most; None: EXAMPLES.
+        examples: the most dev examples to evaluate, for a fine-tuned run; None: EXAMPLES.
 
     Raises:
         UserError: for a folder that is not a workdir, or one that has logged nothing yet, and for `examples` with a
@@ -108,7 +108,7 @@ def compare(workdirs: Sequence[str | PurePath], output: str | PurePath) -> Path:
 
 
 def _held_out(run: RecordedRun) -> tuple[dict[str, Reference], list[Section]]:
-    """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
+    """Returns the held-out baselines by metric, and a section with predictions or the reason why they are missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
     shards, source = data.get("eval") or "", ""

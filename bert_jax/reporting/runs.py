@@ -85,7 +85,7 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The content of a workdir; an unfinished run has no result."""
+    """A workdir's content; an unfinished run has no result."""
 
     workdir: Location
     config: WorkdirConfig
@@ -106,7 +106,7 @@ class RecordedRun:
         return "Fine-tuning on files of your own" if name == "own" else f"Fine-tuning on {name}"
 
     def latest(self, name: str) -> float | None:
-        """Returns a metric of the result, or else its last logged value."""
+        """Returns a metric from the result, or else its last logged value."""
         final = (self.result or {}).get(name)
         if final is not None:
             return final
@@ -161,7 +161,7 @@ def metric_title(metric: str) -> str:
 
 
 def metric_format(metric: str) -> Format:
-    """Returns the format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
+    """Returns the format for a metric's values: percent for shares, plain numbers for losses and errors."""
     return number if lower_is_better(metric) else percent
 
 
@@ -204,7 +204,7 @@ def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = N
 
 
 def _curves(lines: Lines, names: Mapping[str, str]) -> tuple[Series, ...]:
-    """Returns the curves of metrics by label, without those that were never logged."""
+    """Returns the metrics' curves by label; leaves out metrics that were never logged."""
     return tuple(filter(None, (curve(lines, name, label) for label, name in names.items())))
 
 
@@ -241,7 +241,7 @@ def _series(label: str, values: Mapping[float, float]) -> Series:
 
 
 def read_runs(workdir: Location) -> dict[str, Lines]:
-    """Returns the metrics of each run by its name (`seed 0`, or `rate 5e-05, seed 0`); none for a run of one seed."""
+    """Returns the metrics by run (`seed 0`, or `rate 5e-05, seed 0`); empty for a workdir with one seed."""
 
     def order(path: Location) -> list[tuple[float, str]]:
         """Orders numbers in names by their value."""
@@ -262,7 +262,7 @@ def read_runs(workdir: Location) -> dict[str, Lines]:
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
-    """Returns charts of the held-out metrics and the training loss, with a curve for each run, or with their range."""
+    """Plots the held-out metrics and the training loss, with a curve for each run, or with their range."""
     names = {name for lines in runs.values() for line in lines for name in line}
     wanted = [name for name in names if name == "task_loss" or (name.startswith(PREFIX) and not is_threshold(name))]
     shown = []
@@ -285,7 +285,7 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
 
 
 def source_section(lines: Lines) -> Section:
-    """Lists the sources of a mixture with their last logged epochs and metrics; empty for a run without a mixture."""
+    """Lists a mixture's sources with their last logged epochs and metrics; empty without a mixture."""
     logged: dict[str, float] = {}
     for line in lines:
         logged |= {name: value for name, value in line.items() if "/" in name and value is not None}
@@ -305,7 +305,7 @@ def source_section(lines: Lines) -> Section:
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Document:
-    """Returns the page. Raises UserError for too few or many runs, a run named twice, and runs of two kinds."""
+    """Returns the page. Raises UserError for too few or many runs, one named twice, and different kinds."""
     if not 2 <= len(runs) <= MOST_RUNS:
         raise UserError(f"{len(runs)} runs; a comparison has 2 to {MOST_RUNS}. Name fewer WORKDIRs")
     names = short_names([str(run.workdir) for run in runs])
@@ -367,7 +367,7 @@ def _scores(run: RecordedRun) -> dict[str, str]:
 
 
 def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
-    """Returns charts of the held-out metrics, the losses without a held-out one, learning rate and throughput."""
+    """Plots the held-out metrics, the losses without a held-out one, learning rate and throughput."""
     logged = dict.fromkeys(name for run in runs.values() for line in run.lines for name in line if "/" not in name)
     held_out = sorted((name for name in logged if name.startswith(PREFIX)), key=reading_order)
     losses = [name for name in logged if name.endswith("loss") and not {name, PREFIX + name} & set(held_out)]
@@ -387,7 +387,7 @@ def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
 
 
 def different_settings(runs: Sequence[RecordedRun]) -> list[list[str]]:
-    """Returns a row for each key of model, task and configuration whose values differ between the runs."""
+    """Returns a row for each key (model, task, configuration) whose values differ between the runs."""
     rows = _rows([flat_settings(run.settings()) for run in runs])
     known = {key for key, *_ in rows}
     different = []

@@ -1,4 +1,4 @@
-"""Prints a Document on a terminal, or else as plain text of 100 columns."""
+"""Prints a Document on a terminal, or else as plain text in 100 columns."""
 
 import textwrap
 
@@ -30,12 +30,12 @@ _PANEL_BAR = 12
 
 
 def open_console() -> Console:
-    """Returns a console that prints text as it is, although names and tokens may hold markup of rich: [ ] and :."""
+    """Returns a console that prints text as it is: names and tokens may hold rich's markup, [ ] and :."""
     return Console(width=None if Console().is_terminal else WIDTH, markup=False, emoji=False)
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Prints the sections that are not only for pages. The heading is the source, a path, or else the title."""
+    """Prints a document without its page-only sections. The heading is the source, a path, or else the title."""
     console = console or open_console()
     console.print(document.source or document.title, style="bold", soft_wrap=True, highlight=False)
     for line in filter(None, [*document.lines, document.warning]):
@@ -111,7 +111,7 @@ def _panel(panel: Panel) -> RichTable:
 
 
 def _histogram(histogram: Histogram) -> RichTable:
-    """Returns a table with bins as rows, and for each series a count and a bar. A last row counts the value 0."""
+    """Returns a table with bins as rows, and a count and a bar for each series. A last row counts the value 0."""
     table = RichTable(title=f"{histogram.title}, {histogram.unit}", title_justify="left")
     table.add_column(histogram.axis)
     width = _BAR_COLUMNS // len(histogram.counts)
@@ -133,7 +133,7 @@ def _histogram(histogram: Histogram) -> RichTable:
 
 
 class _Bar:
-    """A bar of block characters, or of # if the terminal's encoding has no others."""
+    """A bar in block characters, or in # if the terminal's encoding has no others."""
 
     def __init__(self, share: float, width: int) -> None:
         self._share, self._width = share, width
