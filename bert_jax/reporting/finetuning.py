@@ -103,6 +103,7 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:
+        # Spaced evenly, because a file may be sorted by label.
         sampled = np.unique(np.linspace(0, total - 1, most).astype(int))
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in sampled))
     rows = model.encode(split)
@@ -116,6 +117,7 @@ def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[
         dev = predict_dev(workdir, config, most)
     except UserError as error:
         return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
+    # A kind from an extension may have no sections.
     sections = next((SECTIONS[kind] for kind in type(dev.task).__mro__ if kind in SECTIONS), None)
     return sections(dev) if sections else []
 
@@ -161,6 +163,7 @@ def _regression(dev: DevPredictions[RegressionTask, LabelledRows]) -> list[Secti
 
 
 def _tagging(dev: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
+    # Labels are stored by token: a word's label is at its first token.
     rows = dev.rows
     names = dev.task.labels
     labels = rows.labels[rows.word_starts].astype(int)
@@ -258,6 +261,7 @@ def _choice(dev: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
 
 
 def _token_regression(dev: DevPredictions[TokenRegressionTask, LabelledWordRows]) -> list[Section]:
+    # The arrays hold the words of all sentences, one after the other.
     rows = dev.rows
     known = rows.label_weights[rows.word_starts] > 0
     labels = rows.labels[rows.word_starts].astype(float)
@@ -359,6 +363,7 @@ def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...
     ]
     table = page.table(["class", "true", "precision", "recall", "F1"], rows)
     if len(shown) <= MOST_CLASSES:
+        # A wide matrix has the scores below it.
         layout = "pair" if len(shown) <= NARROW else "stacked"
         return Markup(f'<div class="{layout}">{mistakes.confusion_table(counts, shown)}{table}</div>')
     confused = [

@@ -66,6 +66,7 @@ class Calibration(NamedTuple):
     @property
     def error(self) -> float:
         """The expected calibration error (Guo et al. 2017, section 2, equation 3)."""
+        # An empty bin has no gap.
         gaps = np.nan_to_num(np.abs(self.accuracy - self.confidence))
         return float((self.counts * gaps).sum() / self.counts.sum())
 
@@ -74,7 +75,7 @@ def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"]
     """Bins predictions by their probability (`confidence`) and measures how many are correct."""
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     counts = np.bincount(bins, minlength=BINS)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
         means = [np.bincount(bins, values, BINS) / counts for values in (confidence, correct.astype(float))]
     return Calibration(counts, *means)
 
@@ -115,6 +116,7 @@ def reliability(calibration: Calibration) -> str:
         top, bottom = sorted((y(accuracy), y(confidence)))
         columns += f'<g class="series-0">{bar(index, y(accuracy), y.begin - y(accuracy), title)}</g>'
         columns += f'<g class="gap">{bar(index, top, bottom - top, title)}</g>'
+        # A bin with few predictions stays visible.
         height = (STRIP - 10) * count / calibration.counts.max()
         strip += bar(index, base - height, max(height, 0.7), title)
     below = (
@@ -131,7 +133,7 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
     """Plots a point for each item, at most MOST_POINTS; predictions on the diagonal equal their labels."""
     items = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
-    if high - low < 1e-12:
+    if high - low < 1e-12:  # all values are equal
         low, high = low - 0.5, high + 0.5
     x, y = _scales(ticks(low, high))
     points = ""

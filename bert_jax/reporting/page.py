@@ -208,7 +208,7 @@ def figure(chart: Chart) -> str:
         )
     marks += [_level(chart, reference, x_scale, y_scale) for reference in chart.references]
     latest, summary = _captions(chart)
-    data = json.dumps(curves).replace("<", "\\u003c")
+    data = json.dumps(curves).replace("<", "\\u003c")  # a name may hold </script>
     unit = f" <span>{text(chart.unit)}</span>" if chart.unit else ""
     return (
         f'<figure class="chart"><figcaption><h3>{text(chart.title)}{unit}</h3><ul class="legend">{legend}</ul>'
@@ -221,6 +221,7 @@ def figure(chart: Chart) -> str:
 
 def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
     """Returns round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
+    # 0.999 and 1e-9 allow for rounding, so that a bound that is a tick needs no further one.
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -235,14 +236,14 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
     low, high = float(values.min()), float(values.max())
     if chart.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low < 1e-12:
+    if high - low < 1e-12:  # all values are equal, but the axis needs a height
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(low, high)
     first_step, last_step = 0.0, max(float(steps.max()), 1.0)
     if chart.bar_width:  # a bar extends half-way to its neighbours
         first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
     step_marks = ticks(first_step, last_step)
-    if chart.bar_width:
+    if chart.bar_width:  # a histogram's values are whole numbers
         step_marks = np.unique(np.rint(step_marks))
     step_marks = step_marks[(step_marks >= first_step) & (step_marks <= last_step)]
     x_scale = Scale(first_step, last_step, LEFT, RIGHT, step_marks)
@@ -271,7 +272,7 @@ def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
 def _level(chart: Chart, reference: Reference, x_scale: Scale, y_scale: Scale) -> str:
     """Draws a reference line. Its words go to the side with fewer points."""
     y = y_scale(reference.value)
-    near = []
+    near = []  # heights of the points that the words may cover
     for series in chart.series:
         values = y_scale(series.values)
         near.append(values[(x_scale(series.steps) > RIGHT - LABEL_WIDTH) & (abs(values - y) < LABEL_HEIGHT)])

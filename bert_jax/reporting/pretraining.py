@@ -67,6 +67,7 @@ def unigram_baseline(
     vocabulary = dataset.vocabulary()
     counted = open_dataset(train, "train") if train else dataset
     counts = read_unigram_counts(counted.directory, counted.manifest).astype(np.float64)
+    # Special tokens are never masked, so the baseline does not predict them.
     ordinary = np.ones(vocabulary.vocab_size, bool)
     ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)
@@ -74,6 +75,7 @@ def unigram_baseline(
         log_shares = np.log(counts / counts.sum())
     top = int(counts.argmax())
 
+    # Counts the labels at the masks of evaluation, which the loss then weighs.
     loader = PretrainingLoader(dataset, vocabulary, batch_size=1, seed=EVALUATION_SEED)
     seen = np.zeros(vocabulary.vocab_size, np.int64)
     labels = np.zeros(2, np.int64)
@@ -158,6 +160,7 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
 
 def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
     """Returns the model's distribution over the vocabulary at one position per row."""
+    # Only the encoder and the head for masked tokens.
     heads = Heads(mlm=True)
     wanted = layers.flatten(abstract_params(loaded.model, heads))
     params = layers.unflatten({path: loaded.params[path] for path in wanted})

@@ -253,6 +253,7 @@ def read_runs(workdir: Location) -> dict[str, Lines]:
                 keys.append((float("inf"), part))
         return keys
 
+    # Without a sweep, seeds have folders in the workdir, otherwise in the folder of their learning rate.
     logs: dict[str, Lines] = {}
     for pattern in ("seed-*", "rate-*/seed-*"):
         for path in sorted(workdir.glob(pattern), key=order):
@@ -286,6 +287,7 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
 
 def source_section(lines: Lines) -> Section:
     """Lists a mixture's sources with their last logged epochs and metrics; empty without a mixture."""
+    # Names with a slash are values by source; later lines replace earlier ones.
     logged: dict[str, float] = {}
     for line in lines:
         logged |= {name: value for name, value in line.items() if "/" in name and value is not None}

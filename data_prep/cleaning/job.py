@@ -1,4 +1,4 @@
-"""Removes duplicates across all units of a cleaning job, and reports what was kept and dropped."""
+"""Removes duplicates across the units of a cleaning job, and reports the kept and dropped documents."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ SIGNATURES = "signatures.npy"  # the bands of all documents of an output, [n, ba
 
 @dataclass
 class Merging:
-    """The documents of the units merged so far, and which were dropped."""
+    """The documents seen in the units so far, and the dropped ones."""
 
     steps: Steps
     index: Index = field(default_factory=Index)
@@ -41,7 +41,7 @@ class Merging:
         self._kept: dict[int, np.ndarray] = {}  # the indices of each unit's kept documents, if they have bands
 
     def add_others(self, folder: Path) -> None:
-        """Counts all documents of another output as seen (--against), even near-duplicates of each other.
+        """Counts another output's documents as seen (--against), even near-duplicates among them.
 
         Raises UserError for a damaged file.
         """
@@ -49,7 +49,7 @@ class Merging:
             self.index.insert(signature)
 
     def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
-        """Writes a unit's documents that repeat none before them to `target`, if there are any."""
+        """Writes a unit's documents to `target`, if any, without repetitions of earlier ones."""
         path = stem(directory, record.number)
         content = b"".join(read_blocks(str(path.with_suffix(".jsonl.zst"))))
         with np.load(path.with_suffix(".npz")) as file:
@@ -82,7 +82,7 @@ class Merging:
         self.bytes += sum(len(text.encode()) for text in texts)
 
     def write_signatures(self, directory: Path) -> None:
-        """Writes the bands of the documents that were kept, from the files of their units."""
+        """Writes the kept documents' bands, from the files of their units."""
         shape = self.documents, BANDS
         signatures = np.lib.format.open_memmap(directory / SIGNATURES, "w+", np.uint64, shape)
         end = 0
@@ -105,7 +105,7 @@ class Merging:
 
 
 def read_signatures(folder: Path) -> np.ndarray:
-    """Maps the bands of all documents of an output, [n, bands], into memory. Raises UserError for a damaged file."""
+    """Maps an output's bands, [n, bands], into memory. Raises UserError for a damaged file."""
     try:
         signatures = np.load(folder / SIGNATURES, mmap_mode="r")
     except (ValueError, EOFError) as error:
@@ -126,9 +126,9 @@ _SAMPLES = 10  # of each reason
 def report(
     records: Sequence[CleanedUnit], merging: Merging, refused: Mapping[str, int], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the content of report.json: counts of documents by reason, MB/s of each step, and samples.
+    """Returns the content of report.json: documents by reason, MB/s by step, and samples.
 
-    `refused` counts the input that the readers could not use.
+    `refused` counts unusable input.
     """
     dropped: Counter[str] = Counter()
     seconds: Counter[str] = Counter()  # a Counter adds floats too
@@ -157,7 +157,7 @@ def report(
 
 
 def write(report: Mapping[str, Any], directory: Path, name: str) -> None:
-    """Writes report.json and the page of an output."""
+    """Writes report.json and the page."""
     write_json(directory / REPORT, report)
     documents, size = report["documents"], report["bytes"]
     read = max(documents["read"], 1)

@@ -1,5 +1,5 @@
-"""Published rules for the quality of web text (`RULES`). Before them come the combining marks of words and the
-identification of languages, which unit.py uses too.
+"""Published quality rules for web text (`RULES`), after two things that unit.py uses too: combining marks, and language
+identification.
 """
 
 import functools
@@ -22,11 +22,11 @@ from bert_jax.errors import UserError, install_hint
 
 @functools.cache
 def combining_marks(first: int = 0, last: int = 0xFFFF) -> str:
-    r"""Lists the vowel signs and accents (Unicode's categories Mn, Mc and Me) for the inside of a character class.
+    r"""Lists the vowel signs and accents (Unicode categories Mn, Mc and Me) for use in a character class.
 
-    \w has none of them, so that a pattern of letters and digits alone cuts words of Hindi, Tamil or vowelled Hebrew.
-    Marks above U+FFFF, of rarer scripts such as Adlam, halve the speed: `re` looks the others up in a table, but
-    compares these ranges one by one. So they are listed only on request.
+    \w has none of them, so a pattern for letters and digits alone cuts words in Hindi, Tamil or vowelled Hebrew. Marks
+    above U+FFFF, in rarer scripts such as Adlam, are listed only on request, because they halve the speed: `re` looks
+    the others up in a table, but compares these ranges one by one.
     """
     marks = [point for point in range(first, last + 1) if unicodedata.category(chr(point)).startswith("M")]
     # In a run of consecutive code points, the differences to their indices are equal.
@@ -36,7 +36,7 @@ def combining_marks(first: int = 0, last: int = 0xFFFF) -> str:
 
 
 def marks_in(text: str) -> str:
-    """Lists the combining marks for a pattern that is applied to this text, with wide ones only if it has any."""
+    """Lists the combining marks for a pattern to apply to this text, with wide ones only if it has any."""
     # UTF-16 makes two of each character above U+FFFF; counting them is many times as fast as searching for marks.
     if text.isascii() or len(text.encode("utf-16-le", "surrogatepass")) == 2 * len(text):
         return combining_marks()
@@ -55,7 +55,7 @@ LONGEST = 4000  # characters that are read; more of them change nothing but the 
 
 
 def check(languages: tuple[str, ...]) -> None:
-    """Raises UserError for a language that is not identified, and if the package is missing."""
+    """Raises UserError for an unknown language, and if the package is missing."""
     if not languages:
         return
     if importlib.util.find_spec("py3langid") is None:
@@ -135,7 +135,7 @@ _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 
 
 def c4(text: str) -> tuple[str, str]:
-    """Keeps lines that end as a sentence does, have 3 words, and are neither code nor notices, and then 5 sentences."""
+    """Keeps lines that end like a sentence, have 3 words, and are neither code nor notices; needs 5 sentences."""
     kept = []
     sentences = 0
     for line in text.splitlines():
@@ -224,7 +224,7 @@ RULES: dict[str, Rule] = {"gopher_repetition": gopher_repetition, "gopher": goph
 
 
 def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
-    """Counts the parts that repeat an earlier one, and their characters."""
+    """Counts repetitions of earlier parts, and their characters."""
     if len(set(parts)) == len(parts):
         return 0, 0
     repeated = [(count - 1, len(part)) for part, count in Counter(parts).items()]
@@ -241,9 +241,9 @@ class NGrams:
         self._lengths = np.fromiter(map(len, words), np.int64, len(words))
 
     def top_characters(self, n: int) -> int:
-        """Counts the characters in all occurrences of the most frequent n-gram (or the first such); 0 if it is unique.
+        """Counts the characters, with spaces, in all copies of the most frequent n-gram; 0 if none is repeated.
 
-        The spaces between its words count too.
+        If several are as frequent, the first one counts.
         """
         _, firsts, counts = np.unique(self._hashes(n), return_index=True, return_counts=True)
         most = int(counts.max(initial=0))
@@ -253,7 +253,7 @@ class NGrams:
         return most * (int(self._lengths[first : first + n].sum()) + n - 1)
 
     def repeated_characters(self, n: int) -> int:
-        """Counts the characters of words inside n-grams that repeat an earlier one, each word once."""
+        """Counts the characters in words inside repetitions of earlier n-grams; a word counts once."""
         hashes = self._hashes(n)
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         repeated = np.flatnonzero(firsts[inverse] != np.arange(len(hashes)))

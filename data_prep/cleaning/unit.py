@@ -1,4 +1,4 @@
-"""Cleans one unit of documents: rules, the language, and the signatures that find near-duplicates (MinHash)."""
+"""Cleans one unit: rules, language, and signatures for near-duplicates (MinHash)."""
 
 import contextlib
 import functools
@@ -53,13 +53,13 @@ _BAND_FACTORS = _mixed(np.arange(1, ROWS + 1, dtype=np.uint64)) | np.uint64(1)
 
 @functools.cache
 def _word(marks: str) -> re.Pattern[str]:
-    """Matches words of letters, with their marks, and digits; in scripts without spaces, each character is a word."""
+    """Matches words: letters, with their marks, and digits; in scripts without spaces, single characters."""
     letter = rf"[^\W_{_UNSPACED}]"
     return re.compile(rf"[{_UNSPACED}]|{letter}++(?:[{marks}]++{letter}*+)*+")
 
 
 def shingles(text: str) -> UInt64[np.ndarray, " n"]:
-    """Hashes a text's distinct runs of 5 words, lower-cased; all of its words, if there are fewer."""
+    """Hashes a text's distinct 5-word runs, lower-cased; with fewer words, all of them."""
     words = _word(marks_in(text)).findall(text.lower())
     codes = np.fromiter((zlib.crc32(word.encode()) for word in words), np.uint64)
     size = min(SHINGLE, len(codes))
@@ -70,7 +70,7 @@ def shingles(text: str) -> UInt64[np.ndarray, " n"]:
 
 
 def minhash(hashes: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " h"]:
-    """Returns the smallest hash of a set of shingles by each function."""
+    """Returns the smallest hash by each function over a set of shingles."""
     smallest = np.full(len(_FACTORS), np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, len(hashes), _HASHES_AT_ONCE):
         products = hashes[start : start + _HASHES_AT_ONCE, None] * _FACTORS
@@ -79,9 +79,9 @@ def minhash(hashes: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " h"]:
 
 
 def bands(text: str) -> UInt64[np.ndarray, " b"]:
-    """Hashes each band of a text's MinHash: two texts with an equal one are near-duplicates.
+    """Hashes the bands of a text's MinHash: two texts with an equal one are near-duplicates.
 
-    A text without words has the hash of the whole text as its only shingle.
+    A text without words is its own only shingle.
     """
     hashes = shingles(text)
     if not len(hashes):
@@ -91,20 +91,20 @@ def bands(text: str) -> UInt64[np.ndarray, " b"]:
 
 
 class Index:
-    """The bands of documents, in 170 to 340 bytes for each document."""
+    """The documents' bands, in 170 to 340 bytes per document."""
 
     def __init__(self) -> None:
         self._seen = Seen()
 
     def add(self, signature: UInt64[np.ndarray, " b"]) -> bool:
-        """Adds a document unless it is a near-duplicate of one before it. Returns whether it was added."""
+        """Adds a document unless it nearly repeats an earlier one. Returns whether it was added."""
         if any(band.tobytes() in self._seen for band in signature.astype("<u8")):
             return False
         self.insert(signature)
         return True
 
     def insert(self, signature: UInt64[np.ndarray, " b"]) -> None:
-        """Adds a document, even a near-duplicate of another."""
+        """Adds a document, even a near-duplicate."""
         for band in signature.astype("<u8"):
             self._seen.add(band.tobytes())
 
@@ -125,7 +125,7 @@ _LETTER = re.compile(r"[^\W_]")  # or a digit
 
 @dataclass(frozen=True)
 class Steps:
-    """What happens to each document, in this order."""
+    """The cleaning steps, in their order."""
 
     rules: tuple[str, ...]
     languages: tuple[str, ...]  # to keep; none: all
@@ -136,7 +136,7 @@ class Steps:
 
 @dataclass
 class CleanedUnit:
-    """The results of a unit."""
+    """A unit's results."""
 
     number: int
     text_hash: str
@@ -150,7 +150,7 @@ class CleanedUnit:
 
     @contextlib.contextmanager
     def step(self, name: str, size: int) -> Iterator[None]:
-        """Counts the time of a step that reads so many bytes of text."""
+        """Measures a step that reads `size` bytes of text."""
         start = time.process_time()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
@@ -158,14 +158,14 @@ class CleanedUnit:
 
 
 def drop(dropped: Counter[str], samples: dict[str, list[str]], reason: str, text: str) -> None:
-    """Counts a dropped document, and keeps the beginnings of the first ones."""
+    """Counts a dropped document, and samples the first ones."""
     dropped[reason] += 1
     if dropped[reason] <= SAMPLES:
         samples.setdefault(reason, []).append(text[:EXCERPT])
 
 
 def stem(directory: Path, number: int) -> Path:
-    """Returns the path of a unit's files without their suffixes."""
+    """Returns the path of a unit's files, without suffix."""
     return unit_folder(directory) / f"{number:05d}"
 
 
@@ -195,7 +195,7 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
 
 
 def read_record(directory: Path, unit: Unit) -> CleanedUnit | None:
-    """Returns the record of a unit that an earlier run finished on the same text, or None."""
+    """Returns the record of a unit that an earlier run finished with the same text, or None."""
     try:
         content = json.loads(stem(directory, unit.number).with_suffix(".json").read_text("utf-8"))
         record = CleanedUnit(**content)
@@ -238,7 +238,7 @@ def _cleaned(steps: Steps, document: bytes, record: CleanedUnit) -> str | None:
 
 
 def _line_hashes(text: str) -> np.ndarray:
-    """Hashes each line, as 0 if it has no letters or digits.
+    """Hashes the lines; a line without letters or digits is 0.
 
     Lines are compared as in CCNet (Wenzek et al. 2020, section 3.1): in lower case, with every digit as 0, and without
     punctuation.

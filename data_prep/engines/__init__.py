@@ -1,8 +1,8 @@
 """Where work units run: on this machine (local), in a Beam pipeline (beam), or on a Ray cluster (ray).
 
-An engine takes the stream of units and a function that builds a unit in a job's folder; it yields the records in any
-order. The function is picklable, gives the same result wherever and however often it runs, and reads nothing in the
-folder except the tokenizer. docs/data.md has the commands.
+An engine takes the units and a function to build a unit in a job's folder; it yields the records in any order. The
+function is picklable, gives the same result wherever and however often it runs, and reads only the tokenizer in the
+folder. docs/data.md has the commands.
 """
 
 import importlib.util

@@ -116,7 +116,7 @@ def _started(task: Callable[[str], None], names: list[str], workers: int, flags:
 
 
 def _check_answer(answer: Connection, waiting: set[str]) -> None:
-    """Raises the error of a worker, or UserError, unless the pipeline succeeded and no unit is left."""
+    """Raises a worker's error, or UserError, unless the pipeline succeeded and no unit is left."""
     try:
         problem = answer.recv()
     except EOFError:
@@ -150,7 +150,7 @@ class _Stopped(BaseException):
 def _run_pipeline(
     task: Callable[[str], None], names: list[str], workers: int, flags: list[str], answer: Connection
 ) -> None:
-    """Runs the pipeline and answers None, or the problem; then exits with every process that it started.
+    """Runs the pipeline and answers None, or the problem; then exits with all processes that it started.
 
     The parent handles Ctrl-C. SIGTERM and the end of the parent, whatever its cause, cancel the pipeline.
     """

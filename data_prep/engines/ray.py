@@ -1,4 +1,4 @@
-"""Runs units as tasks of a Ray cluster, or of a Ray instance that it starts on this machine.
+"""Runs units as tasks on a Ray cluster, or on a Ray instance started on this machine.
 
 If a worker or node is lost, its unit runs again on another one. Results come back through Ray and are written here, so
 the nodes need no shared file system.
@@ -28,7 +28,7 @@ _SECONDS_TO_SIGNALS = 0.2
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units as Ray tasks of one core each; 0 workers: one for each core of the cluster, even as it grows.
+    """Runs units as Ray tasks with one core each; 0 workers: one for each core of the cluster, even as it grows.
 
     At most one unit more than there are workers is in flight; Ray's object store holds their text and results. Raises
     UserError if a unit was lost more often than --retries, or the cluster cannot be reached.

@@ -48,7 +48,7 @@ def pack_unit(unit: Unit) -> bytes:
 
 
 def unpack_unit(packed: bytes) -> Unit:
-    """Returns the unit that pack_unit packed."""
+    """Undoes pack_unit."""
     head, text = packed.split(b"\n", 1)
     fields = json.loads(head)
     ends = list(itertools.accumulate(fields.pop("lengths"), initial=0))
@@ -61,7 +61,7 @@ def pack_tokenizer(directory: Path) -> bytes:
 
 
 def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
-    """On a worker: builds a unit and returns the files that it wrote, for `put_in_place`.
+    """On a worker: builds a unit and returns its files, for `put_in_place`.
 
     `job` is a unique name; `tokenizer` returns the result of pack_tokenizer and is called once in each process.
     """
@@ -83,7 +83,7 @@ def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) ->
 
 
 def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
-    """Writes the files of a unit into the job's folder, its record last, and returns the record."""
+    """Writes a unit's files into the job's folder, its record last, and returns the record."""
     files = unpack_files(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):

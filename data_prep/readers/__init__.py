@@ -1,9 +1,9 @@
-"""Reading text: the sources of a corpus (local, gs://, s3://, hf://, tfds:) and their documents, one at a time.
+"""Reads text: a corpus's sources (local, gs://, s3://, hf://, tfds:) and their documents, one at a time.
 
-Start with corpus.py: its `Corpus` reads all sources in order, and `read` picks the reader of a file. text.py reads
-plain text, and recognizes formats by names and first bytes; tables.py reads JSON lines, Parquet, CSV, TSV and Arrow;
+Start with corpus.py: its `Corpus` reads all sources in order, and `read` picks a file's reader. text.py reads plain
+text, and recognizes formats by names and first bytes; tables.py reads JSON lines, Parquet, CSV, TSV and Arrow;
 datasets.py finds the files of Hugging Face and TFDS datasets; web.py reads WARC and WET; wiki.py reads wiki dumps.
-This module defines what they yield for unusable input: a Refusal or an Omission.
+For unusable input they yield a Refusal or an Omission, which this module defines.
 """
 
 import re
@@ -51,7 +51,7 @@ _PROBLEMS: dict[Reason, tuple[str, str]] = {
 
 
 class Refusal(UserError):
-    """A document, or the rest of a file, that cannot be used: `reason` for counting, the message for a person."""
+    """An unusable document, or the unusable rest of a file: `reason` for counting, the message for a person."""
 
     def __init__(self, reason: Reason, place: str, problem: str, advice: str) -> None:
         super().__init__(f"{place}: {one_line(problem)}. {advice}, {_SKIP}")  # a column's name may have line breaks
@@ -64,12 +64,12 @@ class Refusal(UserError):
 
 
 def of_flag(error: UserError, flag: str) -> UserError:
-    """Rewords a reader's error for a command that reads files named by `flag` and has no --on_error."""
+    """Rewords a reader's error for a command with `flag` instead of --input, and without --on_error."""
     return UserError(str(error).partition(f", {_SKIP}")[0].replace("--input", flag))
 
 
 class Omission(NamedTuple):
-    """A record that is not a document: it is left out and counted, whatever --on_error."""
+    """A record that is not a document: left out and counted, whatever --on_error."""
 
     reason: Literal[
         "not_a_page",  # a record of a web archive: no HTML or plain text, or a status other than 200
@@ -87,7 +87,7 @@ def check(text: bytes, place: str, first_line: int | None = None) -> Item:
     """Returns the text if it can be used, otherwise a Refusal with the problem.
 
     Args:
-        place: what holds the text, e.g. "a.txt".
+        place: where the text is, for messages, e.g. "a.txt".
         first_line: the line on which the text begins; the message then has the line and the column, in bytes.
     """
     if len(text.translate(None, CONTROLS)) != len(text):
@@ -118,5 +118,5 @@ def check(text: bytes, place: str, first_line: int | None = None) -> Item:
 
 
 def looks_like_utf16(text: bytes) -> bool:
-    """Whether bytes begin with a mark of UTF-16, or have as many NULs as ASCII text in UTF-16."""
+    """Whether bytes begin with UTF-16's mark, or have as many NULs as ASCII text in UTF-16."""
     return text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3

@@ -1,4 +1,4 @@
-"""The corpus of a job: how each format is read, the files with their weights, and their documents in order."""
+"""A job's corpus: the reader of each format, the files with their weights, and their documents in order."""
 
 import fractions
 import functools
@@ -53,17 +53,14 @@ class Reading:
             self.check_text_flags(f"--input_format {self.input_format}", "its records are the documents")
 
     def check_text_flags(self, place: str, reason: str) -> None:
-        """Raises UserError if a flag was given that applies only to text, for input that is not text."""
+        """Raises UserError if a flag for text was given, because the input is not text."""
         if self.document_separator or self.document == "file":
             flag = "--document_separator" if self.document_separator else "--document file"
             raise UserError(f"{place}: {reason}, and {flag} is for text. Leave it out")
 
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of one source as UTF-8, with a Refusal in place of each one that cannot be used.
-
-    If the rest of a source is unusable, its last Refusal says why.
-    """
+    """Yields a source's documents as UTF-8, with a Refusal in place of each unusable one, or of an unusable rest."""
     try:
         if not path.startswith(datasets.TFDS_PREFIX):
             _refuse_special(path)
@@ -119,7 +116,7 @@ def _refuse_special(path: str) -> None:
 
 
 class Source(NamedTuple):
-    """A file, or a split of a TFDS dataset."""
+    """A file, or a TFDS split."""
 
     path: str
     bytes: int  # as stored
@@ -138,8 +135,8 @@ def find_sources(pattern: str, weights: Sequence[float] = (), own: Sequence[Path
         own: folders where the job itself writes; their files are left out.
 
     Raises:
-        UserError: for a pattern that matches nothing, or a file of an output, finished or not, such as its vocab.txt,
-            and for weights that do not fit the patterns.
+        UserError: for a pattern that matches nothing, or an output's file (e.g. its vocab.txt), and for weights that do
+            not fit the patterns.
     """
     parts = patterns(pattern)
     if weights and len(weights) != len(parts):
@@ -220,8 +217,8 @@ def _is_output(folder: Path) -> bool:
 class Corpus:
     """Reads sources in order, in as many passes as the largest weight needs, and counts what it refuses.
 
-    Raises UserError for packages that a format needs and that are not installed; unless reading.on_error is skip, also
-    for a folder, a pipe or a file in an unsupported format.
+    Raises UserError if a format needs packages that are not installed; unless reading.on_error is skip, also for a
+    folder, a pipe or a file in an unsupported format.
     """
 
     sources: tuple[Source, ...]
@@ -240,11 +237,11 @@ class Corpus:
                     raise
 
     def documents(self) -> Iterator[str]:
-        """Yields the documents of all passes. Raises as `texts` does."""
+        """Yields the documents in all passes. Raises as `texts` does."""
         return (document.decode() for document in self.texts() if document is not None)
 
     def texts(self) -> Iterator[bytes | None]:
-        """Yields the documents as UTF-8, copies in later passes; None separates the passes.
+        """Yields the documents as UTF-8, with copies in later passes; None separates the passes.
 
         Unusable input raises Refusal (a UserError), or with on_error skip is counted in `refused`.
         """
@@ -286,13 +283,13 @@ class Corpus:
 
 
 def _is_sampled(document: bytes, share: float) -> bool:
-    """Samples a share of all documents by one half of their hash; the other half chooses for eval."""
+    """Samples a share of the documents by half of their hash; the other half chooses for eval."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 
 
 def _check_source(source: Source, reading: Reading) -> None:
-    """Raises Refusal for a folder, a pipe, a device, and a local file that does not begin as its format does.
+    """Raises Refusal for a folder, a pipe, a device, and a local file whose first bytes do not fit its format.
 
     Raises UserError for a format whose packages are not installed, or whose records are the documents if a flag
     separates those of text. Remote files are checked when they are read, because their first bytes cost a request.
@@ -311,7 +308,7 @@ def _check_source(source: Source, reading: Reading) -> None:
 
 
 def expand(pattern: str) -> list[Path]:
-    """Returns the sorted local files of one or several comma-separated globs (`books/*.txt.xz,more/**/*.txt`).
+    """Expands comma-separated globs (`books/*.txt.xz,more/**/*.txt`) to local files, sorted.
 
     Raises UserError if a pattern matches nothing, or a folder.
     """
@@ -327,7 +324,7 @@ def expand(pattern: str) -> list[Path]:
 
 
 def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
-    """Yields the documents of one file. `on_read` gets the number of stored bytes read since its last call.
+    """Yields a file's documents. `on_read` gets the number of stored bytes read since its last call.
 
     Raises UserError at the first document that cannot be used.
     """

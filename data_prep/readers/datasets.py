@@ -22,7 +22,7 @@ _SPLIT = "train"
 
 
 def arrow_files(folder: str) -> list[str] | None:
-    """Lists the Arrow files of a saved data set, or of a saved DatasetDict's split "train"; None for other folders.
+    """Lists a saved data set's Arrow files, or those in a saved DatasetDict's split "train"; None for other folders.
 
     Raises UserError for a DatasetDict without that split, and for damaged or unsupported files.
     """
@@ -77,7 +77,7 @@ def is_name(address: str) -> bool:
 
 
 def parquet_pattern(address: str) -> str:
-    """Returns the pattern of a split's Parquet files; the default split is "train".
+    """Returns the pattern for a split's Parquet files; the default split is "train".
 
     Raises UserError for an invalid address, a data set that the Hub does not have as Parquet, and an unknown
     configuration or split.
@@ -119,13 +119,13 @@ TFDS_PREFIX = "tfds:"
 
 
 def size(address: str) -> int:
-    """Returns the stored bytes of a split. Raises UserError if it is not prepared, or only for TensorFlow."""
+    """Returns a split's stored bytes. Raises UserError if it is not prepared, or only for TensorFlow."""
     builder, split = open_tfds(address)
     return int(builder.info.splits[split].num_bytes)
 
 
 def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of a split: the text in each example's `field`."""
+    """Yields a split's documents: the text in its examples' `field`."""
     builder, split = open_tfds(address)
     features = builder.info.features
     if field not in features:

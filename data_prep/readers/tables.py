@@ -1,4 +1,4 @@
-"""Documents in a column or field of CSV, TSV, JSON lines, Parquet and Arrow files."""
+"""Documents in a column or field: CSV, TSV, JSON lines, Parquet and Arrow files."""
 
 import contextlib
 import csv
@@ -29,7 +29,7 @@ _ENCODING = "utf-8", "surrogateescape"
 
 
 def table_documents(path: str, column: str, delimiter: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of a table: the text of each row in `column`, a name in the first line.
+    """Yields a table's documents: the rows' text in `column`, a name in the first line.
 
     The delimiter is "," for CSV, a tab for TSV. Line ends may be LF or CRLF; those in quoted fields become LF. Blank
     lines are skipped. Raises Refusal for a table without the column, and for a line or quoted field that is too long.
@@ -66,7 +66,7 @@ def _tsv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Ref
 
 
 def _csv_rows(path: str, on_read: OnRead) -> Iterator[tuple[int, list[str] | Refusal]]:
-    """Yields rows with the number of their first line; a Refusal replaces a row that is not CSV."""
+    """Yields rows with their first line's number; a Refusal replaces a row that is not CSV."""
     csv.field_size_limit(plain_text.MAX_DOCUMENT_BYTES)
     reader = csv.reader((f"{line}\n" for _, line in _lines(path, on_read)), strict=True)
     while True:
@@ -106,7 +106,7 @@ _JSON_KINDS = {
 
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of a file with a JSON object in each line: the text in its `field`. Skips blank lines."""
+    """Yields the documents in JSON lines: the objects' text in `field`. Skips blank lines."""
     is_first = True
     for number, line in enumerate(lines(file_blocks(path, on_read)), start=1):
         place = f"{path}, line {number}"
@@ -152,7 +152,7 @@ def _json_document(line: bytes, field: str, place: str) -> Item:
 
 
 def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of a Parquet file: the text of each row in column `field`."""
+    """Yields a Parquet file's documents: the rows' text in column `field`."""
     with _open(path) as file:
         stored = file.seek(0, 2)
         file.seek(0)
@@ -205,7 +205,7 @@ def _check_column(path: str, schema: pa.Schema, field: str) -> None:
 
 
 def _column_documents(column: pa.Array, path: str, field: str, rows_before: int) -> Items:
-    """Yields the documents in a column's values, after `rows_before` rows of the file."""
+    """Yields the documents in a column, which follows `rows_before` rows."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     # Bytes, because `check` reports values that are not UTF-8.
@@ -231,7 +231,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def arrow_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of an Arrow file: the text of each row in column `field`.
+    """Yields an Arrow file's documents: the rows' text in column `field`.
 
     Holds one record batch in memory.
     """

@@ -1,5 +1,5 @@
-"""Plain text, in reading order: the decompressed bytes of any file, with everything wrong with it as a Refusal; the
-format of a file, by its name and first bytes; and the documents of text files.
+"""Plain text, in reading order: any file's decompressed bytes, with all problems as Refusal; a file's format, by its
+name and first bytes; and the documents in text files.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from data_prep.readers import COMPRESSED, CONTROLS, Items, Refusal, check, looks
 
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """Reads a file's bytes, decompressed, block by block; `on_read` gets the number of stored bytes each block took.
+    """Reads a file's bytes, decompressed, block by block; `on_read` gets the blocks' stored sizes.
 
     Raises Refusal if the file does not exist, cannot be read or is damaged, but first yields everything before the
     damage. Raises RunAgain if a store does not answer.
@@ -28,7 +28,7 @@ def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
 
 
 def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
-    """Returns at least `size` first bytes of a stream, or all of it, and the same stream from its beginning.
+    """Returns a stream's first bytes (at least `size`, or all), and the same stream from its beginning.
 
     A Refusal from the blocks is raised by the returned stream, at the same position.
     """
@@ -52,7 +52,7 @@ def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[byte
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Turns the errors of reading a file into Refusal; RunAgain if a store does not answer, which proves nothing."""
+    """Turns a file's errors into Refusal, but into RunAgain if a store does not answer, which proves nothing."""
     try:
         yield
     except FileNotFoundError:
@@ -117,10 +117,10 @@ def _recognize_markup(text: bytes, cut: bool) -> str:
 
 
 def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
-    """Returns whether all text is inside elements that are closed, and whether an element has another one inside.
+    """Returns whether all text is inside closed elements, and whether an element has another one inside.
 
-    In a cut text, the last element may lack its end if it has no text of its own, as a large file's root, or if most
-    of the text is in the elements before it.
+    In a cut text, the last element may lack its end if it has no own text, like a large file's root, or if the elements
+    before it have most of the text.
     """
     open_names: list[bytes] = []
     start = end = 0  # of the outermost element, and of the newest tag
@@ -238,7 +238,7 @@ def format_by_name(path: str, chosen: str = "auto") -> str:
 
 
 def check_installed(format: str) -> None:
-    """Raises UserError if a format needs packages that are not installed."""
+    """Raises UserError if packages for a format are missing."""
     packages, extra = _EXTRAS.get(format, ((), ""))
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -267,7 +267,7 @@ def _other_format(
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """Returns the kind of content, and the format that reads it, if any; both are empty for text."""
+    """Returns the content's kind and the format to read it, if any; both are empty for text."""
     head = head[:HEAD_BYTES]
     text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
@@ -287,7 +287,7 @@ def _recognize(head: bytes) -> tuple[str, str]:
 
 
 def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
-    """Whether text, which may be cut, is a header of column names and rows with as many fields.
+    """Whether text, which may be cut, is a header with column names and rows with as many fields.
 
     A comma before a space is punctuation, except in quotes.
     """
@@ -330,7 +330,7 @@ _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
 def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
     """Splits a file's blocks into lines, without line ends (LF or CRLF) and byte-order mark.
 
-    None replaces a line of more than MAX_DOCUMENT_BYTES.
+    None replaces a line with more than MAX_DOCUMENT_BYTES.
     """
     begun: list[bytes] = []  # the pieces of a line whose end has not been read yet
     size, mark = 0, BYTE_ORDER_MARK
@@ -361,11 +361,11 @@ def text_documents(
     separator: str = "",
     any_content: bool = False,
 ) -> Items:
-    """Yields the documents of a text file, one at a time, without the lines that separate them.
+    """Yields a text file's documents, one at a time, without the lines between them.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
-    of the longest document. Raises Refusal for a truncated file, also in place of its unfinished document, and for a
-    file whose first bytes belong to another format, unless any_content.
+    Lines lose their line end (LF or CRLF) and nothing else; lines with only white space count as blank. Memory holds
+    one document. Raises Refusal for a truncated file, also in place of its unfinished document, and for a file whose
+    first bytes belong to another format, unless any_content.
 
     Args:
         whole_file: makes the file one document.
@@ -389,7 +389,7 @@ def text_documents(
 
 
 def _document(path: str, numbered: Iterator[tuple[int, bytes | None]]) -> Items:
-    """Yields the document in some lines, unless it is blank. Does not keep the text of one that is too long."""
+    """Yields the document in some lines, unless it is blank. Does not keep text that is too long."""
     text, first, is_long = bytearray(), 0, False
     for number, line in numbered:
         first = first or number

@@ -1,4 +1,4 @@
-"""Documents of web archives (ISO 28500): the main text of WARC's pages, and the text in WET."""
+"""Documents in web archives (ISO 28500): the main text of pages in WARC, and the text in WET."""
 
 import contextlib
 import re
@@ -29,11 +29,10 @@ _NO_END_TAG = frozenset(
 
 
 def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
-    """Yields the documents of a WARC or WET file: the pages in its response, resource and conversion records.
+    """Yields the documents in a WARC or WET file: the pages in its response, resource and conversion records.
 
-    A response is a page if its status is 200, and any record only if it holds HTML or plain text; other records of
-    these types are omitted. Records of other types (requests, metadata, revisits) are not documents. Raises Refusal
-    for a file that is not WARC, and at damage.
+    A page is HTML or plain text, and a response only with status 200; other such records are omitted. Other record
+    types (requests, metadata, revisits) are not documents. Raises Refusal for a file that is not WARC, and at damage.
     """
     from fastwarc.warc import ArchiveIterator
 
@@ -56,7 +55,7 @@ def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
 
 
 class _Stream:
-    """Blocks as an open file. An error of the blocks ends the file and is kept, because fastwarc may hide it."""
+    """Blocks as an open file. Their error ends the file and is kept, because fastwarc may hide it."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.error: Refusal | RunAgain | None = None
@@ -119,7 +118,7 @@ def _item(record: Any, path: str, place: str) -> Item | None:
 
 
 def _read(record: Any) -> bytes:
-    """Reads a record's content; of a record longer than a document may be, at least that much."""
+    """Reads a record's content, but little more than a document may have."""
     content = bytearray()
     while len(content) <= plain_text.MAX_DOCUMENT_BYTES and (piece := record.reader.read(_READ_BYTES)):
         content += piece
@@ -129,7 +128,7 @@ def _read(record: Any) -> bytes:
 def _page(body: bytes, content_type: str, charset: str | None, place: str) -> Item:
     """Returns a page's document.
 
-    The character set is that of the HTTP header, "" if it names none, None without a header: text is then UTF-8.
+    The character set is from the HTTP header, "" if it names none, None without a header: text is then UTF-8.
     """
     from resiliparse.extract.html2text import extract_plain_text
 
@@ -150,7 +149,7 @@ def _page(body: bytes, content_type: str, charset: str | None, place: str) -> It
 
 
 def _decoded(body: bytes, charset: str, is_html: bool) -> str:
-    """Decodes a page in the character set of its HTTP header, or else in the one that it names or looks like."""
+    """Decodes a page in its HTTP header's character set, or else in the one that it names or looks like."""
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
     if charset:

@@ -1,4 +1,4 @@
-"""Documents of MediaWiki's XML dumps: the articles as a reader sees them, without their markup."""
+"""Documents in MediaWiki's XML dumps: the articles as a reader sees them, without their markup."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -164,11 +164,11 @@ _Batch = tuple[WikitextReader, list[_Article | Item]]  # some pages, in the orde
 
 
 def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int = 1) -> Items:
-    """Yields the documents of a dump: the newest text of each article (a page in namespace 0 that is no redirect).
+    """Yields a dump's documents: the newest text of each article (a page in namespace 0 that is no redirect).
 
-    Omits other pages, and those that are not wikitext. This process parses the XML, and `workers` others, if more than
-    one, remove the markup; the documents and their order are the same. Raises Refusal for XML that is no dump; yields
-    one at the end of a damaged dump.
+    Omits other pages, and pages that are not wikitext. This process parses the XML, and `workers` others, if more than
+    one, remove the markup; the documents and their order stay the same. Raises Refusal for XML that is no dump; for a
+    damaged dump, yields it at the end.
     """
     head, blocks = split_head(file_blocks(path, on_read), HEAD_BYTES)
     check_head(path, head, "mediawiki")
@@ -177,7 +177,7 @@ def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int
 
 
 def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
-    """Yields the pages of a dump, and at the end a Refusal for its damage, if any."""
+    """Yields a dump's pages, and at the end a Refusal for its damage, if any."""
     language, hidden = "", frozenset[str]()
     pages: list[_Article | Item] = []
     size = 0
@@ -249,7 +249,7 @@ def _page(page: Element, path: str) -> _Article | Item:
 
 
 def _items(batch: _Batch) -> list[Item]:
-    """Returns the documents of a batch, which any process may compute."""
+    """Returns a batch's documents, which any process may compute."""
     reader, pages = batch
     items: list[Item] = []
     for page in pages:
