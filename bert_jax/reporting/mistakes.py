@@ -95,7 +95,7 @@ def most_confused(
 
 def reliability(calibration: Calibration) -> str:
     """Plots accuracy over confidence next to a calibrated model's diagonal, with the bins' counts below."""
-    x, y = _scales(ticks(0.0, 1.0))
+    x, y = _scales(0.0, 1.0)
     bins = len(calibration.counts)
     width = (x.end - x.begin) / bins - 1
     base = SIDE + STRIP
@@ -135,7 +135,7 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
     if high - low < 1e-12:  # all values are equal
         low, high = low - 0.5, high + 0.5
-    x, y = _scales(ticks(low, high))
+    x, y = _scales(low, high)
     points = ""
     for item in items:
         label, prediction = float(labels[item]), float(predictions[item])
@@ -149,10 +149,11 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
 _DIAGONAL = f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{BASE}" y2="{TOP}"/>'
 
 
-def _scales(marks: Float[np.ndarray, "k"]) -> tuple[Scale, Scale]:
+def _scales(low: float, high: float) -> tuple[Scale, Scale]:
     """Returns a square plot's scales: both axes have the same values."""
-    low, high = float(marks[0]), float(marks[-1])
-    return Scale(low, high, LEFT, RIGHT, marks), Scale(low, high, BASE, TOP, marks)
+    marks = ticks(low, high)
+    first, last = float(marks[0]), float(marks[-1])
+    return Scale(first, last, LEFT, RIGHT, marks), Scale(first, last, BASE, TOP, marks)
 
 
 def _figure(title: str, unit: str, summary: str, content: str, height: int) -> str:

@@ -219,10 +219,10 @@ def figure(chart: Chart) -> str:
     )
 
 
-def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
+def ticks(low: float, high: float) -> Float[np.ndarray, "k"]:
     """Returns round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
     # 0.999 and 1e-9 allow for rounding, so that a bound that is a tick needs no further one.
-    rough = (high - low) / count
+    rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -303,8 +303,7 @@ def _check_source(source: Source, reading: Reading) -> None:
         reading.check_text_flags(path, f"the records of {format} are the documents")
     text.check_installed(format)
     if format in text.CHECKED and reading.input_format != "text" and not is_remote(path):
-        head, _ = text.split_head(text.file_blocks(path), text.HEAD_BYTES)
-        text.check_head(path, head, format)
+        text.checked_blocks(path, format)
 
 
 def expand(pattern: str) -> list[Path]:

@@ -27,29 +27,6 @@ def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
         yield from read_blocks(path, on_read)
 
 
-def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
-    """Returns a stream's first bytes (at least `size`, or all), and the same stream from its beginning.
-
-    A Refusal from the blocks is raised by the returned stream, at the same position.
-    """
-    head: list[bytes] = []
-    error: Refusal | None = None
-    try:
-        while size > 0 and (block := next(blocks, b"")):
-            head.append(block)
-            size -= len(block)
-    except Refusal as refusal:
-        error = refusal
-
-    def whole() -> Iterator[bytes]:
-        yield from head
-        if error is not None:
-            raise error
-        yield from blocks
-
-    return b"".join(head), whole()
-
-
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
     """Turns a file's errors into Refusal, but into RunAgain if a store does not answer, which proves nothing."""
@@ -162,7 +139,7 @@ SUPPORTED = (
     "each also .bz2 .gz .xz .zst"
 )
 HEAD_BYTES = 1 << 16  # enough to recognize a format
-# The formats whose first bytes are checked, with the content that they should have.
+# Other formats are checked by their parsers. These would be read wrongly, or fail late.
 CHECKED = {
     "text": "plain text",
     "warc": "WARC, whose first line is WARC/1.0 or 1.1",
@@ -245,19 +222,33 @@ def check_installed(format: str) -> None:
         raise UserError(f"input in the format {format} needs {' and '.join(missing)}. Run {install_hint(extra)}")
 
 
-def check_head(path: str, head: bytes, format: str) -> None:
-    """Raises Refusal if a file's first bytes (HEAD_BYTES, or all of them) do not fit its format.
+def checked_blocks(path: str, format: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
+    """Reads a file as `file_blocks` does, but first checks that its first bytes fit its format, one of CHECKED.
 
-    Checks only formats that would otherwise be read wrongly or fail late: text, web archives and wiki dumps.
+    Raises Refusal if not. A Refusal from the first blocks, e.g. for damage, is left to the returned iterator.
     """
-    if format not in CHECKED or not head:
-        return
-    content, actual = _recognize(head)
+    blocks = file_blocks(path, on_read)
+    head: list[bytes] = []
+    error: Refusal | None = None
+    try:
+        while sum(map(len, head)) < HEAD_BYTES and (block := next(blocks, b"")):
+            head.append(block)
+    except Refusal as refusal:
+        error = refusal
+    content, actual = _recognize(b"".join(head)) if head else ("", format)
     if format != "text" and actual != format:
         raise _other_format(path, f"the content is not {CHECKED[format]}")
     if format == "text" and content:
         advice = {"advice": f"Give --input_format {actual}"} if actual else {}
         raise _other_format(path, f"the content is {content}, not plain text", **advice)
+
+    def whole() -> Iterator[bytes]:
+        yield from head
+        if error is not None:
+            raise error
+        yield from blocks
+
+    return whole()
 
 
 def _other_format(
@@ -371,10 +362,7 @@ def text_documents(
         whole_file: makes the file one document.
         separator: the line that separates documents, with any white space around it; "" for blank lines.
     """
-    blocks = file_blocks(path, on_read)
-    if not any_content:
-        head, blocks = split_head(blocks, HEAD_BYTES)
-        check_head(path, head, "text")
+    blocks = file_blocks(path, on_read) if any_content else checked_blocks(path, "text", on_read)
     between = separator.strip().encode()
 
     def separates(numbered: tuple[int, bytes | None]) -> bool:

@@ -10,7 +10,7 @@ from bert_jax.storage.files import OnRead, ignore_progress
 from bert_jax.storage.remote import first_line
 from data_prep.readers import Item, Items, Omission, Refusal, check
 from data_prep.readers import text as plain_text
-from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
+from data_prep.readers.text import checked_blocks, damaged
 
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = "text/plain"
@@ -36,9 +36,7 @@ def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
     """
     from fastwarc.warc import ArchiveIterator
 
-    head, blocks = split_head(file_blocks(path, on_read), HEAD_BYTES)
-    check_head(path, head, "warc")
-    stream = _Stream(blocks)
+    stream = _Stream(checked_blocks(path, "warc", on_read))
     try:
         for number, record in enumerate(ArchiveIterator(stream, parse_http=False, stream_detect=False), start=1):
             item = _item(record, path, f"{path}, record {number}")

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from bert_jax.storage.files import OnRead, ignore_progress
 from data_prep import processes
 from data_prep.readers import Item, Items, Omission, Refusal, check, text
-from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
+from data_prep.readers.text import checked_blocks, damaged
 
 # The text of pages in MediaWiki's markup, as a reader sees it, without templates, tables and references.
 #
@@ -170,8 +170,7 @@ def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int
     one, remove the markup; the documents and their order stay the same. Raises Refusal for XML that is no dump; for a
     damaged dump, yields it at the end.
     """
-    head, blocks = split_head(file_blocks(path, on_read), HEAD_BYTES)
-    check_head(path, head, "mediawiki")
+    blocks = checked_blocks(path, "mediawiki", on_read)
     for items in processes.map_in_order(_items, _batches(path, blocks), workers):
         yield from items
 
