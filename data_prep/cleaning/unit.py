@@ -136,17 +136,17 @@ class Steps:
 
 @dataclass
 class CleanedUnit:
-    """A unit's results."""
+    """A unit's results. A record that is read again has plain dictionaries in place of counters."""
 
     number: int
     text_hash: str
     documents: int  # read
     bytes: int  # of their text
     kept: int = 0  # documents, by the rules and the language
-    dropped: Counter[str] = field(default_factory=Counter)  # documents, by reason
+    dropped: dict[str, int] = field(default_factory=Counter)  # documents, by reason
     seconds: dict[str, float] = field(default_factory=dict)  # of one core, by step
     samples: dict[str, list[str]] = field(default_factory=dict)  # beginnings of dropped documents, by reason
-    step_bytes: Counter[str] = field(default_factory=Counter)  # of the text that reached each step
+    step_bytes: dict[str, int] = field(default_factory=Counter)  # of the text that reached each step
 
     @contextlib.contextmanager
     def step(self, name: str, size: int) -> Iterator[None]:
@@ -157,7 +157,7 @@ class CleanedUnit:
         self.step_bytes[name] += size
 
 
-def drop(dropped: Counter[str], samples: dict[str, list[str]], reason: str, text: str) -> None:
+def drop(dropped: dict[str, int], samples: dict[str, list[str]], reason: str, text: str) -> None:
     """Counts a dropped document, and samples the first ones."""
     dropped[reason] += 1
     if dropped[reason] <= SAMPLES:
