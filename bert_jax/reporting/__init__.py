@@ -1,1 +1,1 @@
-"""Documents of reports, plans and inspections: their contents, and how they are rendered as HTML or printed."""
+"""The documents behind reports, plans and inspections: their content, and how pages and terminals show it."""

@@ -1,11 +1,10 @@
-"""What a page or a printed summary shows, independent of how it is rendered: tables, texts, charts.
+"""The content of a page or a printed summary: tables, texts and charts, independent of how they are rendered.
 
-page.py renders a Document as HTML, terminal.py prints it. A Document has Sections, and they have Blocks. Blocks hold
-plain text and numbers, which the renderers escape; only Markup holds HTML, and only pages show it.
+A Document has Sections, and a Section has Blocks. Blocks hold plain text and numbers, which the renderers escape
+(page.py writes HTML, terminal.py prints); only Markup holds HTML, and only pages show it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,31 +16,25 @@ Format = Callable[[float], str]
 _PAGE_BINS = 32
 
 
-@dataclass(frozen=True)
-class Series:
-    """One curve: `values` at `steps`; `trend` is its running mean where it is noisy.
-
-    colour   one of page.css, for a curve that has the same one in several charts; None: by its place in this chart
-    """
+class Series(NamedTuple):
+    """One curve, with a running mean if it is noisy."""
 
     name: str
     steps: Float[np.ndarray, "n"]
     values: Float[np.ndarray, "n"]
     trend: Float[np.ndarray, "n"] | None = None
-    colour: int | None = None
+    colour: int | None = None  # its number in page.css; None: the position in the chart
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A level to compare with, such as the accuracy of always predicting the most frequent token."""
+class Reference(NamedTuple):
+    """A level to compare with, e.g. the accuracy if the most frequent token is always predicted."""
 
     name: str
     value: float
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Curves over `axis`, or, with a `bar_width`, histograms: each value is that of [step, step + bar_width)."""
+class Chart(NamedTuple):
+    """Curves over `axis`. With a `bar_width`, histograms: a value belongs to [step, step + bar_width)."""
 
     title: str
     unit: str
@@ -53,38 +46,43 @@ class Chart:
     bar_width: int = 0
 
     def place(self, step: float) -> str:
-        """Returns a place on the axis in words: step 1,200; 113-128 tokens."""
+        """Names a place on the axis: step 1,200; 1 token; 113–128 tokens."""
+        last = step + self.bar_width - 1
         if not self.bar_width:
             return f"{self.axis} {step:,.0f}"
-        last = step + self.bar_width - 1
         if last == step:
             return f"{step:,.0f} {self.axis.removesuffix('s') if step == 1 else self.axis}"
         return f"{step:,.0f}–{last:,.0f} {self.axis}"
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of whole numbers: `counts[name][k]` is how often the value k occurs in the series `name`."""
+class Histogram(NamedTuple):
+    """Counts of whole numbers: `counts[name][k]` is how often series `name` has the value k."""
 
     title: str
-    unit: str  # of what the shares are, e.g. "of sequences"
+    unit: str  # for the shares, e.g. "of sequences"
     axis: str
     counts: Mapping[str, Int64[np.ndarray, "n"]]
 
     @property
     def highest(self) -> int:
-        """The highest value of any series; 0 if no value above 0 occurs."""
+        """The highest value in any series, or 0."""
         return max((int(np.flatnonzero(counts).max(initial=0)) for counts in self.counts.values()), default=0)
 
     def bins(self, most: int) -> dict[str, list[tuple[int, int, int]]]:
-        """Returns at most `most` bins (first, last, count) of equal width over 1..highest.
+        """Counts the values from 1 in at most `most` equally wide bins, as (first, last, count) by series.
 
         All series have the same bins.
         """
-        return {name: bin_counts(counts[: self.highest + 1], most) for name, counts in self.counts.items()}
+        size = self.highest
+        width = max(1, -(-size // most))
+        bounds = [(first, min(first + width - 1, size)) for first in range(1, size + 1, width)]
+        return {
+            name: [(first, last, int(counts[first : last + 1].sum())) for first, last in bounds]
+            for name, counts in self.counts.items()
+        }
 
     def chart(self) -> Chart:
-        """Returns the histogram as shares of each series; series without a value above 0 are left out."""
+        """Converts the counts to shares; leaves out series without a value above 0."""
         series = tuple(
             Series(
                 name,
@@ -98,21 +96,8 @@ class Histogram:
         return Chart(self.title, self.unit, series, percent, axis=self.axis, bar_width=width)
 
 
-def bin_counts(counts: Int64[np.ndarray, "n"], most: int) -> list[tuple[int, int, int]]:
-    """Returns the counts of the values 1..n-1 in at most `most` bins of equal width: (first, last, count).
-
-    The value 0 is left out.
-    """
-    size = len(counts) - 1
-    width = max(1, -(-size // most))
-    return [
-        (first, min(first + width - 1, size), int(counts[first : first + width].sum()))
-        for first in range(1, size + 1, width)
-    ]
-
-
 def percent(value: int | float) -> str:
-    """Writes 0.2561 as 25.6%, 0.0707 as 7.07%."""
+    """Writes 0.2561 as 25.6% and 0.0707 as 7.07%."""
     return f"{100 * value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.3g}%"
 
 
@@ -132,7 +117,7 @@ def number(value: int | float) -> str:
 
 
 class Tile(NamedTuple):
-    """A headline figure: its value, its name, and what to compare it with."""
+    """A headline figure, with a note on what to compare it with."""
 
     value: str
     name: str
@@ -140,13 +125,13 @@ class Tile(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A line of a Panel: its name, its length (0 to 1), its value as text, whether it is highlighted, and a count."""
+    """A line of a Panel: a name, a bar, and its value as text."""
 
     name: str
-    share: float
+    share: float  # length, 0 to 1
     text: str
     highlighted: bool = False
-    number: int | None = None
+    number: int | None = None  # a count
 
 
 class Panel(NamedTuple):
@@ -158,23 +143,16 @@ class Panel(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """A run of text in an Excerpt.
+    """Text in an Excerpt: plain or special, or a token to predict."""
 
-    text    what the model sees
-    kind    plain or special text; or a token that is predicted, which is shown masked, replaced by a random one, or
-            kept as it was
-    label   what the model has to predict
-    joined  whether it follows the previous fragment without a space
-    """
-
-    text: str
-    kind: Literal["plain", "special", "masked", "random", "kept"]
-    label: str
-    joined: bool
+    text: str  # the model's input
+    kind: Literal["plain", "special", "masked", "random", "kept"]  # the last three: how a token to predict is shown
+    label: str  # what the model has to predict
+    joined: bool  # follows the previous fragment without a space
 
 
 class Excerpt(NamedTuple):
-    """A sequence of tokens as text, in named paragraphs."""
+    """A token sequence as text, in named paragraphs."""
 
     heading: str
     detail: str
@@ -182,52 +160,46 @@ class Excerpt(NamedTuple):
     paragraphs: Mapping[str, Sequence[Fragment]]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Groups of rows below a header. The first column holds words, and the others numbers or `words`."""
+class Table(NamedTuple):
+    """Groups of rows below a header. The first column holds words, the others numbers or `words`."""
 
     header: Sequence[str]
     groups: Sequence[Sequence[Sequence[str]]]
     words: bool = False
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Bar panels next to each other."""
+class Panels(NamedTuple):
+    """Bar panels, side by side."""
 
     panels: Sequence[Panel]
 
 
-@dataclass(frozen=True)
-class Charts:
+class Charts(NamedTuple):
     """Line charts (pages only) and histograms, in a grid."""
 
     charts: Sequence[Chart | Histogram]
 
 
-@dataclass(frozen=True)
-class Bullets:
-    """A list of sentences."""
+class Bullets(NamedTuple):
+    """Sentences as a list."""
 
     lines: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Excerpts:
-    """Sequences of tokens as text."""
+class Excerpts(NamedTuple):
+    """Token sequences as text."""
 
     excerpts: Sequence[Excerpt]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """Names and values in groups; nested names are joined by dots. A group without a name has no heading."""
 
     groups: Mapping[str, Mapping[str, Any]]
 
 
 def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Returns nested settings as text by their joined names; an empty value is a dash."""
+    """Flattens nested settings to text, keyed by their joined names; an empty value is a dash."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -238,8 +210,7 @@ def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]
     return flat
 
 
-@dataclass(frozen=True)
-class Markup:
+class Markup(NamedTuple):
     """Escaped HTML."""
 
     html: str
@@ -248,9 +219,8 @@ class Markup:
 Block = Table | Panels | Charts | Bullets | Excerpts | Settings | Markup
 
 
-@dataclass(frozen=True)
-class Section:
-    """A titled part of a document; without blocks and note it is not shown."""
+class Section(NamedTuple):
+    """A title with blocks and a note; hidden if it has neither."""
 
     title: str
     blocks: Sequence[Block] = ()
@@ -258,20 +228,13 @@ class Section:
     page_only: bool = False
 
 
-@dataclass(frozen=True)
-class Document:
-    """A page, or what a command prints.
-
-    lines    introduce it, below the title
-    warning  is printed below them, set apart
-    tiles    are the headline figures (pages only)
-    program  and source, the command that made it and the folder it describes, form the footer of a page
-    """
+class Document(NamedTuple):
+    """A page, or a command's printed output."""
 
     title: str
     sections: Sequence[Section]
-    lines: Sequence[str] = ()
-    warning: str = ""
-    tiles: Sequence[Tile] = field(default=())
-    program: str = ""
-    source: str = ""
+    lines: Sequence[str] = ()  # introduce it, below the title
+    warning: str = ""  # is set apart below them
+    tiles: Sequence[Tile] = ()  # headline figures, on pages only
+    program: str = ""  # the command that made it
+    source: str = ""  # the folder it describes; both form a page's footer

@@ -1,7 +1,7 @@
-"""Sections on a fine-tuned model by kind of task, from its predictions for the dev file.
+"""Report sections on a fine-tuned model, from its predictions for the dev file.
 
-`predict_dev` makes the predictions, `error_sections` the sections: the function of each kind of task is in SECTIONS, at
-the end. `score_tagger` compares a tagger with the baseline of the most frequent tag.
+`error_sections` predicts and calls the task kind's function in SECTIONS, at the end. `score_tagger` compares a tagger
+with the most-frequent-tag baseline.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bert_jax import config as config_lib
-from bert_jax.array_types import Float, Float64
+from bert_jax.array_types import Float64
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -28,9 +28,8 @@ from bert_jax.reporting.mistakes import (
     MISSED,
     SPAN_RESULTS,
     SPURIOUS,
-    ErrorCard,
-    confusion_table,
-    error_section,
+    compare_spans,
+    error_card,
     highlight,
     truncate,
 )
@@ -41,7 +40,7 @@ from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.kinds.question import QuestionTask, squad1_metrics
-from bert_jax.tasks.kinds.question_data import Question, QuestionRows
+from bert_jax.tasks.kinds.question_data import QuestionRows
 from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_data import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
@@ -69,18 +68,18 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
     task: AnyTask
     path: Path
     rows: AnyRows
-    predictions: Sequence[dict[str, Any]]  # of each item
-    losses: Float64[np.ndarray, "K"]  # of each item; NaN for items without a label
-    total: int  # number of items in the file; the others here may be a sample of them
+    predictions: Sequence[dict[str, Any]]  # by item
+    losses: Float64[np.ndarray, "K"]  # by item; NaN for items without a label
+    total: int  # items in the file, of which this may be a sample
 
     @property
     def items(self) -> Sequence[Any]:
-        """The items, in the order of the file."""
+        """The items, in file order."""
         return self.rows.split.items
 
     @property
     def description(self) -> str:
-        """Which examples these are, in words."""
+        """Describes the examples: the whole file, or a sample."""
         if len(self.items) == self.total:
             return f"all {self.total:,} examples of {self.path.name}"
         return f"{len(self.items):,} evenly spaced examples of the {self.total:,} of {self.path.name}"
@@ -92,7 +91,7 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
 
 
 def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredictions:
-    """Returns the predictions for up to `most` items of the dev file that a workdir's configuration names.
+    """Predicts up to `most` items of a run's dev file.
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
@@ -104,27 +103,23 @@ def predict_dev(workdir: Location, config: WorkdirConfig, most: int) -> DevPredi
     split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:
+        # Spaced evenly, because a file may be sorted by label.
         sampled = np.unique(np.linspace(0, total - 1, most).astype(int))
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in sampled))
     rows = model.encode(split)
     answers, losses = model.item_losses(rows)
-    predictions = model.task.predictions(rows, answers)
-    return DevPredictions(model.task, files["dev"], rows, predictions, losses, total)
+    return DevPredictions(model.task, files["dev"], rows, model.task.predictions(rows, answers), losses, total)
 
 
 def error_sections(workdir: Location, config: WorkdirConfig, most: int) -> list[Section]:
-    """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
+    """Returns sections on up to `most` dev examples, or one with the reason why the file cannot be read."""
     try:
         dev = predict_dev(workdir, config, most)
     except UserError as error:
         return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
+    # A kind from an extension may have no sections.
     sections = next((SECTIONS[kind] for kind in type(dev.task).__mro__ if kind in SECTIONS), None)
     return sections(dev) if sections else []
-
-
-def tagged_spans(tags: list[str]) -> list[Span]:
-    """Returns the entities of tags, by the rules of conlleval."""
-    return [Span(*entity) for entity in tagging.entities(tags)]
 
 
 def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
@@ -133,7 +128,7 @@ def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> li
     predicted = np.array([names.index(prediction["label"]) for prediction in dev.predictions])
     confidence = shares[np.arange(len(shares)), predicted]
 
-    def card(item: int) -> ErrorCard:
+    def card(item: int) -> str:
         # The prediction and the label are among the bars; the most likely of the other classes fill them.
         classes = dict.fromkeys([predicted[item], labels[item], *np.argsort(-shares[item])])
         shown = sorted(list(classes)[:BARS], key=lambda k: -shares[item, k])
@@ -141,12 +136,12 @@ def _classification(dev: DevPredictions[ClassificationTask, LabelledRows]) -> li
         correct = predicted[item] == labels[item]
         result = "correct with a low probability" if correct else f"predicted {names[predicted[item]]}"
         example = dev.items[item]
-        return ErrorCard(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), tuple(bars))
+        return error_card(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), bars)
 
     return [
-        Section("Confusion matrix", [Markup(_confusions(labels, predicted, names))], f"On {dev.description}."),
+        Section("Confusion matrix", [_confusions(labels, predicted, names)], f"On {dev.description}."),
         _calibration_section(dev, confidence, predicted == labels),
-        error_section(map(card, dev.worst(WORST))),
+        _worst_section(dev, card),
     ]
 
 
@@ -159,110 +154,92 @@ def _regression(dev: DevPredictions[RegressionTask, LabelledRows]) -> list[Secti
         f"On {dev.description}: the mean absolute error is {number(float(np.abs(error).mean()))}, the mean error "
         f"{number(float(error.mean()))}."
     )
-    cards = [
-        ErrorCard(f"{number(labels[item])}, predicted {number(predicted[item])}", lines[item], _texts(dev.items[item]))
-        for item in dev.worst(WORST)
-    ]
-    return [_scatter_section(labels, predicted, lines, note), error_section(cards)]
+
+    def card(item: int) -> str:
+        heading = f"{number(labels[item])}, predicted {number(predicted[item])}"
+        return error_card(heading, lines[item], _texts(dev.items[item]))
+
+    return [_scatter_section(labels, predicted, lines, note), _worst_section(dev, card)]
 
 
 def _tagging(dev: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
+    # Labels are stored by token: a word's label is at its first token.
     rows = dev.rows
     names = dev.task.labels
-    ids = {name: index for index, name in enumerate(names)}
     labels = rows.labels[rows.word_starts].astype(int)
-    predicted = np.array([ids[tag] for prediction in dev.predictions for tag in prediction["tags"]])
+    predicted = np.array([names.index(tag) for prediction in dev.predictions for tag in prediction["tags"]])
     tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
     sections = []
     if structured.marks_entities(names):
         results = [
-            mistakes.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
+            compare_spans(tagging.entities(true), tagging.entities(prediction["tags"]))
             for true, prediction in zip(tags, dev.predictions, strict=True)
         ]
-        sections.append(_entity_section(dev, list(chain.from_iterable(results))))
+        sections.append(_entity_section(dev, results))
 
-    def card(item: int) -> ErrorCard:
-        prediction, sentence = dev.predictions[item], dev.items[item]
+    def card(item: int) -> str:
+        prediction, lines = dev.predictions[item], dev.items[item].lines
         triples = list(zip(prediction["words"], prediction["tags"], tags[item], strict=True))
         words = [
             page.text(word) if tag == label else highlight(word, f"{tag}, not {label}") for word, tag, label in triples
         ]
         heading = f"{sum(tag != label for _, tag, label in triples)} of {len(triples)} words wrong"
-        first, last = sentence.lines[0], sentence.lines[-1]
-        place = f"line {first}" if first == last else f"lines {first}-{last}"
-        return ErrorCard(heading, place, " ".join(words))
+        place = f"line {lines[0]}" if lines[0] == lines[-1] else f"lines {lines[0]}-{lines[-1]}"
+        return error_card(heading, place, " ".join(words))
 
-    return [
-        *sections,
-        Section("Confusion of tags", [Markup(_confusions(labels, predicted, names))], f"Words of {dev.description}."),
-        error_section(map(card, dev.worst(WORST))),
-    ]
+    note = f"Words of {dev.description}."
+    confusions = Section("Confusion of tags", [_confusions(labels, predicted, names)], note)
+    return [*sections, confusions, _worst_section(dev, card)]
 
 
 def _question(dev: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
-    cards = [question_card(dev.items[item], dev.predictions[item]) for item in dev.worst(WORST)]
-    return [question_section(dev), error_section(cards)]
-
-
-def question_section(dev: DevPredictions) -> Section:
-    """Returns scores by question word, and by whether the question has an answer."""
-    scores = _scores(dev)
+    scores = np.zeros((len(dev.items), 2))  # exact match and F1
     groups: dict[str, list[int]] = {}
-    for item, question in enumerate(dev.items):
+    for item, (question, prediction) in enumerate(zip(dev.items, dev.predictions, strict=True)):
         groups.setdefault(question_word(question.question), []).append(item)
-    order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
-    rows = [_row(word, scores, np.array(groups[word])) for word in order]
+        # A question without an answer is right if none is predicted.
+        scores[item] = not prediction["answer"]
+        if labels := [answer.text for answer in question.answers or ()]:
+            metrics = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
+            scores[item] = metrics["exact_match"], metrics["f1"]
     without = np.array([question.answers == () for question in dev.items])
-    for name, kept in (("has an answer", ~without), ("has no answer", without)):
-        if without.any() and kept.any():
-            rows.append(_row(name, scores, np.flatnonzero(kept)))
-    rows.append(_row("all", scores, np.arange(len(scores))))
+    shown = {word: groups[word] for word in sorted(groups, key=lambda word: (word == "other", -len(groups[word])))}
+    if without.any() and not without.all():
+        shown["has an answer"] = np.flatnonzero(~without).tolist()
+        shown["has no answer"] = np.flatnonzero(without).tolist()
+    shown["all"] = list(range(len(scores)))
+    rows = [
+        [name, f"{len(items):,}", *(percent(float(mean)) for mean in scores[items].mean(axis=0))]
+        for name, items in shown.items()
+    ]
     note = f"On {dev.description}. Exact match and F1 are those of the official SQuAD scripts."
-    return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
+    table = Table(["questions", "number", "exact match", "F1"], [rows])
 
+    def card(item: int) -> str:
+        question, prediction = dev.items[item], dev.predictions[item]
+        label = question.answers[0].text if question.answers else None
+        heading = f"{label or 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
+        # The context around the predicted answer, or else around the first label, with the answer highlighted.
+        context, start, end = question.context, prediction["start"], prediction["end"]
+        if start is None:
+            start = context.find(label) if label else 0
+        end = start if end is None else end
+        before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
+        answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
+        excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
+        dots = "…" if end + CONTEXT < len(context) else ""
+        content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
+        return error_card(truncate(heading, 120), question.place, content)
 
-def question_card(question: Question, prediction: dict) -> ErrorCard:
-    """Returns a card with a question and the context around the predicted answer, or else around the first label."""
-    label = question.answers[0] if question.answers else None
-    heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
-    context = question.context
-    start = prediction["start"]
-    if start is None:
-        start = context.find(label.text) if label else 0
-    end = prediction["end"] if prediction["end"] is not None else start
-    before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
-    answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
-    excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
-    dots = "…" if end + CONTEXT < len(context) else ""
-    content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
-    return ErrorCard(truncate(heading, 120), question.place, content)
+    return [Section("Scores by question word", [table], note), _worst_section(dev, card)]
 
 
 def question_word(question: str) -> str:
-    """Returns the first of QUESTION_WORDS in a question, or `other`."""
+    """Returns the first question word (QUESTION_WORDS) in a question, or `other`."""
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
     words = f" {' '.join(letters.split())} "
-    places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
-    present = {word: place for word, place in places.items() if place >= 0}
-    return min(present, key=lambda word: (present[word], -len(word)), default="other")
-
-
-def _scores(dev: DevPredictions) -> Float[np.ndarray, "K 2"]:
-    """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
-    scores = []
-    for question, prediction in zip(dev.items, dev.predictions, strict=True):
-        labels = [answer.text for answer in question.answers or ()]
-        if labels:
-            metrics = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
-            scores.append([metrics["exact_match"], metrics["f1"]])
-        else:
-            scores.append([float(not prediction["answer"])] * 2)
-    return np.array(scores, np.float64)
-
-
-def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list[str]:
-    exact, f1 = scores[items].mean(axis=0)
-    return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
+    places = {word: words.find(f" {word} ") for word in QUESTION_WORDS if f" {word} " in words}
+    return min(places, key=lambda word: (places[word], -len(word)), default="other")
 
 
 def _choice(dev: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
@@ -270,7 +247,7 @@ def _choice(dev: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
     highest = np.array([max(prediction["scores"].values()) for prediction in dev.predictions])
     correct = np.array([choice["label"] == label for choice, label in zip(dev.predictions, labels, strict=True)])
 
-    def card(item: int) -> ErrorCard:
+    def card(item: int) -> str:
         example, scores = dev.items[item], dev.predictions[item]["scores"]
         bars = [
             Bar(truncate(example.choices[int(choice)], 60), share, percent(share), bool(int(choice) == labels[item]))
@@ -278,12 +255,13 @@ def _choice(dev: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
         ]
         content = page.text(truncate(f"{example.context} {example.start}".strip()))
         heading = "correct with a low probability" if correct[item] else ""
-        return ErrorCard(heading, f"line {example.line}", content, tuple(bars))
+        return error_card(heading, f"line {example.line}", content, bars)
 
-    return [_calibration_section(dev, highest, correct), error_section(map(card, dev.worst(WORST)))]
+    return [_calibration_section(dev, highest, correct), _worst_section(dev, card)]
 
 
 def _token_regression(dev: DevPredictions[TokenRegressionTask, LabelledWordRows]) -> list[Section]:
+    # The arrays hold the words of all sentences, one after the other.
     rows = dev.rows
     known = rows.label_weights[rows.word_starts] > 0
     labels = rows.labels[rows.word_starts].astype(float)
@@ -292,7 +270,7 @@ def _token_regression(dev: DevPredictions[TokenRegressionTask, LabelledWordRows]
     errors = np.abs(predicted - labels)
     note = f"Words of {dev.description}: the mean absolute error is {number(float(errors[known].mean()))}."
 
-    def card(item: int) -> ErrorCard:
+    def card(item: int) -> str:
         span = slice(rows.sentence_offsets[item], rows.sentence_offsets[item + 1])
         shown = [
             page.text(word) + (f" <small>{number(value)}, not {number(label)}</small>" if labelled else "")
@@ -301,57 +279,57 @@ def _token_regression(dev: DevPredictions[TokenRegressionTask, LabelledWordRows]
             )
         ]
         heading = f"mean absolute error {number(float(errors[span][known[span]].mean()))}"
-        return ErrorCard(heading, f"line {dev.items[item].lines[0]}", " ".join(shown))
+        return error_card(heading, f"line {dev.items[item].lines[0]}", " ".join(shown))
 
     labelled_words = [word for word, labelled in zip(words, known, strict=True) if labelled]
-    return [
-        _scatter_section(labels[known], predicted[known], labelled_words, note),
-        error_section(map(card, dev.worst(WORST))),
-    ]
+    return [_scatter_section(labels[known], predicted[known], labelled_words, note), _worst_section(dev, card)]
 
 
 def _spans(dev: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
-    results, relations = [], []
+    results: list[list[tuple[str, Span]]] = []
+    relations: Counter[tuple[str, str]] = Counter()  # by type and result
     for sentence, prediction in zip(dev.items, dev.predictions, strict=True):
         spans = [Span(span["type"], *span["words"]) for span in prediction["spans"]]
-        results.append(mistakes.compare_spans(sentence.spans, spans))
+        results.append(compare_spans(sentence.spans, spans))
         # A relation is its type, its head and its tail.
         true = {(link.label, sentence.spans[link.head], sentence.spans[link.tail]) for link in sentence.relations}
         links = prediction.get("relations", ())
         predicted = {(link["type"], spans[link["head"]], spans[link["tail"]]) for link in links}
-        relations += [(CORRECT if link in predicted else MISSED, link[0]) for link in sorted(true)]
-        relations += [(SPURIOUS, link[0]) for link in sorted(predicted - true)]
-    sections = []
-    if not dev.task.pairs_are_given:
-        sections.append(_entity_section(dev, list(chain.from_iterable(results))))
+        for result, found in ((CORRECT, true & predicted), (MISSED, true - predicted), (SPURIOUS, predicted - true)):
+            relations.update((label, result) for label, _, _ in found)
+    sections = [] if dev.task.pairs_are_given else [_entity_section(dev, results)]
     if relations:
-        counts = Counter(relations)
         columns = (CORRECT, MISSED, SPURIOUS)
-        types = sorted({name for _, name in relations})
-        rows = [[name, *(f"{counts[result, name]:,}" for result in columns)] for name in types]
+        types = sorted({name for name, _ in relations})
+        rows = [[name, *(f"{relations[name, result]:,}" for result in columns)] for name in types]
         note = f"On {dev.description}. A relation is correct if its type and both spans are."
         sections.append(Section("Relations", [Table(["type", *columns], [rows])], note))
-    cards = [_span_card(dev.items[item], results[item]) for item in dev.worst(WORST)]
-    return [*sections, error_section(cards)]
+
+    def card(item: int) -> str:
+        words = dev.items[item].words
+        wrong = [(result, span) for result, span in results[item] if result != CORRECT]
+        listed = " ".join(highlight(" ".join(words[s.first : s.end]), f"{s.label}, {result}") for result, s in wrong)
+        content = page.text(truncate(" ".join(words))) + (f"<br>{listed}" if listed else "")
+        heading = f"{len(wrong)} of {len(results[item])} spans wrong"
+        return error_card(heading, f"line {dev.items[item].line}", content)
+
+    return [*sections, _worst_section(dev, card)]
 
 
-def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
-    """Returns a card with the sentence and, below it, each of its spans that is wrong."""
-    words = sentence.words
-    wrong = [(result, span) for result, span in results if result != CORRECT]
-    listed = " ".join(highlight(" ".join(words[s.first : s.end]), f"{s.label}, {result}") for result, s in wrong)
-    content = page.text(truncate(" ".join(words))) + (f"<br>{listed}" if listed else "")
-    return ErrorCard(f"{len(wrong)} of {len(results)} spans wrong", f"line {sentence.line}", content)
+def _worst_section(dev: DevPredictions, card: Callable[[int], str]) -> Section:
+    note = "In descending order of the loss. High losses often show errors in the file."
+    return Section("Examples with the highest loss", [Markup("".join(map(card, dev.worst(WORST))))], note)
 
 
-def _entity_section(dev: DevPredictions, results: list[tuple[str, Span]]) -> Section:
-    """Returns the results of the true entities of each type, and how many predicted ones are spurious."""
-    counts = mistakes.count_by_type(results)
+def _entity_section(dev: DevPredictions, results: Sequence[Sequence[tuple[str, Span]]]) -> Section:
+    """Counts true entities by type and result, and spurious predictions."""
+    counts = Counter((name, result) for result, span in chain.from_iterable(results) for name in (span.label, None))
+    types = sorted({span.label for sentence in results for _, span in sentence})
     rows = []
-    for name, each in [*counts.items(), ("all", sum(counts.values(), start=Counter()))]:
-        true = sum(each[result] for result in SPAN_RESULTS if result != SPURIOUS)
-        recall = percent(each[CORRECT] / true) if true else "-"
-        rows.append([name, f"{true:,}", recall, *(f"{each[result]:,}" for result in SPAN_RESULTS)])
+    for name in [*types, None]:  # None: all types
+        true = sum(counts[name, result] for result in SPAN_RESULTS if result != SPURIOUS)
+        recall = percent(counts[name, CORRECT] / true) if true else "-"
+        rows.append([name or "all", f"{true:,}", recall, *(f"{counts[name, result]:,}" for result in SPAN_RESULTS)])
     note = (
         f"On {dev.description}. Wrong border: a predicted entity of the same type overlaps it; wrong type: another "
         "type was predicted for the same words; missed: no predicted entity overlaps it; spurious: a predicted entity "
@@ -367,56 +345,54 @@ def _calibration_section(dev: DevPredictions, confidence: np.ndarray, correct: n
         f"{percent(float(correct.mean()))}, the expected calibration error {percent(calibration.error)} "
         f"({mistakes.BINS} bins). Orange is the gap between confidence and accuracy."
     )
-    return Section("Calibration", [Markup(f'<div class="charts">{mistakes.reliability(calibration)}</div>')], note)
+    return Section("Calibration", [Markup(mistakes.reliability(calibration))], note)
 
 
 def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], note: str) -> Section:
-    chart = mistakes.scatter(labels, predicted, names)
-    return Section("Labels and predictions", [Markup(f'<div class="charts">{chart}</div>')], note)
+    return Section("Labels and predictions", [Markup(mistakes.scatter(labels, predicted, names))], note)
 
 
-def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> str:
-    """Returns a matrix, or a list if there are many classes, next to the scores of each class that occurs."""
+def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> Markup:
+    """Returns a matrix, or a list for many classes, next to the classes' scores."""
     seen = np.union1d(labels, predicted)
     shown, counts = [names[index] for index in seen], confusion_matrix(labels, predicted, labels=seen)
     scores = precision_recall_fscore_support(labels, predicted, labels=seen, zero_division=0)
-    table = page.table(
-        ["class", "true", "precision", "recall", "F1"],
-        [
-            [name, f"{true:,}", *(percent(float(value)) for value in values)]
-            for name, *values, true in zip(shown, *scores, strict=True)
-        ],
-    )
+    rows = [
+        [name, f"{true:,}", *(percent(float(value)) for value in values)]
+        for name, *values, true in zip(shown, *scores, strict=True)
+    ]
+    table = page.table(["class", "true", "precision", "recall", "F1"], rows)
     if len(shown) <= MOST_CLASSES:
+        # A wide matrix has the scores below it.
         layout = "pair" if len(shown) <= NARROW else "stacked"
-        return f'<div class="{layout}">{confusion_table(counts, shown)}{table}</div>'
-    confused = page.table(
-        ["label", "predicted as", "count", "share of the label"],
-        [
-            [label, prediction, f"{count:,}", percent(share)]
-            for label, prediction, count, share in mistakes.most_confused(counts, shown, MOST_CONFUSED)
-        ],
-    )
-    return f'<div class="pair">{confused}{table}</div>'
+        return Markup(f'<div class="{layout}">{mistakes.confusion_table(counts, shown)}{table}</div>')
+    confused = [
+        [label, prediction, f"{count:,}", percent(share)]
+        for label, prediction, count, share in mistakes.most_confused(counts, shown, MOST_CONFUSED)
+    ]
+    listed = page.table(["label", "predicted as", "count", "share of the label"], confused)
+    return Markup(f'<div class="pair">{listed}{table}</div>')
 
 
-def _texts(example) -> str:
-    pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(truncate(example.text_pair))}"
-    mark = "<b>A</b>" if pair else ""
-    return f"{mark}{page.text(truncate(example.text))}{pair}"
+def _texts(example: Any) -> str:
+    """Returns an example's text as HTML; marks a pair's texts A and B."""
+    first = page.text(truncate(example.text))
+    if example.text_pair is None:
+        return first
+    return f"<b>A</b>{first}<br><b>B</b>{page.text(truncate(example.text_pair))}"
 
 
 @dataclass(frozen=True)
 class TaggingScore:
-    """Accuracy on the words of the test file; `unknown`: on those that do not occur in the training file."""
+    """A tagger's accuracy on the words of the test file, next to the baseline."""
 
     accuracy: float
-    unknown_accuracy: float
+    unknown_accuracy: float  # on the words that the training file does not have
     baseline: tagging.Baseline
 
 
 def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
-    """Tags the test file of a tagging task and evaluates the baseline on the same words.
+    """Tags a task's test file and evaluates the baseline on the same words.
 
     Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
     """
@@ -436,7 +412,7 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
     )
 
 
-# The sections of each kind of task. A subclass has those of its base class unless it is listed itself.
+# A subclass has its base class's sections unless it is listed itself.
 SECTIONS: dict[type[Task[Any, Any]], Callable[[DevPredictions[Any, Any]], list[Section]]] = {
     ClassificationTask: _classification,
     RegressionTask: _regression,

@@ -1,4 +1,4 @@
-"""What the report of a pretraining run shows of held-out rows.
+"""Held-out rows in a pretraining report.
 
 `unigram_baseline` is the level to compare metrics with; `predict_masked_tokens` and `masked_token_table` show the
 model's predictions for masked tokens.
@@ -41,7 +41,7 @@ _NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 @dataclass(frozen=True)
 class UnigramBaseline:
-    """Metrics of a model that knows only the token frequencies of the training rows, on the masks of evaluation."""
+    """Metrics for a model that knows only the training rows' token frequencies, with evaluation's masks."""
 
     token: str  # the most frequent token of the training rows
     accuracy: float  # of always predicting it
@@ -53,16 +53,21 @@ class UnigramBaseline:
 def unigram_baseline(
     shards: str | os.PathLike[str], max_rows: int = 0, train: str | os.PathLike[str] = ""
 ) -> UnigramBaseline:
-    """Evaluates the baseline on the held-out part of shards (the first max_rows rows; 0: all).
+    """Evaluates the baseline on held-out rows.
 
-    train    the shards whose training rows are counted; empty: the same shards
+    Args:
+        shards: a folder from build-examples, whose eval part is used.
+        max_rows: how many rows to use, from the first; 0: all.
+        train: the shards whose training rows are counted; empty: the same shards.
 
-    Raises UserError if the shards cannot be opened or have no held-out part.
+    Raises:
+        UserError: if the shards cannot be opened or have no held-out part.
     """
     dataset = open_dataset(shards, "eval")
     vocabulary = dataset.vocabulary()
     counted = open_dataset(train, "train") if train else dataset
     counts = read_unigram_counts(counted.directory, counted.manifest).astype(np.float64)
+    # Special tokens are never masked, so the baseline does not predict them.
     ordinary = np.ones(vocabulary.vocab_size, bool)
     ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)
@@ -70,6 +75,7 @@ def unigram_baseline(
         log_shares = np.log(counts / counts.sum())
     top = int(counts.argmax())
 
+    # Counts the labels at the masks of evaluation, which the loss then weighs.
     loader = PretrainingLoader(dataset, vocabulary, batch_size=1, seed=EVALUATION_SEED)
     seen = np.zeros(vocabulary.vocab_size, np.int64)
     labels = np.zeros(2, np.int64)
@@ -86,53 +92,60 @@ def unigram_baseline(
     )
 
 
-class Prediction(NamedTuple):
-    token: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class MaskedToken:
-    """One masked token: the text around it as the model sees it, its label, and the most likely predictions."""
+class MaskedToken(NamedTuple):
+    """One masked token: the text around it in the model's input, its label, and the most likely predictions."""
 
     before: str
     after: str
     label: str
     label_probability: float
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[tuple[str, float], ...]  # tokens with their probabilities
 
     @property
     def rank(self) -> int | None:
-        """The place of the label among the predictions, 0 for the first; None if it is not among them."""
-        tokens = [prediction.token for prediction in self.predictions]
+        """The label's index in the predictions; None if it is not among them."""
+        tokens = [token for token, _ in self.predictions]
         return tokens.index(self.label) if self.label in tokens else None
 
 
 def predict_masked_tokens(checkpoint: str | PurePath, shards: str | Path, count: int) -> list[MaskedToken]:
-    """Returns the most likely tokens for one masked position in each of `count` held-out rows.
+    """Predicts one masked position in each of `count` held-out rows.
 
-    The masks are those of the evaluation. A fixed seed selects the rows. In each row it is the middle one of the
-    masked positions whose label is a word (any predicted position if there is none), so that nothing is selected by
-    its result. Raises UserError if the checkpoint or the shards cannot be opened, or do not belong together.
+    Uses evaluation's masks. Nothing is selected by its result: a fixed seed selects the rows, and in a row it is the
+    middle masked position whose label is a word (the middle predicted position if no label is one). Raises UserError
+    if the checkpoint or the shards cannot be opened, or do not belong together.
     """
     loaded = open_checkpoint(checkpoint)
+    vocabulary = loaded.vocabulary
     dataset = open_dataset(shards, "eval")
-    rows = min(count, dataset.rows)
-    batch = PretrainingLoader(dataset, loaded.vocabulary, batch_size=rows, seed=EVALUATION_SEED).batch(0)
-    chosen = choose_masked_positions(batch, loaded.vocabulary)
-    positions = batch.masked_positions[np.arange(rows), chosen]
-    labels = batch.masked_ids[np.arange(rows), chosen]
-    probabilities = _probabilities(loaded, batch, positions)
-    return [
-        _masked_token(loaded.vocabulary, ids, position, label, row)
-        for ids, position, label, row in zip(
-            batch.input_ids, positions.tolist(), labels.tolist(), probabilities, strict=True
+    rows = np.arange(min(count, dataset.rows))
+    batch = PretrainingLoader(dataset, vocabulary, batch_size=len(rows), seed=EVALUATION_SEED).batch(0)
+    chosen = choose_masked_positions(batch, vocabulary)
+    positions, labels = batch.masked_positions[rows, chosen].tolist(), batch.masked_ids[rows, chosen].tolist()
+    masked_tokens = []
+    for ids, position, label, probabilities in zip(
+        batch.input_ids, positions, labels, _probabilities(loaded, batch, np.array(positions)), strict=True
+    ):
+        length = int((ids != vocabulary.pad_id).sum())
+        # The context does not include [CLS] and the last [SEP].
+        first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)
+        before, after = _surfaces(vocabulary, ids[first:position]), _surfaces(vocabulary, ids[position + 1 : last])
+        top = np.argsort(-probabilities, kind="stable")[:MOST_LIKELY]
+        *predicted, label_text = _surfaces(vocabulary, np.append(top, label))
+        masked_tokens.append(
+            MaskedToken(
+                before=("… " if first > 1 else "") + join_tokens(before),
+                after=join_tokens(after) + (" …" if last < length - 1 else ""),
+                label=label_text,
+                label_probability=float(probabilities[label]),
+                predictions=tuple(zip(predicted, probabilities[top].tolist(), strict=True)),
+            )
         )
-    ]
+    return masked_tokens
 
 
 def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarray, "B"]:
-    """Returns the prediction of each row to show: the middle one of those whose label is a word or its beginning."""
+    """Chooses each row's prediction to show: the middle one whose label is a word or begins one."""
     chosen = []
     for ids, positions, labels, weights in zip(
         batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
@@ -145,32 +158,9 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
     return np.array(chosen, np.int64)
 
 
-def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
-    """Returns the sentences with the masked token marked, the label, and the predictions with their probabilities."""
-    rows = "".join(
-        f'<tr><td class="sentence">{_context(token.before)} <mark>{MASK}</mark> {_context(token.after)}</td>'
-        f'<td class="label">{text(token.label)}</td><td>{_bars(token)}</td></tr>'
-        for token in masked_tokens
-    )
-    head = "<tr><th>what the model sees</th><th>label</th><th>the five most likely tokens</th></tr>"
-    return Markup(f'<table class="masked-tokens"><thead>{head}</thead><tbody>{rows}</tbody></table>')
-
-
-def join_tokens(tokens: Sequence[str]) -> str:
-    """Returns tokens as a line of text: pieces are joined to words, and punctuation to the words it belongs to."""
-    line = ""
-    for token in tokens:
-        if token.startswith("##"):
-            line += token[2:]
-        elif not line or token in _NO_SPACE_BEFORE or (line[-1] in _NO_SPACE_AFTER and token not in SPECIAL_TOKENS):
-            line += token
-        else:
-            line += f" {token}"
-    return line
-
-
 def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
-    """Returns the model's distribution over the vocabulary at one position of each row."""
+    """Returns the model's distribution over the vocabulary at one position per row."""
+    # Only the encoder and the head for masked tokens.
     heads = Heads(mlm=True)
     wanted = layers.flatten(abstract_params(loaded.model, heads))
     params = layers.unflatten({path: loaded.params[path] for path in wanted})
@@ -184,48 +174,44 @@ def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray,
     return np.asarray(softmax(params, batch, positions[:, None].astype(np.int32)))
 
 
-def _masked_token(
-    tokenizer: Vocabulary, ids: Int[np.ndarray, "T"], position: int, label: int, probabilities: Float[np.ndarray, "V"]
-) -> MaskedToken:
-    length = int((ids != tokenizer.pad_id).sum())
-    first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS] and last [SEP]
-    before, after = _surfaces(tokenizer, ids[first:position]), _surfaces(tokenizer, ids[position + 1 : last])
-    top = np.argsort(-probabilities, kind="stable")[:MOST_LIKELY]
-    names = _surfaces(tokenizer, np.array([*top.tolist(), label]))
-    return MaskedToken(
-        before=("… " if first > 1 else "") + join_tokens(before),
-        after=join_tokens(after) + (" …" if last < length - 1 else ""),
-        label=names[-1],
-        label_probability=float(probabilities[label]),
-        predictions=tuple(
-            Prediction(name, float(probabilities[token])) for name, token in zip(names, top.tolist(), strict=False)
-        ),
-    )
+def join_tokens(tokens: Sequence[str]) -> str:
+    """Joins tokens to a line: pieces to words, and punctuation to the words it belongs to."""
+    line = ""
+    for token in tokens:
+        if token.startswith("##"):
+            line += token[2:]
+        elif not line or token in _NO_SPACE_BEFORE or (line[-1] in _NO_SPACE_AFTER and token not in SPECIAL_TOKENS):
+            line += token
+        else:
+            line += f" {token}"
+    return line
 
 
 def _surfaces(tokenizer: Vocabulary, ids: Int[np.ndarray, "n"]) -> list[str]:
-    """Returns tokens of any vocabulary as WordPiece writes them: "##" inside of words.
-
-    [MASK] and [SEP] have these names.
-    """
+    """Writes any vocabulary's tokens as WordPiece does: "##" inside of words, [MASK] and [SEP]."""
     names = {tokenizer.mask_id: MASK, tokenizer.sep_id: "[SEP]"}
     surfaces = zip(ids.tolist(), tokenizer.surfaces(ids), strict=True)
     return [names.get(index, ("##" if tokenizer.continuation[index] else "") + surface) for index, surface in surfaces]
 
 
-def _context(words: str) -> str:
-    """Returns text in which the other masked tokens, and the border between the segments, are set back."""
-    escaped = text(words)
-    for token in (MASK, "[SEP]"):
-        escaped = escaped.replace(token, f'<span class="mask">{token}</span>')
-    return escaped
-
-
-def _bars(masked_token: MaskedToken) -> str:
-    bars = bar_list(
-        Bar(f"{token} ✓" if token == masked_token.label else token, share, percent(share), token == masked_token.label)
-        for token, share in masked_token.predictions
-    )
-    if masked_token.rank is not None:
-        return bars
-    return bars + f'<div class="missed">the label has {percent(masked_token.label_probability)}</div>'
+def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
+    """Returns the sentences with the masked token marked, the label, and the predictions with their probabilities."""
+    rows = ""
+    for token in masked_tokens:
+        bars = bar_list(
+            Bar(f"{name} ✓" if name == token.label else name, share, percent(share), name == token.label)
+            for name, share in token.predictions
+        )
+        if token.rank is None:
+            bars += f'<div class="missed">the label has {percent(token.label_probability)}</div>'
+        before, after = text(token.before), text(token.after)
+        # Other masked tokens, and the border between the segments, are set back.
+        for special in (MASK, "[SEP]"):
+            grey = f'<span class="mask">{special}</span>'
+            before, after = before.replace(special, grey), after.replace(special, grey)
+        sentence = f"{before} <mark>{MASK}</mark> {after}"
+        rows += (
+            f'<tr><td class="sentence">{sentence}</td><td class="label">{text(token.label)}</td><td>{bars}</td></tr>'
+        )
+    head = "<tr><th>what the model sees</th><th>label</th><th>the five most likely tokens</th></tr>"
+    return Markup(f'<table class="masked-tokens"><thead>{head}</thead><tbody>{rows}</tbody></table>')

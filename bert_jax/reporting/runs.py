@@ -1,10 +1,9 @@
-"""The recorded runs of a report: what a workdir holds, its curves, several seeds, and several runs side by side.
+"""The recorded runs behind a report: their workdirs, their curves, and the page that compares several runs.
 
-`read_run` reads a workdir. `charts`, `seed_charts` and `source_section` are parts of the report of one run, and
-`comparison` is the page about several.
+`read_run` reads a workdir. `charts`, `seed_charts` and `source_section` are parts of one run's report, and
+`comparison` is the page about several runs.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,7 @@ MOST_POINTS = 300
 SMOOTHED_ABOVE = 40
 SMOOTHING = 25
 
-# The terms in the order in which their charts are shown.
+# The metrics in the order in which their charts are shown.
 TITLES = {
     "mlm_accuracy": "Masked tokens: accuracy",
     "mlm_loss": "Masked tokens: loss",
@@ -68,6 +67,15 @@ TITLES = {
     "test_task_loss": "Test: loss",
     "loss": "Loss, all terms",
 }
+# The charts after those of the terms: title, unit, metrics by the names of their curves, format.
+_OTHER_CHARTS: tuple[tuple[str, str, dict[str, str], Format], ...] = (
+    ("Learning rate", "", {"learning rate": "learning_rate"}, number),
+    ("Gradient norm", "", {"before clipping": "gradient_norm"}, number),
+    ("Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
+    ("Waste", "", {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}, percent),
+    ("Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
+    ("Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
+)
 
 COLOURS = 4  # of page.css for the seeds of a run: of more seeds the mean, the highest and the lowest are shown
 MOST_RUNS = 8  # of a comparison: the colours of page.css
@@ -77,7 +85,7 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What a workdir holds; result is None for a run that has not finished."""
+    """A workdir's content; an unfinished run has no result."""
 
     workdir: Location
     config: WorkdirConfig
@@ -86,23 +94,34 @@ class RecordedRun:
 
     @property
     def loss_unit(self) -> str:
-        """The unit of losses: mean squared errors for regression tasks, cross-entropies for all others."""
+        """The unit of losses: squared errors in regression tasks, cross-entropies in all others."""
         return "squared error" if (self.config.task or {}).get("kind", "").endswith("regression") else NATS
 
     @property
     def kind(self) -> str:
-        """Pretraining, or fine-tuning on which task."""
+        """Pretraining, or fine-tuning on a named task."""
         if self.config.kind == "pretraining":
             return "Pretraining"
         name = (self.config.task or {}).get("name")
         return "Fine-tuning on files of your own" if name == "own" else f"Fine-tuning on {name}"
 
     def latest(self, name: str) -> float | None:
-        """Returns a metric of the result, or the last logged value."""
+        """Returns a metric from the result, or else its last logged value."""
         final = (self.result or {}).get(name)
         if final is not None:
             return final
         return next((line[name] for line in reversed(self.lines) if line.get(name) is not None), None)
+
+    def effort(self) -> dict[str, str]:
+        """Returns steps, tokens, time and speed as text, NONE if unknown."""
+        result = self.result or {}
+        rates = [line["tokens_per_second"] for line in self.lines if line.get("tokens_per_second")]
+        return {
+            "Steps": f"{self.lines[-1]['step']:,}",
+            "Tokens seen": number(float(result["tokens"])) if "tokens" in result else NONE,
+            "Training time": duration(float(result["seconds"])) if "seconds" in result else NONE,
+            "Tokens per second, median": number(float(np.median(rates))) if rates else NONE,
+        }
 
     def settings(self) -> dict[str, Mapping[str, Any]]:
         """Returns the configuration in groups: the model, the task, and the training keys by their groups."""
@@ -136,85 +155,57 @@ def read_run(workdir: Location) -> RecordedRun:
     return RecordedRun(workdir, config, lines, result)
 
 
-def show_of(metric: str) -> Format:
-    """Returns the format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
-    return number if lower_is_better(metric) else percent
-
-
-def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
-    """Returns the charts of a run, in reading order, without those for which the run logged nothing.
-
-    Values by source, such as eval_wiki/mlm_loss, are not plotted (source_section has a table of them).
-
-    references  by the name of their metric, such as mlm_accuracy
-    """
-    names = {name for line in lines for name in line if "/" not in name}
-    if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
-        names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
-    shown: list[Chart] = []
-    for name in sorted(names, key=reading_order):
-        # A held-out curve is in the chart of its training curve; a task's own accuracy is logged as task_accuracy.
-        trained = "task_accuracy" if name == "eval_accuracy" else name.removeprefix("eval_")
-        if name.startswith("eval_") and trained in names:
-            continue
-        if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
-            shown.append(chart)
-    shares = {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}
-    shown += [
-        _plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number),
-        _plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number),
-        _plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
-        _plain_chart(lines, "Waste", "", shares, percent),
-        _plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
-        _plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
-    ]
-    return [chart for chart in shown if chart.series]
-
-
-def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], loss_unit: str) -> Chart | None:
-    """Returns the chart of a loss, an accuracy or a held-out metric; None for other metrics."""
-    is_loss = name.endswith("loss")
-    if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
-        return None
-    own = HELD_OUT if name.startswith("eval_") else TRAINING
-    held_out = name if name.startswith("eval_") else f"eval_{name}"
-    if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
-        held_out = "eval_accuracy"
-    curves = {own: curve(lines, name, own), HELD_OUT: curve(lines, held_out, HELD_OUT)}
-    series = tuple(filter(None, curves.values()))
-    if not series:
-        return None
-    metric = name.removeprefix("eval_")
-    compared = (references[metric],) if metric in references else ()
-    unit, show = loss_unit if is_loss else "", show_of(metric)
-    return Chart(title_of(metric), unit, series, show, from_zero=not is_loss, references=compared)
-
-
-def title_of(metric: str) -> str:
-    """Returns the name of a metric in words."""
+def metric_title(metric: str) -> str:
+    """Returns a metric's name in words."""
     return TITLES.get(metric) or re.sub(r"\bf1\b", "F1", metric.replace("_", " ").capitalize())
 
 
+def metric_format(metric: str) -> Format:
+    """Returns the format for a metric's values: percent for shares, plain numbers for losses and errors."""
+    return number if lower_is_better(metric) else percent
+
+
 def reading_order(name: str) -> tuple[int, str]:
-    """Returns a sort key for names of metrics: those without a title, then those of TITLES in its order."""
-    metric = name.removeprefix("eval_")
+    """Returns a sort key for metrics: first those without a title, then those in TITLES, in its order."""
+    metric = name.removeprefix(PREFIX)
     return (list(TITLES).index(metric) if metric in TITLES else -1, name)
 
 
-def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
-    series = (curve(lines, name, label) for label, name in names.items())
-    return Chart(title, unit, tuple(filter(None, series)), show)
+def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
+    """Returns a run's charts in reading order, without those for which the run logged nothing.
+
+    Values by source, such as eval_wiki/mlm_loss, are not plotted (source_section lists them).
+
+    Args:
+        references: levels to compare with, keyed by their metric, e.g. mlm_accuracy.
+    """
+    names = {name for line in lines for name in line if "/" not in name}
+    if sum(name.endswith("_loss") and not name.startswith(PREFIX) for name in names) == 1:
+        names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
+    shown = []
+    for name in sorted(names, key=reading_order):
+        metric, is_loss = name.removeprefix(PREFIX), name.endswith("loss")
+        # A held-out curve is in its training curve's chart; a task's own accuracy is logged as task_accuracy.
+        if name.startswith(PREFIX):
+            if ("task_accuracy" if name == "eval_accuracy" else metric) in names:
+                continue
+            curves = {HELD_OUT: name}
+        elif is_loss or name.endswith("accuracy"):
+            held_out = "eval_accuracy" if name == "task_accuracy" and "eval_accuracy" in names else PREFIX + name
+            curves = {TRAINING: name, HELD_OUT: held_out}
+        else:
+            continue
+        compared = (references[metric],) if metric in references else ()
+        unit = loss_unit if is_loss else ""
+        series = _curves(lines, curves)
+        shown.append(Chart(metric_title(metric), unit, series, metric_format(metric), not is_loss, compared))
+    shown += [Chart(title, unit, _curves(lines, names), show) for title, unit, names, show in _OTHER_CHARTS]
+    return [chart for chart in shown if chart.series]
 
 
-def points(lines: Lines, name: str) -> dict[float, float]:
-    """Returns the finite values of a metric by step, without the lines that have no value for it."""
-    logged = {float(line["step"]): line.get(name) for line in lines}
-    return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
-
-
-def series_of(label: str, values: Mapping[float, float]) -> Series:
-    """Returns a curve through values by step."""
-    return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
+def _curves(lines: Lines, names: Mapping[str, str]) -> tuple[Series, ...]:
+    """Returns the metrics' curves by label; leaves out metrics that were never logged."""
+    return tuple(filter(None, (curve(lines, name, label) for label, name in names.items())))
 
 
 def curve(lines: Lines, name: str, label: str) -> Series | None:
@@ -222,110 +213,101 @@ def curve(lines: Lines, name: str, label: str) -> Series | None:
     values = points(lines, name)
     if not values:
         return None
-    thinned = _thinned(series_of(label, values))
-    return thinned if name in EXACT else _smoothed(thinned)
-
-
-def _thinned(series: Series) -> Series:
-    """Returns at most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
-    count = len(series.steps)
-    if count <= MOST_POINTS:
-        return series
-    starts = np.linspace(0, count, MOST_POINTS, endpoint=False).astype(int)
-    sizes = np.diff(np.append(starts, count))
-    return Series(series.name, series.steps[starts + sizes - 1], np.add.reduceat(series.values, starts) / sizes)
-
-
-def _smoothed(series: Series) -> Series:
+    series = _series(label, values)
+    if len(values) > MOST_POINTS:
+        # Each bucket becomes the mean of its values, at its last step.
+        starts = np.linspace(0, len(values), MOST_POINTS, endpoint=False).astype(int)
+        sizes = np.diff(np.append(starts, len(values)))
+        series = Series(label, series.steps[starts + sizes - 1], np.add.reduceat(series.values, starts) / sizes)
     count = len(series.values)
-    if count <= SMOOTHED_ABOVE:
+    if name in EXACT or count <= SMOOTHED_ABOVE:
         return series
+    # The running mean over `reach` points on both sides, fewer at the ends.
     reach = count // (2 * SMOOTHING)
     sums = np.concatenate([[0.0], np.cumsum(series.values)])
     first = np.maximum(np.arange(count) - reach, 0)
     last = np.minimum(np.arange(count) + reach + 1, count)
-    return dataclasses.replace(series, trend=(sums[last] - sums[first]) / (last - first))
+    return series._replace(trend=(sums[last] - sums[first]) / (last - first))
+
+
+def points(lines: Lines, name: str) -> dict[float, float]:
+    """Returns a metric's finite values by step."""
+    logged = {float(line["step"]): line.get(name) for line in lines}
+    return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
+
+
+def _series(label: str, values: Mapping[float, float]) -> Series:
+    return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
 
 
 def read_runs(workdir: Location) -> dict[str, Lines]:
-    """Returns the metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
+    """Returns the metrics by run (`seed 0`, or `rate 5e-05, seed 0`); empty for a workdir with one seed."""
+
+    def order(path: Location) -> list[tuple[float, str]]:
+        """Orders numbers in names by their value."""
+        keys = []
+        for part in path.relative_to(workdir).parts:
+            try:
+                keys.append((float(part.partition("-")[2]), part))
+            except ValueError:
+                keys.append((float("inf"), part))
+        return keys
+
+    # Without a sweep, seeds have folders in the workdir, otherwise in the folder of their learning rate.
     logs: dict[str, Lines] = {}
     for pattern in ("seed-*", "rate-*/seed-*"):
-        for path in sorted(workdir.glob(pattern), key=lambda path: _order(path, workdir)):
-            parts = path.relative_to(workdir).parts
+        for path in sorted(workdir.glob(pattern), key=order):
             if lines := read_metrics(path):
-                logs[", ".join(part.replace("-", " ", 1) for part in parts)] = lines
+                logs[", ".join(part.replace("-", " ", 1) for part in path.relative_to(workdir).parts)] = lines
     return logs
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
-    """Returns charts of the held-out metrics and of the training loss, with a curve for each run, or their range."""
-    names = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line))
-    wanted = [name for name in names if name.startswith("eval_") and not is_threshold(name)]
-    wanted += ["task_loss"] * ("task_loss" in names)
-    charts = []
+    """Plots the held-out metrics and the training loss, with a curve for each run, or with their range."""
+    names = {name for lines in runs.values() for line in lines for name in line}
+    wanted = [name for name in names if name == "task_loss" or (name.startswith(PREFIX) and not is_threshold(name))]
+    shown = []
     for name in sorted(wanted, key=lambda name: (name.endswith("loss"), name == "task_loss", name)):
-        curves = {run: values for run, lines in runs.items() if (values := points(lines, name))}
-        if not curves:
+        logged = {run: values for run, lines in runs.items() if (values := points(lines, name))}
+        if not logged:
             continue
-        loss = name.endswith("loss")
-        title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        several = tuple(series_of(run, values) for run, values in curves.items())
-        # Runs with a time budget may have no step in common.
-        alike = len(several) > COLOURS and set.intersection(*map(set, curves.values()))
-        shown = _range(curves) if alike else several[:COLOURS]
-        charts.append(Chart(title, loss_unit if loss else "", shown, show_of(name), from_zero=False))
-    return charts
-
-
-def _range(curves: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
-    """Returns the mean, the highest and the lowest value of the runs at the steps that all of them logged."""
-    steps = sorted(set.intersection(*map(set, curves.values())))
-    values = np.array([[run[step] for step in steps] for run in curves.values()])
-    at = np.array(steps, np.float64)
-    return (
-        Series(f"mean of {len(curves)} runs", at, values.mean(axis=0)),
-        Series("highest", at, values.max(axis=0)),
-        Series("lowest", at, values.min(axis=0)),
-    )
-
-
-def _order(path: Location, workdir: Location) -> list[tuple[float, str]]:
-    """Returns a sort key that orders numbers in names by their value."""
-    keys = []
-    for part in path.relative_to(workdir).parts:
-        _, _, value = part.partition("-")
-        try:
-            keys.append((float(value), part))
-        except ValueError:
-            keys.append((float("inf"), part))
-    return keys
+        series = tuple(_series(run, values) for run, values in logged.items())
+        # Runs with a time budget may have no step in common; then only the first ones are shown.
+        steps = sorted(set.intersection(*map(set, logged.values())))
+        if len(series) > COLOURS and steps:
+            table = np.array([[run[step] for step in steps] for run in logged.values()])
+            ranges = {f"mean of {len(logged)} runs": table.mean(axis=0)}
+            ranges |= {"highest": table.max(axis=0), "lowest": table.min(axis=0)}
+            series = tuple(Series(label, np.array(steps, np.float64), level) for label, level in ranges.items())
+        title = "Training loss" if name == "task_loss" else f"{metric_title(name.removeprefix(PREFIX))}, held out"
+        unit = loss_unit if name.endswith("loss") else ""
+        shown.append(Chart(title, unit, series[:COLOURS], metric_format(name), from_zero=False))
+    return shown
 
 
 def source_section(lines: Lines) -> Section:
-    """A row for each source, with the epochs and metrics that were logged last; empty for a run without a mixture."""
+    """Lists a mixture's sources with their last logged epochs and metrics; empty without a mixture."""
+    # Names with a slash are values by source; later lines replace earlier ones.
     logged: dict[str, float] = {}
     for line in lines:
         logged |= {name: value for name, value in line.items() if "/" in name and value is not None}
     sources = [name.removeprefix(EPOCHS) for name in logged if name.startswith(EPOCHS)]
-    scores = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
-    metrics = list(dict.fromkeys(name.partition("/")[2] for name in scores))
     if not sources:
         return Section("Sources of the mixture")
-    rows = [
-        [
-            source,
-            number(logged[EPOCHS + source]),
-            *(show_of(name)(scores[f"{source}/{name}"]) if f"{source}/{name}" in scores else "-" for name in metrics),
-        ]
-        for source in sources
-    ]
+    scores = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
+    metrics = list(dict.fromkeys(name.partition("/")[2] for name in scores))
+    rows = []
+    for source in sources:
+        values = [(name, scores.get(f"{source}/{name}")) for name in metrics]
+        shown = (NONE if value is None else metric_format(name)(value) for name, value in values)
+        rows.append([source, number(logged[EPOCHS + source]), *shown])
     note = "Epochs that were read of the training rows, and metrics of the held-out rows, as they were last logged."
-    return Section("Sources of the mixture", [Table(["source", "epochs", *map(title_of, metrics)], [rows])], note)
+    header = ["source", "epochs", *map(metric_title, metrics)]
+    return Section("Sources of the mixture", [Table(header, [rows])], note)
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Document:
-    """Returns the page. Raises UserError for too few or many runs, a run named twice, and runs of two kinds."""
+    """Returns the page. Raises UserError for too few or many runs, one named twice, and different kinds."""
     if not 2 <= len(runs) <= MOST_RUNS:
         raise UserError(f"{len(runs)} runs; a comparison has 2 to {MOST_RUNS}. Name fewer WORKDIRs")
     names = short_names([str(run.workdir) for run in runs])
@@ -337,8 +319,10 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
             )
     named = dict(zip(names, runs, strict=True))
     unfinished = [name for name, run in named.items() if run.result is None]
-    differences = different_settings(named)
+    differences = different_settings(runs)
     note = "The other keys of model, task and configuration are equal." if differences else "All keys are equal."
+    effort = [row for row in _rows([run.effort() for run in runs]) if set(row[1:]) != {NONE}]
+    results = [effort, _rows([_scores(run) for run in runs])]
     return Document(
         title=f"Comparison of {len(runs)} runs",
         program="bert-jax report",
@@ -346,7 +330,7 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
         lines=list(dict.fromkeys(run.kind for run in runs)),
         warning=f"Not finished, shown so far: {', '.join(unfinished)}." if unfinished else "",
         sections=[
-            Section("Results", [Table(["figure", *names], result_rows(named))], "The last value of each run."),
+            Section("Results", [Table(["figure", *names], results)], "The last value of each run."),
             Section("Curves", [Charts(shared_charts(named))], NOTE),
             Section("What differs", [Table(["key", *names], [differences], words=True)] if differences else [], note),
         ],
@@ -354,10 +338,9 @@ def comparison(runs: Sequence[RecordedRun]) -> Document:
 
 
 def short_names(workdirs: Sequence[str]) -> list[str]:
-    """Returns the shortest last parts of the paths that tell them apart. Raises UserError for a path given twice."""
-    if len(set(workdirs)) < len(workdirs):
-        twice = next(path for path in workdirs if workdirs.count(path) > 1)
-        raise UserError(f"{twice} is named twice; name different runs")
+    """Shortens paths to the last parts that tell them apart. Raises UserError for a path given twice."""
+    if repeated := [path for path in workdirs if workdirs.count(path) > 1]:
+        raise UserError(f"{repeated[0]} is named twice; name different runs")
     parts = [path.rstrip("/").split("/") for path in workdirs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-depth:]) for path in parts]
@@ -366,73 +349,55 @@ def short_names(workdirs: Sequence[str]) -> list[str]:
     return list(workdirs)
 
 
-def result_rows(runs: Mapping[str, RecordedRun]) -> list[list[list[str]]]:
-    """Returns the effort and the held-out metrics of each run, in two groups of rows; one column for each run."""
-
-    def row(title: str, values: Sequence[str | None]) -> list[str]:
-        return [title, *(value or NONE for value in values)]
-
-    def of_result(name: str) -> list[float | int | None]:
-        return [(run.result or {}).get(name) for run in runs.values()]
-
-    rates = [
-        [line["tokens_per_second"] for line in run.lines if line.get("tokens_per_second")] for run in runs.values()
-    ]
-    effort = [
-        row("steps", [f"{run.lines[-1]['step']:,}" for run in runs.values()]),
-        row("tokens", [None if value is None else number(float(value)) for value in of_result("tokens")]),
-        row("training time", [None if value is None else duration(float(value)) for value in of_result("seconds")]),
-        row("tokens/s, median", [number(float(np.median(each))) if each else None for each in rates]),
-    ]
-    metrics = [_metrics(run) for run in runs.values()]
-    names = dict.fromkeys(name for values in metrics for name in values)
-    scores = [row(name, [values.get(name) for values in metrics]) for name in names]
-    return [[line for line in effort if set(line[1:]) != {NONE}], scores]
+def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Returns a row for each name in any column; a column without it has a dash."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [[name, *(column.get(name, NONE) for column in columns)] for name in names]
 
 
-def _metrics(run: RecordedRun) -> dict[str, str]:
-    """Returns the held-out metrics of a run as text: of fine-tuning with the deviation over seeds."""
-    if (run.result or {}).get("metrics"):
+def _scores(run: RecordedRun) -> dict[str, str]:
+    """Returns a run's held-out metrics as text, for fine-tuning with the deviation over seeds."""
+    if metrics := (run.result or {}).get("metrics"):
         return {
             name: f"{metric['mean']:.4f}" + ("" if metric["std"] is None else f" ± {metric['std']:.4f}")
-            for name, metric in run.result["metrics"].items()  # type: ignore[index]
+            for name, metric in metrics.items()
             if metric["mean"] is not None and not is_threshold(name)
         }
-    logged = dict.fromkeys(name for line in run.lines for name in line if name.startswith("eval_") and "/" not in name)
-    values = {name: run.latest(name) for name in sorted(logged, key=reading_order)}
-    return {name.removeprefix("eval_"): f"{value:.4f}" for name, value in values.items() if value is not None}
+    logged = {name for line in run.lines for name in line if name.startswith(PREFIX) and "/" not in name}
+    values = {name.removeprefix(PREFIX): run.latest(name) for name in sorted(logged, key=reading_order)}
+    return {name: f"{value:.4f}" for name, value in values.items() if value is not None}
 
 
 def shared_charts(runs: Mapping[str, RecordedRun]) -> list[Chart]:
-    """Returns a chart of each held-out metric, of losses that are not held out, of learning rate and throughput."""
+    """Plots the held-out metrics, the losses without a held-out one, learning rate and throughput."""
     logged = dict.fromkeys(name for run in runs.values() for line in run.lines for name in line if "/" not in name)
-    held_out = sorted((name for name in logged if name.startswith("eval_")), key=reading_order)
-    losses = [name for name in logged if name.endswith("loss") and not {name, f"eval_{name}"} & set(held_out)]
-    units = {run.loss_unit for run in runs.values()}
-    shared = []
-    for name in (*held_out, *losses, "learning_rate", "tokens_per_second"):
+    held_out = sorted((name for name in logged if name.startswith(PREFIX)), key=reading_order)
+    losses = [name for name in logged if name.endswith("loss") and not {name, PREFIX + name} & set(held_out)]
+    titles = {name: f"{metric_title(name.removeprefix(PREFIX))}, {HELD_OUT}" for name in held_out}
+    titles |= {name: f"{metric_title(name)}, {TRAINING}" for name in losses}
+    titles |= {"learning_rate": "Learning rate", "tokens_per_second": "Tokens per second"}
+    loss_unit = " or ".join(sorted({run.loss_unit for run in runs.values()}))
+    shown = []
+    for name, title in titles.items():
         curves = [curve(run.lines, name, label) for label, run in runs.items()]
-        # A run has the same colour in all charts, also where another run has no curve.
-        series = tuple(dataclasses.replace(each, colour=index) for index, each in enumerate(curves) if each)
-        metric, is_loss = name.removeprefix("eval_"), name.endswith("loss")
-        unit = " or ".join(sorted(units)) if is_loss else ""
-        title = {"learning_rate": "Learning rate", "tokens_per_second": "Tokens per second"}.get(name)
-        title = title or f"{title_of(metric)}, {'held out' if name in held_out else 'training'}"
-        show = number if name in ("learning_rate", "tokens_per_second") else show_of(metric)
-        shared.append(Chart(title, unit, series, show, from_zero=not is_loss))
-    return [chart for chart in shared if chart.series]
+        # A run has the same colour in all charts, even if another run has no curve.
+        series = tuple(line._replace(colour=index) for index, line in enumerate(curves) if line)
+        is_loss = name.endswith("loss")
+        show = metric_format(name) if name in (*held_out, *losses) else number
+        shown.append(Chart(title, loss_unit if is_loss else "", series, show, from_zero=not is_loss))
+    return [chart for chart in shown if chart.series]
 
 
-def different_settings(runs: Mapping[str, RecordedRun]) -> list[list[str]]:
-    """Returns a row for each key of model, task and configuration whose values differ between the runs."""
-    flat = [flat_settings(run.settings()) for run in runs.values()]
-    known = {key for each in flat for key in each}
-    # What a recipe says of the architecture is in the model as it was made.
-    repeated = {key for key in known if key.startswith("config.model.") and key.removeprefix("config.") in known}
-    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in repeated]
-    rows = []
-    for key in keys:
-        # The prefix of the configuration tells its keys from those of the model and the task as they were made.
+def different_settings(runs: Sequence[RecordedRun]) -> list[list[str]]:
+    """Returns a row for each key (model, task, configuration) whose values differ between the runs."""
+    rows = _rows([flat_settings(run.settings()) for run in runs])
+    known = {key for key, *_ in rows}
+    different = []
+    for key, *values in rows:
         short = key.removeprefix("config.")
-        rows.append([key if short in known else short, *(each.get(key, NONE) for each in flat)])
-    return [row for row in rows if len(set(row[1:])) > 1]
+        # The recipe's architecture is repeated in the model that was made. Otherwise, the prefix tells the
+        # configuration's keys from those of the model and the task.
+        repeats_model = key.startswith("config.model.") and short in known
+        if len(set(values)) > 1 and not repeats_model:
+            different.append([key if short in known else short, *values])
+    return different

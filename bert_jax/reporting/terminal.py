@@ -1,8 +1,6 @@
-"""Prints a Document on a terminal, or as plain text of 100 columns where there is none."""
+"""Prints a Document on a terminal, or else as plain text in 100 columns."""
 
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
 from rich.bar import Bar as RichBar
 from rich.columns import Columns
@@ -12,16 +10,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from bert_jax.reporting.document import (
+    Block,
     Bullets,
     Charts,
     Document,
     Excerpt,
     Excerpts,
-    Fragment,
     Histogram,
     Panel,
     Panels,
-    Section,
     Settings,
     Table,
 )
@@ -33,22 +30,26 @@ _PANEL_BAR = 12
 
 
 def open_console() -> Console:
-    """Returns a console that prints text as it is.
-
-    Names and tokens may hold brackets and colons, which rich interprets.
-    """
+    """Returns a console that prints text as it is: names and tokens may hold rich's markup, [ ] and :."""
     return Console(width=None if Console().is_terminal else WIDTH, markup=False, emoji=False)
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Prints the sections that are not only for pages. The source, a path, is the heading where there is one."""
+    """Prints a document without its page-only sections. The heading is the source, a path, or else the title."""
     console = console or open_console()
     console.print(document.source or document.title, style="bold", soft_wrap=True, highlight=False)
     for line in filter(None, [*document.lines, document.warning]):
         console.print(line, soft_wrap=True, highlight=False)
     for section in document.sections:
-        if not section.page_only and (section.blocks or section.note):
-            _print_section(section, console)
+        if section.page_only or not (section.blocks or section.note):
+            continue
+        console.print()
+        if section.title:
+            console.print(section.title, style="bold", soft_wrap=True, highlight=False)
+        for block in section.blocks:
+            _print_block(block, console)
+        if section.note:
+            console.print(section.note, style="dim", highlight=False)
 
 
 def excerpt_text(excerpt: Excerpt) -> str:
@@ -58,61 +59,44 @@ def excerpt_text(excerpt: Excerpt) -> str:
     """
     lines = ["  ".join(filter(None, [excerpt.heading, excerpt.detail, excerpt.label]))]
     for name, fragments in excerpt.paragraphs.items():
-        text = "".join(_fragment_text(fragment) for fragment in fragments).strip()
-        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"  {name}: ", subsequent_indent=" " * 5))
+        text = ""
+        for fragment in fragments:
+            is_predicted = fragment.kind not in ("plain", "special")
+            text += "" if fragment.joined else " "
+            text += f"{{{fragment.text}: {fragment.label}}}" if is_predicted else fragment.text
+        lines.append(textwrap.fill(text.strip(), WIDTH, initial_indent=f"  {name}: ", subsequent_indent=" " * 5))
     return "\n".join(lines)
 
 
-def _fragment_text(fragment: Fragment) -> str:
-    space = "" if fragment.joined else " "
-    if fragment.kind in ("plain", "special"):
-        return space + fragment.text
-    return f"{space}{{{fragment.text}: {fragment.label}}}"
-
-
-def _print_section(section: Section, console: Console) -> None:
-    console.print()
-    if section.title:
-        console.print(section.title, style="bold", soft_wrap=True, highlight=False)
-    for block in section.blocks:
-        match block:
-            case Settings(groups):
-                for name, values in groups.items():
-                    console.print(_settings(f"{name}." if name else "", values))
-            case Table():
-                console.print(_table(block))
-            case Panels(panels):
-                console.print(Columns([_panel(panel) for panel in panels], padding=(0, 2)))
-            case Charts(charts):
-                for chart in charts:
-                    if isinstance(chart, Histogram) and chart.highest:
-                        console.print(_histogram(chart))
-            case Bullets(lines):
-                for line in lines:
-                    console.print(f"  {line}", soft_wrap=True, highlight=False)
-            case Excerpts(excerpts):
-                for excerpt in excerpts:
-                    console.print(excerpt_text(excerpt), soft_wrap=True, highlight=False)
-    if section.note:
-        console.print(section.note, style="dim", highlight=False)
-
-
-def _settings(prefix: str, values: Mapping[str, Any]) -> RichTable:
-    table = RichTable(show_header=False)
-    for name, value in values.items():
-        table.add_row(prefix + name, str(value))
-    return table
-
-
-def _table(block: Table) -> RichTable:
-    table = RichTable()
-    for place, name in enumerate(block.header):
-        table.add_column(name, justify="right" if place else "left")
-    for group in block.groups:
-        for row in group:
-            table.add_row(*row)
-        table.add_section()
-    return table
+def _print_block(block: Block, console: Console) -> None:
+    match block:
+        case Settings(groups):
+            for group, values in groups.items():
+                table = RichTable(show_header=False)
+                for name, value in values.items():
+                    table.add_row(f"{group}.{name}" if group else name, str(value))
+                console.print(table)
+        case Table():
+            table = RichTable()
+            for index, name in enumerate(block.header):
+                table.add_column(name, justify="right" if index else "left")
+            for rows in block.groups:
+                for row in rows:
+                    table.add_row(*row)
+                table.add_section()
+            console.print(table)
+        case Panels(panels):
+            console.print(Columns([_panel(panel) for panel in panels], padding=(0, 2)))
+        case Charts(charts):
+            for chart in charts:
+                if isinstance(chart, Histogram) and chart.highest:
+                    console.print(_histogram(chart))
+        case Bullets(lines):
+            for line in lines:
+                console.print(f"  {line}", soft_wrap=True, highlight=False)
+        case Excerpts(excerpts):
+            for excerpt in excerpts:
+                console.print(excerpt_text(excerpt), soft_wrap=True, highlight=False)
 
 
 def _panel(panel: Panel) -> RichTable:
@@ -127,7 +111,7 @@ def _panel(panel: Panel) -> RichTable:
 
 
 def _histogram(histogram: Histogram) -> RichTable:
-    """Returns a table with a row for each bin: a count and a bar for each series. A last row counts the value 0."""
+    """Returns a table with bins as rows, and a count and a bar for each series. A last row counts the value 0."""
     table = RichTable(title=f"{histogram.title}, {histogram.unit}", title_justify="left")
     table.add_column(histogram.axis)
     width = _BAR_COLUMNS // len(histogram.counts)
@@ -149,7 +133,7 @@ def _histogram(histogram: Histogram) -> RichTable:
 
 
 class _Bar:
-    """A bar of block characters, or of # where the encoding of the terminal has no others."""
+    """A bar in block characters, or in # if the terminal's encoding has no others."""
 
     def __init__(self, share: float, width: int) -> None:
         self._share, self._width = share, width

@@ -1,4 +1,3 @@
-"""Cleaning of text, as bert-jax clean runs it: rules.py has the published rules and the identification of languages,
-unit.py applies them to one unit of documents and computes the signatures of near-duplicates, and job.py removes
-duplicates across units and reports what was kept and dropped.
+"""Cleans text for bert-jax clean: rules.py has the published rules and identifies languages, unit.py cleans one unit
+and computes signatures for near-duplicates, and job.py removes duplicates across units and writes the report.
 """

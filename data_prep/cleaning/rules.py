@@ -1,9 +1,10 @@
-"""Published rules for the quality of web text (`RULES`, at the end), after what they share with the rest of cleaning:
-the combining marks of words, and the identification of languages. Each rule names why it drops a document.
+"""Published quality rules for web text (`RULES`), after two things that unit.py uses too: combining marks, and language
+identification.
 """
 
 import functools
 import importlib.util
+import itertools
 import re
 import sys
 import unicodedata
@@ -20,52 +21,41 @@ from bert_jax.errors import UserError, install_hint
 
 
 @functools.cache
-def combining_marks(wide: bool) -> str:
-    r"""Vowel signs and accents (Unicode's categories Mn, Mc and Me), for the inside of a character class.
+def combining_marks(first: int = 0, last: int = 0xFFFF) -> str:
+    r"""Lists the vowel signs and accents (Unicode categories Mn, Mc and Me) for use in a character class.
 
-    \w has none of them, so that a pattern of letters and digits alone cuts words of Hindi, Tamil or vowelled Hebrew.
-    Those above U+FFFF, of rarer scripts such as Adlam, are among them only if `wide`: `re` looks the others up in a
-    table, and with them compares ranges one by one, which halves the speed.
+    \w has none of them, so a pattern for letters and digits alone cuts words in Hindi, Tamil or vowelled Hebrew. Marks
+    above U+FFFF, in rarer scripts such as Adlam, are listed only on request, because they halve the speed: `re` looks
+    the others up in a table, but compares these ranges one by one.
     """
-    marks = [point for point in range(sys.maxunicode + 1 if wide else 0x10000) if _is_mark(point)]
-    return _ranges(marks)
+    marks = [point for point in range(first, last + 1) if unicodedata.category(chr(point)).startswith("M")]
+    # In a run of consecutive code points, the differences to their indices are equal.
+    runs = itertools.groupby(enumerate(marks), lambda numbered: numbered[1] - numbered[0])
+    ranges = ([point for _, point in run] for _, run in runs)
+    return "".join(f"{chr(points[0])}-{chr(points[-1])}" for points in ranges)
 
 
-def has_wide_marks(text: str) -> bool:
-    """Whether a text has marks above U+FFFF."""
+def marks_in(text: str) -> str:
+    """Lists the combining marks for a pattern to apply to this text, with wide ones only if it has any."""
+    # UTF-16 makes two of each character above U+FFFF; counting them is many times as fast as searching for marks.
     if text.isascii() or len(text.encode("utf-16-le", "surrogatepass")) == 2 * len(text):
-        return False  # in a fraction of the time: UTF-16 makes two of each character above U+FFFF
-    return _wide_mark().search(text) is not None
+        return combining_marks()
+    return combining_marks(last=sys.maxunicode) if _wide_mark().search(text) else combining_marks()
 
 
 @functools.cache
 def _wide_mark() -> re.Pattern[str]:
-    marks = [point for point in range(0x10000, sys.maxunicode + 1) if _is_mark(point)]
-    return re.compile(f"(?=[\U00010000-\U0010ffff])[{_ranges(marks)}]")
+    return re.compile(f"(?=[\U00010000-\U0010ffff])[{combining_marks(first=0x10000, last=sys.maxunicode)}]")
 
 
-def _is_mark(point: int) -> bool:
-    return unicodedata.category(chr(point)).startswith("M")
-
-
-def _ranges(points: list[int]) -> str:
-    ranges: list[list[int]] = []
-    for point in points:
-        if ranges and point == ranges[-1][1] + 1:
-            ranges[-1][1] = point
-        else:
-            ranges.append([point, point])
-    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
-
-
-# Identifies the language of a text by py3langid (Lui and Baldwin 2012; 97 languages), whose model is in its wheel.
+# Identifies a text's language by py3langid (Lui and Baldwin 2012; 97 languages), whose model is in its wheel.
 
 
 LONGEST = 4000  # characters that are read; more of them change nothing but the time
 
 
 def check(languages: tuple[str, ...]) -> None:
-    """Raises UserError for a language that is not identified, and without the package."""
+    """Raises UserError for an unknown language, and if the package is missing."""
     if not languages:
         return
     if importlib.util.find_spec("py3langid") is None:
@@ -77,7 +67,7 @@ def check(languages: tuple[str, ...]) -> None:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """The most probable language of a text, as an ISO 639-1 code, and its probability."""
+    """Returns a text's most probable language, as an ISO 639-1 code, and its probability."""
     language, probability = _identifier().classify(text[:LONGEST])
     return str(language), float(probability)
 
@@ -89,7 +79,7 @@ def _identifier() -> Any:
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
-# Published rules for the quality of web text, by name. Each reads one document, and names why it drops it.
+# Published rules for the quality of web text. Each reads one document, and gives a reason if it drops it.
 #
 # c4                 Raffel et al. 2020, section 2.2: lines and pages that are not prose; it also removes lines. The
 #                    paper's list of bad words is left out.
@@ -97,21 +87,20 @@ def _identifier() -> Any:
 # gopher_repetition  the same, table A1: repeated lines, paragraphs and n-grams
 # fineweb            Penedo et al. 2024, section 3.6: lines without punctuation, short lines, repeated lines
 #
-# Words are what white space separates, so these rules are for languages that write spaces; c4 and the common words of
-# gopher are for English. Where a paper leaves a detail open, it is that of huggingface/datatrove, apart from
-# the following, which differs by choice:
+# White space separates words, so these rules are for languages that write spaces; c4 and gopher's common words are for
+# English. If a paper leaves a detail open, it is as in huggingface/datatrove, with these exceptions:
 #
 # - Sentences end at . ! or ? before a space; no tokenizer runs.
 # - gopher: the common English words are also recognized in capitals; ‣ ◦ ● ▪ * are bullets, too; blank lines are not
 #   counted as lines; words without a letter or digit are not counted for the length.
 # - gopher_repetition: an n-gram that occurs once is not repeated; of repeated n-grams that overlap, each word counts
 #   (the paper counts their characters once; datatrove continues after the first).
-# - fineweb: the limits are those of the paper: 10% of repeated characters instead of 1%, equality drops, a line of 30
-#   characters is not short, and there is no limit of line breaks per word. Quotation marks and an ellipsis end a line,
-#   too, as quotation marks did in earlier versions of the filter.
+# - fineweb: the limits are the paper's: 10% of repeated characters instead of 1%, equality drops, a line of 30
+#   characters is not short, and there is no limit of line breaks per word. Quotation marks, as in earlier versions of
+#   the filter, and an ellipsis also end a line.
 
 
-# The text that is kept, which c4 shortens, and why the document is dropped; an empty reason: it is not.
+# Returns the text, which c4 shortens, and the reason to drop the document; an empty reason keeps it.
 Rule = Callable[[str], tuple[str, str]]
 
 _PARAGRAPH = re.compile(r"\n{2,}")
@@ -146,7 +135,7 @@ _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 
 
 def c4(text: str) -> tuple[str, str]:
-    """Keeps lines that end as a sentence does, have 3 words, and are neither code nor notices, and then 5 sentences."""
+    """Keeps lines that end like a sentence, have 3 words, and are neither code nor notices; needs 5 sentences."""
     kept = []
     sentences = 0
     for line in text.splitlines():
@@ -201,21 +190,21 @@ def gopher(text: str) -> tuple[str, str]:
 
 def gopher_repetition(text: str) -> tuple[str, str]:
     size = max(len(text), 1)
-    for what, parts in (("paragraphs", _PARAGRAPH.split(text.strip())), ("lines", text.splitlines())):
+    for name, parts in (("paragraphs", _PARAGRAPH.split(text.strip())), ("lines", text.splitlines())):
         parts = [part for part in parts if part.strip()]
         count, characters = _duplicates(parts)
         if count > _MOST_DUPLICATES * len(parts) or characters > _MOST_DUPLICATE_CHARACTERS * size:
-            return text, f"gopher_repeated_{what}"
+            return text, f"gopher_repeated_{name}"
     grams = NGrams(text.split())
     for n, most in _MOST_OF_TOP.items():
-        if grams.of_top(n) > most * size:
+        if grams.top_characters(n) > most * size:
             return text, f"gopher_top_{n}_gram"
     # The share of characters in longer repeated n-grams is never larger, so without a repeated 5-gram all are 0.
     for n, most in _MOST_OF_DUPLICATES.items():
-        found = grams.of_duplicates(n)
-        if found > most * size:
+        characters = grams.repeated_characters(n)
+        if characters > most * size:
             return text, f"gopher_repeated_{n}_grams"
-        if not found:
+        if not characters:
             break
     return text, ""
 
@@ -235,7 +224,7 @@ RULES: dict[str, Rule] = {"gopher_repetition": gopher_repetition, "gopher": goph
 
 
 def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
-    """How many parts repeat an earlier one, and their characters."""
+    """Counts repetitions of earlier parts, and their characters."""
     if len(set(parts)) == len(parts):
         return 0, 0
     repeated = [(count - 1, len(part)) for part, count in Counter(parts).items()]
@@ -243,7 +232,7 @@ def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 
 class NGrams:
-    """The n-grams of some words. They are compared by 64-bit hashes."""
+    """The n-grams of some words, compared by 64-bit hashes."""
 
     def __init__(self, words: Sequence[str]) -> None:
         numbers: dict[str, int] = {}
@@ -251,28 +240,31 @@ class NGrams:
         self._codes = (codes + np.uint64(1)) * _CODE_FACTOR
         self._lengths = np.fromiter(map(len, words), np.int64, len(words))
 
-    def of_top(self, n: int) -> int:
-        """The characters of all occurrences of the most frequent n-gram, if it occurs twice; of several, the first."""
-        hashes = self._hashes(n)
-        _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
+    def top_characters(self, n: int) -> int:
+        """Counts the characters, with spaces, in all copies of the most frequent n-gram; 0 if none is repeated.
+
+        If several are as frequent, the first one counts.
+        """
+        _, firsts, counts = np.unique(self._hashes(n), return_index=True, return_counts=True)
         most = int(counts.max(initial=0))
         if most < 2:
             return 0
         first = int(firsts[counts == most].min())
         return most * (int(self._lengths[first : first + n].sum()) + n - 1)
 
-    def of_duplicates(self, n: int) -> int:
-        """The characters of words within n-grams that repeat an earlier one, each word once."""
+    def repeated_characters(self, n: int) -> int:
+        """Counts the characters in words inside repetitions of earlier n-grams; a word counts once."""
         hashes = self._hashes(n)
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         repeated = np.flatnonzero(firsts[inverse] != np.arange(len(hashes)))
+        # A word is inside if more n-grams have begun than ended before it.
         borders = np.zeros(len(self._codes) + 1, np.int64)
         np.add.at(borders, repeated, 1)
         np.add.at(borders, repeated + n, -1)
         return int(self._lengths[np.cumsum(borders)[:-1] > 0].sum())
 
     def _hashes(self, n: int) -> UInt64[np.ndarray, " m"]:
-        found = np.zeros(max(len(self._codes) - n + 1, 0), np.uint64)
-        for place in range(n if len(found) else 0):
-            found = found * _PLACE_FACTOR + self._codes[place : place + len(found)]
-        return found
+        hashes = np.zeros(max(len(self._codes) - n + 1, 0), np.uint64)
+        for place in range(n if len(hashes) else 0):
+            hashes = hashes * _PLACE_FACTOR + self._codes[place : place + len(hashes)]
+        return hashes

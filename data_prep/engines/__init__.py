@@ -1,8 +1,8 @@
 """Where work units run: on this machine (local), in a Beam pipeline (beam), or on a Ray cluster (ray).
 
-An engine takes a function of a job's folder and a unit, and the stream of units; it yields the records in any order.
-The function is picklable, gives the same result wherever and however often it runs, and reads nothing in the folder
-except the tokenizer. docs/data.md has the commands.
+An engine takes the units and a function to build a unit in a job's folder; it yields the records in any order. The
+function is picklable, gives the same result wherever and however often it runs, and reads only the tokenizer in the
+folder. docs/data.md has the commands.
 """
 
 import importlib.util
@@ -21,11 +21,16 @@ _PACKAGES = {"beam": "apache_beam", "ray": "ray"}
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
 ) -> Iterator[UnitRecord]:
-    """Runs the units of the job in `directory` on one of build_options.ENGINES.
+    """Runs the units of the job in `directory`. Memory does not grow with the number of units.
 
-    workers is the number of processes, 0 for all available; options are the engine's own flags, in one string.
-    Memory does not grow with the number of units. Raises UserError for a mistake in the options, a missing package or
-    service, and killed workers; the finished units are kept.
+    Args:
+        name: one of build_options.ENGINES.
+        workers: number of processes; 0: all available.
+        options: the engine's own flags, in one string.
+
+    Raises:
+        UserError: for a mistake in the options, a missing package or service, and killed workers; the finished units
+            are kept.
     """
     if name == "local":
         if options.strip():

@@ -1,9 +1,9 @@
 """Runs units in a Beam pipeline: in several local processes (DirectRunner), or on Dataflow, Flink or Spark.
 
-A pipeline takes all its elements before it starts, and most runners keep small elements in memory. So the text of the
-units is first written to an exchange folder that all workers can reach, and one pipeline runs over their names: neither
-this process nor a runner holds more than a few units, and a service that takes minutes to start is started once. The
-results appear in the same folder and are moved into the job's folder at once, so every runner shows progress.
+A pipeline takes all its elements before it starts, and most runners keep small elements in memory. So this module first
+writes the text of the units to an exchange folder that all workers can reach, and runs one pipeline over their names:
+neither this process nor a runner holds more than a few units, and a service that takes minutes to start is started
+once. The results appear in the same folder and are moved into the job's folder at once, so every runner shows progress.
 """
 
 import contextlib
@@ -12,13 +12,14 @@ import logging
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_jax.command_line import Parser, explain_os_error
 from bert_jax.errors import RunAgain, UserError
@@ -43,28 +44,27 @@ _LOCAL_POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.3, 5.0
 _SECONDS_TO_STOP = 30.0
 
 
-class Task(NamedTuple):
-    """What a worker needs in addition to the name of a unit."""
-
-    work: Work
-    job: str  # a unique name
-    exchange: str
-
-
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
     """Runs units in one Beam pipeline; workers is the number of DirectRunner processes, 0 for one per core.
 
-    options   pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
-              results while the job runs; by default a folder in `directory`
+    Args:
+        options: pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
+            results while the job runs; by default a folder in `directory`.
 
-    Raises UserError if the pipeline fails.
+    Raises:
+        UserError: if the pipeline fails.
     """
-    given, flags = _options(options)
+    parser = Parser(
+        "bert-jax build-examples --engine beam --engine_options",
+        "Options of the beam engine; all other options go to Beam.",
+    )
+    parser.add_argument("--exchange", metavar="FOLDER", help="a folder that all workers can reach")
+    own, flags = parser.parse_known_args(split_options(options))
     for left in (directory / "job").glob("exchange-*"):  # by a killed run
         shutil.rmtree(left, ignore_errors=True)
-    name = os.urandom(8).hex()
+    job = os.urandom(8).hex()
     try:
-        exchange = Folder(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
+        exchange = Folder(f"{(own.exchange or str(directory / 'job')).rstrip('/')}/exchange-{job}")
     except UserError as error:
         raise UserError(f"--exchange {error}") from None
     waiting = set()
@@ -75,35 +75,26 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         if not waiting:
             return
         exchange.write(TOKENIZER, pack_tokenizer(directory))
-        task = Task(work, name, exchange.address)
+        task = functools.partial(_do, work, job, exchange.address)
         with _started(task, sorted(waiting), workers or cores(), flags) as answer:
             ended = False
             while not ended:
                 ended = answer.poll(_REMOTE_POLL_SECONDS if "://" in exchange.address else _LOCAL_POLL_SECONDS)
                 results = {name.rpartition("/")[2] for name in exchange.names(RESULTS)}
-                for found in sorted(waiting & results):
-                    record = put_in_place(directory, exchange.read(f"{RESULTS}/{found}"))
-                    waiting.remove(found)
+                for name in sorted(waiting & results):
+                    record = put_in_place(directory, exchange.read(f"{RESULTS}/{name}"))
+                    waiting.remove(name)
                     # In this order: a worker that retries the unit and finds no text knows that it is finished.
-                    exchange.remove(f"{UNITS}/{found}")
-                    exchange.remove(f"{RESULTS}/{found}")
+                    exchange.remove(f"{UNITS}/{name}")
+                    exchange.remove(f"{RESULTS}/{name}")
                     yield record
             _check_answer(answer, waiting)
     finally:
         exchange.clear()
 
 
-def _options(options: str) -> tuple[Any, list[str]]:
-    parser = Parser(
-        "bert-jax build-examples --engine beam --engine_options",
-        "Options of the beam engine; all other options go to Beam.",
-    )
-    parser.add_argument("--exchange", metavar="FOLDER", help="a folder that all workers can reach")
-    return parser.parse_known_args(split_options(options))
-
-
 @contextlib.contextmanager
-def _started(task: Task, names: list[str], workers: int, flags: list[str]) -> Iterator[Connection]:
+def _started(task: Callable[[str], None], names: list[str], workers: int, flags: list[str]) -> Iterator[Connection]:
     """Runs the pipeline in a separate process; yields the connection on which its answer arrives.
 
     DirectRunner cannot be stopped, but a process can, and its workers end with their process group.
@@ -125,7 +116,7 @@ def _started(task: Task, names: list[str], workers: int, flags: list[str]) -> It
 
 
 def _check_answer(answer: Connection, waiting: set[str]) -> None:
-    """Raises the error of a worker, or UserError, unless the pipeline succeeded and no unit is left."""
+    """Raises a worker's error, or UserError, unless the pipeline succeeded and no unit is left."""
     try:
         problem = answer.recv()
     except EOFError:
@@ -134,34 +125,60 @@ def _check_answer(answer: Connection, waiting: set[str]) -> None:
         problem = f"{len(waiting)} units, such as {min(waiting)}, have no result"
     if problem is None:
         return
-    if error := _error_in(problem):
-        raise error
+    if marked := _MARKED.search(problem):
+        raise (RunAgain if marked[1] == "RunAgain" else UserError)(marked[2])
     lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["no reason given"]
     raise UserError(f"the Beam pipeline failed ({lines[-1]}); {KEPT}")
 
 
-# The process of the pipeline, and the work of its workers. Functions import Beam, so that the job itself never does.
+# The process of the pipeline, and its workers' task. Functions import Beam, so that the job itself never does.
 
 
 _SECONDS_TO_CANCEL = 30.0
-# Mark an error of a worker in the text of an exception, because that text is all that a runner passes on.
-_BEGIN, _BEGIN_AGAIN, _END = "[[build_examples: ", "[[build_examples again: ", " :build_examples]]"
+# A worker's error is marked in the text of an exception, because a runner passes on only that text.
+_MARKED = re.compile(r"\[\[build_examples (\w+): (.*?)(?: :build_examples\]\]|\Z)", re.DOTALL)
+
+
+def _mark(kind: str, problem: object) -> str:
+    return f"[[build_examples {kind}: {problem} :build_examples]]"
 
 
 class _Stopped(BaseException):
     pass
 
 
-def _run_pipeline(task: Task, names: list[str], workers: int, flags: list[str], answer: Connection) -> None:
-    """Runs the pipeline and answers None, or what went wrong; then exits with every process that it started.
+def _run_pipeline(
+    task: Callable[[str], None], names: list[str], workers: int, flags: list[str], answer: Connection
+) -> None:
+    """Runs the pipeline and answers None, or the problem; then exits with all processes that it started.
 
     The parent handles Ctrl-C. SIGTERM and the end of the parent, whatever its cause, cancel the pipeline.
     """
+
+    def stop(number: int, frame: Any) -> None:
+        raise _Stopped
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(_SECONDS_TO_CANCEL)
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    def thread_failed(failed: threading.ExceptHookArgs) -> None:
+        # DirectRunner waits forever for a worker that was killed, and only one of its threads fails.
+        if "Worker subprocess exited" in str(failed.exc_value):
+            answer.send(_mark("UserError", KILLED))
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            threading.__excepthook__(failed)
+
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.excepthook = functools.partial(_thread_failed, answer)
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.excepthook = thread_failed
     logging.getLogger().setLevel(logging.ERROR)  # Beam warns of packages that are not installed and of its own options
     result = None
     try:
@@ -169,7 +186,7 @@ def _run_pipeline(task: Task, names: list[str], workers: int, flags: list[str], 
 
         runner, options = _runner(workers, flags)
         pipeline = apache_beam.Pipeline(runner=runner, options=options)
-        _ = pipeline | apache_beam.Create(names) | apache_beam.Map(functools.partial(_do, task))
+        _ = pipeline | apache_beam.Create(names) | apache_beam.Map(task)
         result = pipeline.run()
         state = result.wait_until_finish()
         answer.send(None if state == "DONE" else f"it ended as {state}")
@@ -183,17 +200,8 @@ def _run_pipeline(task: Task, names: list[str], workers: int, flags: list[str], 
         os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def _error_in(problem: str) -> UserError | RunAgain | None:
-    """The error of a worker, if the text of a failure holds one."""
-    for begin, kind in ((_BEGIN, UserError), (_BEGIN_AGAIN, RunAgain)):
-        _, begun, rest = problem.partition(begin)
-        if begun:
-            return kind(rest.partition(_END)[0])
-    return None
-
-
 def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
-    """The runner and options for the given flags; DirectRunner gets as many processes as there are workers."""
+    """Returns the runner and options for the given flags; DirectRunner gets `workers` processes."""
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
     options = PipelineOptions(flags)
@@ -213,28 +221,26 @@ def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
     return runner, PipelineOptions([*defaults, *flags])
 
 
-def _do(task: Task, name: str) -> None:
+def _do(work: Work, job: str, address: str, name: str) -> None:
     """On a worker: builds a unit, unless an earlier attempt at the same bundle has."""
     try:
-        exchange = Folder(task.exchange)
+        exchange = Folder(address)
         tokenizer = functools.partial(read_tokenizer, exchange)
         packed = exchange.read_if_present(f"{UNITS}/{name}")
         if packed is None:  # an earlier attempt finished the unit, or this worker does not see the folder
             tokenizer()
             return
-        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unpack_unit(packed)))
-    except UserError as error:
-        raise RuntimeError(f"{_BEGIN}{error}{_END}") from error
-    except RunAgain as error:
-        raise RuntimeError(f"{_BEGIN_AGAIN}{error}{_END}") from error
+        exchange.write(f"{RESULTS}/{name}", do_unit(work, job, tokenizer, unpack_unit(packed)))
+    except (UserError, RunAgain) as error:
+        raise RuntimeError(_mark("RunAgain" if isinstance(error, RunAgain) else "UserError", error)) from error
     except OSError as error:
         if explained := explain_os_error(error):
-            raise RuntimeError(f"{_BEGIN}{explained}{_END}") from error
+            raise RuntimeError(_mark("UserError", explained)) from error
         raise
 
 
 def read_tokenizer(exchange: Folder) -> bytes:
-    """Reads the first file that a worker needs. Raises UserError if it does not see the folder."""
+    """Reads the first file that a worker needs. Raises UserError if the worker does not see the folder."""
     content = exchange.read_if_present(TOKENIZER)
     if content is None:
         raise UserError(
@@ -242,25 +248,3 @@ def read_tokenizer(exchange: Folder) -> bytes:
             "for example --engine_options '--exchange=gs://BUCKET/FOLDER'"
         )
     return content
-
-
-def _thread_failed(answer: Connection, failed: threading.ExceptHookArgs) -> None:
-    """Ends the job if a worker was killed: DirectRunner waits for it forever, and only one of its threads fails."""
-    if "Worker subprocess exited" in str(failed.exc_value):
-        answer.send(f"{_BEGIN}{KILLED}{_END}")
-        os.kill(os.getpid(), signal.SIGTERM)
-    else:
-        threading.__excepthook__(failed)
-
-
-def _stop(number: int, frame: Any) -> None:
-    raise _Stopped
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(_SECONDS_TO_CANCEL)
-    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs units as tasks of a Ray cluster, or of a Ray instance that it starts on this machine.
+"""Runs units as tasks on a Ray cluster, or on a Ray instance started on this machine.
 
 If a worker or node is lost, its unit runs again on another one. Results come back through Ray and are written here, so
 the nodes need no shared file system.
@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_jax.command_line import Parser
 from bert_jax.errors import UserError
@@ -27,29 +27,26 @@ _SECONDS_TO_CONNECT = 20.0
 _SECONDS_TO_SIGNALS = 0.2
 
 
-class _Job(NamedTuple):
-    """What every unit needs, sent to each node once."""
-
-    work: Work
-    name: str
-    tokenizer: bytes
-
-
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units as Ray tasks of one core each; 0 workers means one for each core of the cluster, even as it grows.
+    """Runs units as Ray tasks with one core each; 0 workers: one for each core of the cluster, even as it grows.
 
     At most one unit more than there are workers is in flight; Ray's object store holds their text and results. Raises
     UserError if a unit was lost more often than --retries, or the cluster cannot be reached.
     """
     import ray
 
-    given = _options(options)
+    parser = Parser("bert-jax build-examples --engine ray --engine_options", "Options of the ray engine.")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="address of a cluster, or auto; default: start Ray on this machine"
+    )
+    parser.add_argument("--retries", type=int, default=RETRIES, help="retries of a lost unit; -1: no limit; default 5")
+    flags = parser.parse_args(split_options(options))
     connected_before = ray.is_initialized()
     if not connected_before:
-        _connect(ray, given.address, workers)
+        _connect(ray, flags.address, workers)
     pending: list[Any] = []
 
-    def finished() -> UnitRecord:
+    def next_record() -> UnitRecord:
         done: list[Any] = []
         # A wait without a limit would not notice a signal.
         while not done:
@@ -59,15 +56,16 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
     signals = _HeldSignals()
     try:
-        job = ray.put(_Job(work, os.urandom(8).hex(), pack_tokenizer(directory)))
-        task = ray.remote(num_cpus=1, max_retries=given.retries, scheduling_strategy="SPREAD")(_do)
+        # Everything that all units need is sent to each node once.
+        job = ray.put((work, os.urandom(8).hex(), pack_tokenizer(directory)))
+        task = ray.remote(num_cpus=1, max_retries=flags.retries, scheduling_strategy="SPREAD")(_do)
         for unit in units:
             pending.append(task.remote(job, unit))
             # The next unit is read only when a worker is free: an unbounded queue would hold the whole corpus.
             if len(pending) > (workers or int(ray.cluster_resources().get("CPU", 1))):
-                yield finished()
+                yield next_record()
         while pending:
-            yield finished()
+            yield next_record()
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
@@ -82,17 +80,9 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         signals.release()
 
 
-def _do(job: _Job, unit: Unit) -> bytes:
-    return do_unit(job.work, job.name, lambda: job.tokenizer, unit)
-
-
-def _options(options: str) -> Any:
-    parser = Parser("bert-jax build-examples --engine ray --engine_options", "Options of the ray engine.")
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="address of a cluster, or auto; default: start Ray on this machine"
-    )
-    parser.add_argument("--retries", type=int, default=RETRIES, help="retries of a lost unit; -1: no limit; default 5")
-    return parser.parse_args(split_options(options))
+def _do(job: tuple[Work, str, bytes], unit: Unit) -> bytes:
+    work, name, tokenizer = job
+    return do_unit(work, name, lambda: tokenizer, unit)
 
 
 def _connect(ray: Any, address: str | None, workers: int) -> None:
@@ -100,40 +90,33 @@ def _connect(ray: Any, address: str | None, workers: int) -> None:
     own: dict[str, Any] = {} if address else {"num_cpus": workers or None, "include_dashboard": False}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the announced default; without it Ray warns
-    with _sigterm_kept():
-        try:
-            if address and address != "auto":
-                # Ray would wait forever for a cluster that does not exist, and ignore Ctrl-C.
-                host, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (OSError, RuntimeError, ValueError) as error:
-            where = f"reach a Ray cluster at {address}" if address else "start Ray"
-            raise UserError(f"cannot {where}: {' '.join(str(error).split())}") from None
-
-
-@contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Restores the SIGTERM handler, which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        if address and address != "auto":
+            # Ray would wait forever for a cluster that does not exist, and ignore Ctrl-C.
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (OSError, RuntimeError, ValueError) as error:
+        action = f"reach a Ray cluster at {address}" if address else "start Ray"
+        raise UserError(f"cannot {action}: {' '.join(str(error).split())}") from None
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        if _in_main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray replaces it
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class _HeldSignals:
-    """Delays SIGTERM and Ctrl-C until `check`: exceptions that handlers raise inside of Ray's code may be lost."""
+    """Delays SIGTERM and Ctrl-C until `check`: exceptions that handlers raise inside Ray's code may be lost."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []
         self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, lambda number, frame: self._seen.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT) if _in_main_thread() else ():
+            self._handlers[number] = signal.signal(number, lambda number, frame: self._seen.append(number))
 
     def check(self) -> None:
         """Passes the first signal, if one arrived, to the original handler."""

@@ -1,10 +1,9 @@
-"""Running a unit on another machine, for the engines that may do so: units and results travel as bytes.
+"""Runs a unit on another machine, for the engines that may do so: units and results travel as bytes.
 
 Workers need none of this machine's files. A unit runs in a temporary folder with the layout of the job's folder and
-with the tokenizer in it; what the unit writes there comes back as one tar, which is unpacked here.
+with the tokenizer in it; the files that the unit writes there come back as one tar, which is unpacked here.
 """
 
-import contextlib
 import io
 import itertools
 import json
@@ -14,7 +13,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bert_jax.data.manifest import PARTS
@@ -26,8 +25,8 @@ from data_prep.units import Unit
 # Builds a unit in the folder of its job (data_prep.job).
 Work = Callable[[Path, Unit], UnitRecord]
 
-# By job: its temporary folder, the same for all units because loaded tokenizers are kept by path, and the tar of the
-# tokenizer.
+# The temporary folder and the tokenizer's tar by job. All units of a job have the same folder, because tokenizers are
+# cached by path.
 _known: dict[str, tuple[Path, bytes]] = {}
 # Some runners give a process several units at once, but only one thread at a time may use a tokenizer.
 _one_unit = threading.Lock()
@@ -42,14 +41,14 @@ def split_options(options: str) -> list[str]:
 
 
 def pack_unit(unit: Unit) -> bytes:
-    """A unit as bytes for a folder that others may write to: a JSON line, then the text. A pickle could run code."""
+    """Packs a unit for a folder that others may write to: a JSON line, then the text. A pickle could run code."""
     head = {"part": unit.part, "number": unit.number, "text_hash": unit.text_hash}
     lengths = [len(document) for document in unit.documents]
     return b"\n".join([json.dumps(head | {"lengths": lengths}).encode(), b"".join(unit.documents)])
 
 
 def unpack_unit(packed: bytes) -> Unit:
-    """The unit that pack_unit packed."""
+    """Undoes pack_unit."""
     head, text = packed.split(b"\n", 1)
     fields = json.loads(head)
     ends = list(itertools.accumulate(fields.pop("lengths"), initial=0))
@@ -57,45 +56,39 @@ def unpack_unit(packed: bytes) -> Unit:
 
 
 def pack_tokenizer(directory: Path) -> bytes:
-    """The tokenizer of a job as bytes, for `do_unit`."""
+    """Packs a job's tokenizer for `do_unit`."""
     return pack_files(directory, (directory / "tokenizer").iterdir())
 
 
 def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
-    """On a worker: builds a unit and returns the files that it wrote, for `put_in_place`.
+    """On a worker: builds a unit and returns its files, for `put_in_place`.
 
     `job` is a unique name; `tokenizer` returns the result of pack_tokenizer and is called once in each process.
     """
     with _one_unit:
         if job not in _known:
             _known[job] = Path(tempfile.gettempdir()) / f"bert_jax_{os.urandom(8).hex()}", tokenizer()
-        with _job_folder(*_known[job]) as folder:
+        folder, packed_tokenizer = _known[job]
+        folder.mkdir(mode=0o700)
+        try:
+            for inner in (unit_folder(folder), folder / "tokenizer", *(folder / part for part in PARTS)):
+                inner.mkdir(parents=True)
+            for path, content in unpack_files(packed_tokenizer).items():
+                (folder / path).write_bytes(content)
             work(folder, unit)
             written = (path for path in folder.rglob("*") if path.is_file() and path.parent != folder / "tokenizer")
             return pack_files(folder, written)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
-    """Writes the files of a unit into the job's folder, its record last, and returns the record."""
+    """Writes a unit's files into the job's folder, its record last, and returns the record."""
     files = unpack_files(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):
         write_atomic(directory / path, files[path])
     return UnitRecord(**json.loads(files[name]))
-
-
-@contextlib.contextmanager
-def _job_folder(folder: Path, tokenizer: bytes) -> Iterator[Path]:
-    folder.mkdir(mode=0o700)
-    try:
-        for inner in (unit_folder(folder), *(folder / part for part in PARTS)):
-            inner.mkdir(parents=True)
-        for path, content in unpack_files(tokenizer).items():
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_bytes(content)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pack_files(folder: Path, paths: Iterable[Path]) -> bytes:
@@ -107,12 +100,12 @@ def pack_files(folder: Path, paths: Iterable[Path]) -> bytes:
 
 
 def unpack_files(packed: bytes) -> dict[Path, bytes]:
-    """The files of a tar, by path. Raises ValueError for a path outside of the job's folder."""
+    """Returns the files in a tar, by path. Raises ValueError for a path outside of the job's folder."""
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
         members = tar.getmembers()
     # extractfile and the mode "r" are avoided: the C code of io, and the readers of compressed files that "r" tries,
     # drop exceptions raised in some of their steps, including Ctrl-C (5 of 100 interrupts here were lost).
-    files = {Path(one.name): packed[one.offset_data : one.offset_data + one.size] for one in members}
+    files = {Path(member.name): packed[member.offset_data : member.offset_data + member.size] for member in members}
     for path in files:
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{path} leads out of the job's folder")

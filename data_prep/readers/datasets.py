@@ -1,4 +1,4 @@
-"""Data sets as text: saved by `datasets`, on the Hugging Face Hub, prepared by TensorFlow Datasets."""
+"""Data sets as text: saved by Hugging Face's `datasets`, on its Hub, or prepared by TensorFlow Datasets."""
 
 import json
 import re
@@ -12,20 +12,19 @@ from data_prep.readers import Items, Refusal, check
 from data_prep.readers import text as plain_text
 from data_prep.readers.text import damaged
 
-# Data sets of Hugging Face's `datasets` library that `save_to_disk` wrote: which Arrow files hold their rows.
+# Data sets that `save_to_disk` of `datasets` wrote: which Arrow files hold their rows.
 #
 # FOLDER/state.json          the names of the Arrow files in order, next to dataset_info.json
-# FOLDER/dataset_dict.json   the splits, each a folder with a state.json
+# FOLDER/dataset_dict.json   the splits, which are folders with a state.json
 
 
 _SPLIT = "train"
 
 
 def arrow_files(folder: str) -> list[str] | None:
-    """The paths of the Arrow files of a saved data set, of a saved DatasetDict those of its split "train".
+    """Lists a saved data set's Arrow files, or those in a saved DatasetDict's split "train"; None for other folders.
 
-    None if the folder is no saved data set. Raises UserError for a DatasetDict without that split, and for damaged or
-    unsupported files.
+    Raises UserError for a DatasetDict without that split, and for damaged or unsupported files.
     """
     folder = folder.rstrip("/")
     if (state := _read_json(f"{folder}/state.json")) is not None:
@@ -51,7 +50,7 @@ def arrow_files(folder: str) -> list[str] | None:
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
-    """The object in a JSON file; None if the file does not exist."""
+    """Returns the object in a JSON file; None if the file does not exist."""
     try:
         content = json.loads(b"".join(read_blocks(path)).decode())
     except FileNotFoundError:
@@ -69,22 +68,16 @@ def _read_json(path: str) -> dict[str, Any] | None:
 # CONFIG/SPLIT/0000.parquet and so on; of a large one perhaps only the first part, in CONFIG/partial-SPLIT.
 
 
-HUB_PREFIX = "hf:"
 _ADDRESS = re.compile(r"hf:(?P<name>[^:/@]+/[^:/@]+)(?::(?P<config>[^:/]+))?(?::(?P<split>[^:/]+))?")
 
 
 def is_name(address: str) -> bool:
     """Whether an address is a data set's name, and not a path (hf://)."""
-    return address.startswith(HUB_PREFIX) and not address.startswith(f"{HUB_PREFIX}//")
-
-
-def may_be_name(pattern: str) -> bool:
-    """Whether a pattern that matches no file may be meant as ORG/NAME of the Hub."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", pattern) is not None
+    return address.startswith("hf:") and not address.startswith("hf://")
 
 
 def parquet_pattern(address: str) -> str:
-    """The pattern of the Parquet files of a split, "train" by default.
+    """Returns the pattern for a split's Parquet files; the default split is "train".
 
     Raises UserError for an invalid address, a data set that the Hub does not have as Parquet, and an unknown
     configuration or split.
@@ -97,7 +90,7 @@ def parquet_pattern(address: str) -> str:
     files = f"name its files, for example 'hf://datasets/{name}/**/*.parquet'"
     if not (configs := _folders(root)):
         raise UserError(
-            f"{address}: the Hub has no data set {name}, has it not as Parquet, or gives no access. "
+            f"{address}: the Hub has no data set {name}, does not have it as Parquet, or gives no access. "
             f"Check the name, log in (hf auth login), or {files}"
         )
     if config is None:
@@ -116,7 +109,7 @@ def parquet_pattern(address: str) -> str:
 
 
 def _folders(parent: str) -> list[str]:
-    return [found.path.rpartition("/")[2] for found in find_files(f"{parent}/*") if found.is_folder]
+    return [match.path.rpartition("/")[2] for match in find_files(f"{parent}/*") if match.is_folder]
 
 
 # Documents of prepared TFDS datasets: tfds:NAME[:SPLIT] (bert_jax/data/shards.py).
@@ -126,29 +119,28 @@ TFDS_PREFIX = "tfds:"
 
 
 def size(address: str) -> int:
-    """The stored bytes of a split. Raises UserError if it is not prepared, or only for TensorFlow."""
+    """Returns a split's stored bytes. Raises UserError if it is not prepared, or only for TensorFlow."""
     builder, split = open_tfds(address)
     return int(builder.info.splits[split].num_bytes)
 
 
 def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a split: the text of each example's `field`."""
+    """Yields a split's documents: the text in its examples' `field`."""
     builder, split = open_tfds(address)
     features = builder.info.features
     if field not in features:
-        what = f"no feature {field!r}; the features are {', '.join(features)}"
-        raise Refusal("no_text_column", address, what, "Use another --text_field")
+        problem = f"no feature {field!r}; the features are {', '.join(features)}"
+        raise Refusal("no_text_column", address, problem, "Use another --text_field")
     try:
         for number, example in enumerate(builder.as_data_source(split), start=1):
-            text = example[field]
+            place, text = f"{address}, example {number}", example[field]
             if isinstance(text, str):
                 text = text.encode()
-            where = f"{address}, example {number}"
             if not isinstance(text, bytes):
-                yield Refusal("no_text_field", where, f"no text in {field!r}", "Use another --text_field")
+                yield Refusal("no_text_field", place, f"no text in {field!r}", "Use another --text_field")
                 continue
-            long = len(text) > plain_text.MAX_DOCUMENT_BYTES
-            yield plain_text.too_long(where) if long else check(text, where)
+            is_long = len(text) > plain_text.MAX_DOCUMENT_BYTES
+            yield plain_text.too_long(place) if is_long else check(text, place)
             on_read(len(text))
     except Exception as error:  # TFDS has no exception for a file that is missing or damaged
         raise damaged(address, error) from None

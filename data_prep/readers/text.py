@@ -1,57 +1,35 @@
-"""Plain text, in the order of reading: the decompressed bytes of any file, with everything that is wrong with it as a
-Refusal; the format of a file, by its name and first bytes; and the documents of text files.
+"""Plain text, in reading order: any file's decompressed bytes, with all problems as Refusal; a file's format, by its
+name and first bytes; and the documents in text files.
 """
 
 import contextlib
 import csv
 import importlib.util
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from bert_jax.command_line import explain_os_error
 from bert_jax.errors import RunAgain, UserError, install_hint
 from bert_jax.storage.files import DamagedFile, OnRead, ignore_progress, read_blocks, suffixes
 from bert_jax.storage.remote import failure, first_line, is_remote
-from data_prep.readers import COMPRESSED, Items, Refusal, check, looks_like_utf16
+from data_prep.readers import COMPRESSED, CONTROLS, Items, Refusal, check, looks_like_utf16
 
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
-    """A file's bytes, decompressed, block by block; `on_read` gets the number of stored bytes each block took.
+    """Reads a file's bytes, decompressed, block by block; `on_read` gets the blocks' stored sizes.
 
-    Raises Refusal if the file does not exist, cannot be read or is damaged; of a damaged file, everything before the
-    damage is yielded first. Raises RunAgain if a store does not answer.
+    Raises Refusal if the file does not exist, cannot be read or is damaged, but first yields everything before the
+    damage. Raises RunAgain if a store does not answer.
     """
     with refusals(path):
         yield from read_blocks(path, on_read)
 
 
-def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
-    """At least `size` first bytes of a stream, or all of it, and the same stream from its beginning.
-
-    What its blocks raise is raised where the returned stream comes to it.
-    """
-    head: list[bytes] = []
-    error: Refusal | None = None
-    try:
-        while size > 0 and (block := next(blocks, b"")):
-            head.append(block)
-            size -= len(block)
-    except Refusal as refusal:
-        error = refusal
-
-    def whole() -> Iterator[bytes]:
-        yield from head
-        if error is not None:
-            raise error
-        yield from blocks
-
-    return b"".join(head), whole()
-
-
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Raises what is wrong with a file as Refusal. A store that does not answer tells nothing of it: RunAgain."""
+    """Turns a file's errors into Refusal, but into RunAgain if a store does not answer, which proves nothing."""
     try:
         yield
     except FileNotFoundError:
@@ -64,8 +42,7 @@ def refusals(path: str) -> Iterator[None]:
         if isinstance(stopping := failure(path, error), RunAgain):
             raise stopping from None
         problem = (None if is_remote(path) else explain_os_error(error)) or first_line(error)
-        what = f"cannot be read ({problem.rstrip('.')})"
-        raise Refusal("unreadable_file", path, what, "Correct that") from None
+        raise Refusal("unreadable_file", path, f"cannot be read ({problem.rstrip('.')})", "Correct that") from None
 
 
 def folder(path: str) -> Refusal:
@@ -74,17 +51,17 @@ def folder(path: str) -> Refusal:
 
 def damaged(path: str, error: Exception) -> Refusal:
     problem = first_line(error)
-    what = f"damaged file ({problem[:1].lower()}{problem[1:]})"
-    return Refusal("damaged_file", path, what, "Download or create it again")
+    problem = f"damaged file ({problem[:1].lower()}{problem[1:]})"
+    return Refusal("damaged_file", path, problem, "Download or create it again")
 
 
-# Recognizes HTML and XML without a declaration: all of the text is inside of elements, which are closed.
+# Recognizes HTML and XML without a declaration: all of the text is inside elements, which are closed.
 #
-# Tags alone prove nothing. Markdown and wikitext have elements of HTML, chats begin with <nick>, and text for language
-# models has <s> and <unk>. They differ in text outside of the elements, or in tags that nothing closes.
+# Tags alone prove nothing. Markdown and wikitext have HTML elements, chats begin with <nick>, and text for language
+# models has <s> and <unk>. They differ in text outside the elements, or in tags that nothing closes.
 
 
-# A page may begin with elements that say that it is one, whatever follows.
+# A page may begin with elements that identify it as one, whatever follows.
 _PAGE = re.compile(
     rb"<title>[^<]*</title>\s*<|<(script|style)\b[^<>]*>.*?</\1>|<(?:meta|link|base)\s[^<>]*=[^<>]*>", re.DOTALL
 )
@@ -99,8 +76,8 @@ _NO_ELEMENT = re.compile(rb"<!--.*?-->|<!\[cdata\[.*?\]\]>|<[?!][^<>]*>", re.DOT
 _TAG = re.compile(rb"<(/?)([a-z_][\w.:-]*)(?:\s[^<>]*?)?(/?)>")
 
 
-def recognize(text: bytes, cut: bool) -> str:
-    """HTML, XML, or nothing for other text. The text is in lower case, and its end may be cut off."""
+def _recognize_markup(text: bytes, cut: bool) -> str:
+    """Returns HTML, XML, or an empty string for other text. The text is in lower case; `cut`: it may end anywhere."""
     if not _START.match(text):
         return ""
     text = _NO_ELEMENT.sub(b"", text).strip()
@@ -117,14 +94,14 @@ def recognize(text: bytes, cut: bool) -> str:
 
 
 def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
-    """Whether all text is inside of elements that are closed, and whether one of them has an element inside.
+    """Returns whether all text is inside closed elements, and whether an element has another one inside.
 
-    The last element may lack its end where the text is cut off, if it has no text of its own, as the root of a large
-    file, or if most of the text is in the elements before it.
+    In a cut text, the last element may lack its end if it has no own text, like a large file's root, or if the elements
+    before it have most of the text.
     """
     open_names: list[bytes] = []
     start = end = 0  # of the outermost element, and of the newest tag
-    is_nested = has_text = False  # the outermost element has text of its own
+    is_nested = has_text = False  # has_text: the outermost element has text of its own
     for tag in _TAG.finditer(text):
         is_text = bool(text[end : tag.start()].strip())
         if is_text and not open_names:
@@ -133,6 +110,7 @@ def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
         end = tag.end()
         closes, name, is_empty = tag.groups()
         if closes and name in open_names:
+            # It also closes the elements inside that lack their end.
             depth = len(open_names) - 1 - open_names[::-1].index(name)
             is_nested |= depth > 0
             del open_names[depth:]
@@ -149,9 +127,9 @@ def _structure(text: bytes, cut: bool) -> tuple[bool, bool]:
 
 # The format of an input file: by --input_format, by its name, and for text also by its first bytes.
 #
-# A name with the suffix of another format is refused. So is a file with any other name whose first bytes are recognized
-# as another format; whatever else a name may be (`wiki_00`, `corpus.en`, `part-00000`), its file is text. A rare form
-# of another format is rather missed than true text refused.
+# A name with another format's suffix is refused. So is a file with any other name whose first bytes are recognized as
+# another format; other names do not matter (`wiki_00`, `corpus.en`, `part-00000`): their files are text. It is better
+# to miss a rare form of another format than to refuse text.
 
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "arrow", "warc", "mediawiki")
@@ -161,27 +139,21 @@ SUPPORTED = (
     "each also .bz2 .gz .xz .zst"
 )
 HEAD_BYTES = 1 << 16  # enough to recognize a format
-# The formats whose first bytes are checked, and what those bytes should be of.
+# Other formats are checked by their parsers. These would be read wrongly, or fail late.
 CHECKED = {
     "text": "plain text",
     "warc": "WARC, whose first line is WARC/1.0 or 1.1",
     "mediawiki": "a MediaWiki XML dump",
 }
 
-_BY_SUFFIX = {
-    ".jsonl": "jsonl",
+_BY_SUFFIX = {f".{format}": format for format in ("jsonl", "csv", "tsv", "parquet", "arrow", "warc")} | {
     ".ndjson": "jsonl",
     ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".warc": "warc",
     ".wet": "warc",
     ".xml": "mediawiki",
 }
 _DUMP_PART = re.compile(r"\.xml-p\d+p\d+")  # enwiki-20240101-pages-articles1.xml-p1p41242.bz2
-# Not among them are those that are languages too, as in corpus.pt and corpus.so: there the content decides.
+# Suffixes that are also languages are not among them, as in corpus.pt and corpus.so: there the content decides.
 _OTHER_SUFFIXES = re.compile(
     r"\.(?:"
     r"[dmsx]?html?|atom|rss|svg|xsd|xslt?|pdf|djvu|epub|mobi|doc[mx]?|od[pst]|pptx?|rtf|xls[mx]?|"
@@ -192,7 +164,7 @@ _OTHER_SUFFIXES = re.compile(
 )
 
 _MAGIC = [
-    # What the content is, the format that reads it, and the first bytes.
+    # The content, the format that reads it, and the first bytes.
     ("WARC", "warc", re.compile(rb"WARC/\d")),
     ("ARC, the format before WARC", "", re.compile(rb"filedesc://\S+ \d")),
     ("Parquet", "parquet", re.compile(rb"PAR1")),
@@ -217,84 +189,96 @@ _MARKUP = [
     ("JSON", "jsonl", re.compile(rb'\[?\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:\s*["\d\[{tfn-]')),
     ("JSON", "", re.compile(rb'\[\s*"(?:[^"\\\n]|\\.)*"\s*(?:,\s*"|\]\s*\Z)')),
 ]
-_CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _BINARY_BYTES, _BINARY_SHARE = 512, 0.05  # of random bytes, 11% are control characters; text has almost none
 _COLUMN_NAME = re.compile(r'"?[^\W\d](?:[\w ./%&#-]|\([^()",;\t]*\)){0,63}"?')
-_MOST_RAGGED = 0.1  # of the rows of a table, or one of three or more
+_MOST_RAGGED = 0.1  # of a table's rows, or one of three or more
 _TABLES = [(",", "CSV", "csv"), ("\t", "TSV", "tsv"), (";", "CSV with semicolons", "")]
 
 # The packages that a format needs, and the extra of bert_jax that has them.
 _EXTRAS = {"warc": (("fastwarc", "resiliparse"), "warc"), "mediawiki": (("mwparserfromhell",), "wiki")}
 
 
-def format_of(path: str, chosen: str = "auto") -> str:
-    """The format of a file: the chosen one of FORMATS, or with "auto" that of its name.
+def format_by_name(path: str, chosen: str = "auto") -> str:
+    """Returns a file's format, one of FORMATS: the chosen one, or with "auto" by its name.
 
-    Raises Refusal for the name of a format that is not read.
+    Raises Refusal for the name of an unsupported format.
     """
     if chosen != "auto":
         return chosen
     suffix = suffixes(path)[0].lower()
     if _DUMP_PART.fullmatch(suffix):
         return "mediawiki"
-    last = PurePath(path).suffix.lower()
-    for name in (last, suffix):
+    for name in (PurePath(path).suffix.lower(), suffix):
         if _OTHER_SUFFIXES.fullmatch(name):
             raise _other_format(path, f"{name} files are not supported")
     return _BY_SUFFIX.get(suffix, "text")
 
 
 def check_installed(format: str) -> None:
-    """Raises UserError if a format needs packages that are not installed."""
+    """Raises UserError if packages for a format are missing."""
     packages, extra = _EXTRAS.get(format, ((), ""))
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"input in the format {format} needs {' and '.join(missing)}. Run {install_hint(extra)}")
 
 
-def check_head(path: str, head: bytes, format: str) -> None:
-    """Raises Refusal if the first bytes of a file (HEAD_BYTES, or all of them) are not those of its format.
+def checked_blocks(path: str, format: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
+    """Reads a file as `file_blocks` does, but first checks that its first bytes fit its format, one of CHECKED.
 
-    Only what else would be read wrongly or late is checked: text, web archives and dumps of wikis.
+    Raises Refusal if not. A Refusal from the first blocks, e.g. for damage, is left to the returned iterator.
     """
-    if format not in CHECKED or not head:
-        return
-    what, found = _recognize(head)
-    if format == "text" and found:
-        raise _other_format(path, f"the content is {what}, not plain text", f"Give --input_format {found}")
-    if format == "text" and what:
-        raise _other_format(path, f"the content is {what}, not plain text")
-    if format != "text" and found != format:
+    blocks = file_blocks(path, on_read)
+    head: list[bytes] = []
+    error: Refusal | None = None
+    try:
+        while sum(map(len, head)) < HEAD_BYTES and (block := next(blocks, b"")):
+            head.append(block)
+    except Refusal as refusal:
+        error = refusal
+    content, actual = _recognize(b"".join(head)) if head else ("", format)
+    if format != "text" and actual != format:
         raise _other_format(path, f"the content is not {CHECKED[format]}")
+    if format == "text" and content:
+        advice = {"advice": f"Give --input_format {actual}"} if actual else {}
+        raise _other_format(path, f"the content is {content}, not plain text", **advice)
+
+    def whole() -> Iterator[bytes]:
+        yield from head
+        if error is not None:
+            raise error
+        yield from blocks
+
+    return whole()
 
 
-def _other_format(path: str, what: str, advice: str = "Convert it, or choose a format with --input_format") -> Refusal:
-    return Refusal("other_format", path, f"{what} (supported: {SUPPORTED})", advice)
+def _other_format(
+    path: str, problem: str, advice: str = "Convert it, or choose a format with --input_format"
+) -> Refusal:
+    return Refusal("other_format", path, f"{problem} (supported: {SUPPORTED})", advice)
 
 
 def _recognize(head: bytes) -> tuple[str, str]:
-    """What the content is, and the format that reads it, if one does; both are empty for text."""
+    """Returns the content's kind and the format to read it, if any; both are empty for text."""
     head = head[:HEAD_BYTES]
-    for what, format, start in _MAGIC:
-        if start.match(head):
-            return what, format
-    text, cut = head.removeprefix(b"\xef\xbb\xbf").lstrip(), len(head) == HEAD_BYTES
+    text, cut = head.removeprefix(BYTE_ORDER_MARK).lstrip(), len(head) == HEAD_BYTES
     lowered = text.lower()
-    for what, format, start in _MARKUP:
-        if start.match(lowered):
-            return what, format
-    if what := recognize(lowered, cut):
-        return what, ""
-    for delimiter, what, format in _TABLES:
+    for table, start in ((_MAGIC, head), (_MARKUP, lowered)):
+        for content, format, pattern in table:
+            if pattern.match(start):
+                return content, format
+    if content := _recognize_markup(lowered, cut):
+        return content, ""
+    for delimiter, content, format in _TABLES:
         if _is_table(text, delimiter, cut):
-            return what, format
-    controls = len(head) - len(head.translate(None, _CONTROLS))
+            return content, format
+    controls = len(head) - len(head.translate(None, CONTROLS))
     is_text = controls < _BINARY_SHARE * len(head) or len(head) < _BINARY_BYTES
-    return ("", "") if is_text or looks_like_utf16(head) or head.startswith(COMPRESSED) else ("binary data", "")
+    is_text |= looks_like_utf16(head) or head.startswith(tuple(COMPRESSED))  # `check` gives better advice on these
+    return ("", "") if is_text else ("binary data", "")
 
 
 def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
-    """Whether text, whose end may be cut off, is a header of column names, and rows with as many fields.
+    """Whether text, which may be cut, is a header with column names and rows with as many fields.
 
     A comma before a space is punctuation, except in quotes.
     """
@@ -303,17 +287,17 @@ def _is_table(head: bytes, delimiter: str, cut: bool) -> bool:
     if len(names) < 2 or len(set(names)) < len(names) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return False
     quotes = None if delimiter == "\t" else '"'
-    consumed: list[str] = []  # of the current row
+    row_lines: list[str] = []  # of the current row
 
     def following() -> Iterator[str]:
         for line in lines[1:]:
-            consumed.append(line)
+            row_lines.append(line)
             yield line.replace("\r", " ")  # csv refuses a carriage return inside of a line
 
     are_ragged = []
     for row in csv.reader(following(), delimiter=delimiter, quotechar=quotes):
-        written = "".join(consumed)
-        consumed.clear()
+        written = "".join(row_lines)
+        row_lines.clear()
         is_prose = delimiter != "\t" and f"{delimiter} " in written and '"' not in written
         if row:
             are_ragged.append(len(row) != len(names) or is_prose)
@@ -333,18 +317,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = rb"[\t-\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _BLANK = re.compile(rb"(?:" + _SPACE + rb")*+")
 
-Ends = Callable[[bytes], object]  # whether a line ends the document before it
 
+def lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
+    """Splits a file's blocks into lines, without line ends (LF or CRLF) and byte-order mark.
 
-def numbered_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[tuple[int, bytes | None]]:
-    """The numbers, from 1, and the lines of a file, without line ends (LF or CRLF) and byte-order mark.
-
-    None replaces a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `file_blocks` does.
+    None replaces a line with more than MAX_DOCUMENT_BYTES.
     """
-    return enumerate(_lines(file_blocks(path, on_read)), start=1)
-
-
-def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
     begun: list[bytes] = []  # the pieces of a line whose end has not been read yet
     size, mark = 0, BYTE_ORDER_MARK
     for block in blocks:
@@ -366,72 +344,59 @@ def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
         yield rest.removesuffix(b"\r")
 
 
-class _Document:
-    """A document whose end has not been read yet."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._text = bytearray()
-        self._too_long = False
-        self._line = 0  # the number of its first line
-
-    def add(self, number: int, line: bytes | None) -> None:
-        """Adds a line. The text of a document that is too long is dropped."""
-        self._line = self._line or number
-        self._too_long |= line is None or len(self._text) + len(line) > MAX_DOCUMENT_BYTES
-        if self._too_long:
-            self._text.clear()
-        elif line is not None:
-            self._text += line + b"\n"
-
-    def end(self) -> Items:
-        """Yields the document, unless it is blank, and prepares for the next one."""
-        raw, line = bytes(self._text), self._line
-        text = raw.strip(b"\n")
-        line += len(raw) - len(raw.lstrip(b"\n"))  # blank lines before it are no part of it
-        if self._too_long:
-            yield too_long(f"{self._path}, line {line}", in_lines=True)
-        elif not _BLANK.fullmatch(text):
-            yield check(text, self._path, line)
-        self._text.clear()
-        self._too_long, self._line = False, 0
-
-
-def ends(document: str = "blank_line", separator: str = "") -> Ends:
-    """The rule of a Reading for the lines that separate documents. White space around a separator does not matter."""
-    if document == "file":
-        return lambda line: False
-    if separator:
-        wanted = separator.strip().encode()
-        return lambda line: line.strip() == wanted
-    return _BLANK.fullmatch
-
-
 def text_documents(
-    path: str, on_read: OnRead = ignore_progress, ends: Ends = _BLANK.fullmatch, any_content: bool = False
+    path: str,
+    on_read: OnRead = ignore_progress,
+    *,
+    whole_file: bool = False,
+    separator: str = "",
+    any_content: bool = False,
 ) -> Items:
-    """The documents of a text file, one at a time, without the lines that separate them.
+    """Yields a text file's documents, one at a time, without the lines between them.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
-    of the longest document. A truncated file raises Refusal, which stands for the unfinished document too. So does a
-    file whose first bytes are those of another format, unless any_content.
+    Lines lose their line end (LF or CRLF) and nothing else; lines with only white space count as blank. Memory holds
+    one document. Raises Refusal for a truncated file, also in place of its unfinished document, and for a file whose
+    first bytes belong to another format, unless any_content.
+
+    Args:
+        whole_file: makes the file one document.
+        separator: the line that separates documents, with any white space around it; "" for blank lines.
     """
-    blocks = file_blocks(path, on_read)
-    if not any_content:
-        head, blocks = split_head(blocks, HEAD_BYTES)
-        check_head(path, head, "text")
-    document = _Document(path)
-    for number, line in enumerate(_lines(blocks), start=1):
-        if line is None or not ends(line):
-            document.add(number, line)
+    blocks = file_blocks(path, on_read) if any_content else checked_blocks(path, "text", on_read)
+    between = separator.strip().encode()
+
+    def separates(numbered: tuple[int, bytes | None]) -> bool:
+        line = numbered[1]
+        if line is None or whole_file:
+            return False
+        return line.strip() == between if between else _BLANK.fullmatch(line) is not None
+
+    for is_between, numbered in itertools.groupby(enumerate(lines(blocks), start=1), separates):
+        if not is_between:
+            yield from _document(path, numbered)
+
+
+def _document(path: str, numbered: Iterator[tuple[int, bytes | None]]) -> Items:
+    """Yields the document in some lines, unless it is blank. Does not keep text that is too long."""
+    text, first, is_long = bytearray(), 0, False
+    for number, line in numbered:
+        first = first or number
+        if is_long or line is None or len(text) + len(line) > MAX_DOCUMENT_BYTES:
+            is_long = True
+            text.clear()
         else:
-            yield from document.end()
-    yield from document.end()
+            text += line + b"\n"
+    document = bytes(text).strip(b"\n")
+    if is_long:
+        yield too_long(f"{path}, line {first}", in_lines=True)
+    elif not _BLANK.fullmatch(document):
+        # Blank lines before the document are not part of it.
+        yield check(document, path, first + len(text) - len(text.lstrip(b"\n")))
 
 
-def too_long(where: str, in_lines: bool = False) -> Refusal:
-    """The refusal of a long document; in_lines: of a file in which lines separate documents."""
+def too_long(place: str, in_lines: bool = False) -> Refusal:
+    """Refuses a long document; in_lines: in a file in which lines separate documents."""
     advice = "Divide it into several"
     if in_lines:
         advice = "Separate the documents of the file by blank lines, or name the line that does (--document_separator)"
-    return Refusal("document_too_long", where, f"a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB", advice)
+    return Refusal("document_too_long", place, f"a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB", advice)

@@ -1,5 +1,6 @@
-"""Documents of web archives: the pages of WARC as their main text, and the text that WET holds (ISO 28500)."""
+"""Documents in web archives (ISO 28500): the main text of pages in WARC, and the text in WET."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +10,14 @@ from bert_jax.storage.files import OnRead, ignore_progress
 from bert_jax.storage.remote import first_line
 from data_prep.readers import Item, Items, Omission, Refusal, check
 from data_prep.readers import text as plain_text
-from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
+from data_prep.readers.text import checked_blocks, damaged
 
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = "text/plain"
 _NOT_A_PAGE = Omission("not_a_page")
 _READ_BYTES = 1 << 20
-# Extracting text takes time that grows with the square of the depth (4 s at 8,000), and some pages never close what
-# they open. Browsers go to a depth of 512. Pages with few tags are not checked, because they cannot take long.
+# The time to extract text grows with the square of the depth (4 s at 8,000), and some pages never close their elements.
+# Browsers go to a depth of 512. Pages with few tags are not checked, because they cannot take long.
 _DEEPEST = 1000
 _FEW_TAGS = 4000
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
@@ -28,17 +29,14 @@ _NO_END_TAG = frozenset(
 
 
 def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a WARC or WET file, one for each response, resource or conversion record with a page.
+    """Yields the documents in a WARC or WET file: the pages in its response, resource and conversion records.
 
-    A response is a page if its status is 200, and any record only if it holds HTML or plain text: others are omitted.
-    Records of other types (requests, metadata, revisits) are no documents. Raises Refusal for what is no WARC file, and
-    where one is damaged.
+    A page is HTML or plain text, and a response only with status 200; other such records are omitted. Other record
+    types (requests, metadata, revisits) are not documents. Raises Refusal for a file that is not WARC, and at damage.
     """
     from fastwarc.warc import ArchiveIterator
 
-    head, blocks = split_head(file_blocks(path, on_read), HEAD_BYTES)
-    check_head(path, head, "warc")
-    stream = _Stream(blocks)
+    stream = _Stream(checked_blocks(path, "warc", on_read))
     try:
         for number, record in enumerate(ArchiveIterator(stream, parse_http=False, stream_detect=False), start=1):
             item = _item(record, path, f"{path}, record {number}")
@@ -55,7 +53,7 @@ def archive_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
 
 
 class _Stream:
-    """Blocks as an open file. An error of the blocks ends the file and is kept, because fastwarc may hide it."""
+    """Blocks as an open file. Their error ends the file and is kept, because fastwarc may hide it."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.error: Refusal | RunAgain | None = None
@@ -83,81 +81,78 @@ class _Stream:
         pass
 
 
-def _item(record: Any, path: str, where: str) -> Item | None:
-    """The document of a record; None if its type has none. Raises Refusal if the file ends inside of it."""
-    from fastwarc.warc import WarcRecordType
+def _item(record: Any, path: str, place: str) -> Item | None:
+    """Returns a record's document; None if its type has none. Raises Refusal if the file ends inside the record."""
+    from fastwarc.warc import WarcRecord, WarcRecordType
 
     length = record.content_length
     is_page = record.record_type in (WarcRecordType.response, WarcRecordType.resource, WarcRecordType.conversion)
     is_read = is_page and length <= plain_text.MAX_DOCUMENT_BYTES
-    block = _read(record) if is_read else b""
-    found = len(block) if is_read else record.consume()
-    if found != length or not (record.headers.get("Content-Length") or "").isdigit():
+    content = _read(record) if is_read else b""
+    actual_length = len(content) if is_read else record.consume()
+    if actual_length != length or not (record.headers.get("Content-Length") or "").isdigit():
         raise damaged(path, ValueError("truncated"))
     if not is_page:
         return None
     if not is_read:
-        return plain_text.too_long(where)
-    content_type = record.headers.get("Content-Type") or ""
+        return plain_text.too_long(place)
+    if not record.is_http:
+        return _page(content, record.headers.get("Content-Type") or "", None, place)
+    # The HTTP message gets a record of its own, because fastwarc cannot read the rest of an archive after a record
+    # that it failed to decode.
+    message = WarcRecord()
+    message.init_headers(WarcRecordType.response)
+    message.set_bytes_content(content)
+    message.is_http = True
     try:
-        return _response(block, where) if record.is_http else _page(block, content_type, None, where)
+        message.parse_http(auto_decode="all")
+        if message.http_headers.status_code != 200:
+            return _NOT_A_PAGE
+        body = _read(message)
     except OSError as error:
-        what = f"a page whose content cannot be decoded ({first_line(error)})"
-        return Refusal("bad_page", where, what, "Remove the record")
+        problem = f"a page whose content cannot be decoded ({first_line(error)})"
+        return Refusal("bad_page", place, problem, "Remove the record")
+    return _page(body, message.http_content_type or "", message.http_charset or "", place)
 
 
 def _read(record: Any) -> bytes:
-    """The content of a record; of one that is longer than a document may be, at least that much."""
+    """Reads a record's content, but little more than a document may have."""
     content = bytearray()
     while len(content) <= plain_text.MAX_DOCUMENT_BYTES and (piece := record.reader.read(_READ_BYTES)):
         content += piece
     return bytes(content)
 
 
-def _response(block: bytes, where: str) -> Item:
-    """The document of an HTTP message, whose body may be compressed. Raises OSError if it cannot be decompressed."""
-    from fastwarc.warc import WarcRecord, WarcRecordType
+def _page(body: bytes, content_type: str, charset: str | None, place: str) -> Item:
+    """Returns a page's document.
 
-    # A record of its own, because fastwarc cannot read the rest of an archive after one that it failed to decode.
-    message = WarcRecord()
-    message.init_headers(WarcRecordType.response)
-    message.set_bytes_content(block)
-    message.is_http = True
-    message.parse_http(auto_decode="all")
-    if message.http_headers.status_code != 200:
-        return _NOT_A_PAGE
-    return _page(_read(message), message.http_content_type or "", message.http_charset or "", where)
-
-
-def _page(body: bytes, content_type: str, charset: str | None, where: str) -> Item:
-    """The document of a page.
-
-    charset   the character set of the HTTP header, "" if it names none, None if there is no header: text is then UTF-8
+    The character set is from the HTTP header, "" if it names none, None without a header: text is then UTF-8.
     """
+    from resiliparse.extract.html2text import extract_plain_text
+
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (*_HTML, _TEXT):
         return _NOT_A_PAGE
     if len(body) > plain_text.MAX_DOCUMENT_BYTES:  # compression may hide any amount
-        return plain_text.too_long(where)
+        return plain_text.too_long(place)
     if kind == _TEXT:
         text = body if charset is None else _decoded(body, charset, is_html=False).encode("utf-8", "replace")
-    else:
-        html = _decoded(body, charset or "", is_html=True)
-        if _is_too_deep(html):
-            return Refusal("bad_page", where, f"HTML that is nested deeper than {_DEEPEST}", "Remove the record")
-        text = _main_text(html).encode("utf-8", "replace")
-    return check(text.strip(), where)
+        return check(text.strip(), place)
+    html = _decoded(body, charset or "", is_html=True)
+    if _is_too_deep(html):
+        return Refusal("bad_page", place, f"HTML that is nested deeper than {_DEEPEST}", "Remove the record")
+    # The main content has no menus, forms, readers' comments and the like.
+    main = extract_plain_text(html, main_content=True, alt_texts=False, list_bullets=False, comments=False)
+    return check(main.encode("utf-8", "replace").strip(), place)
 
 
 def _decoded(body: bytes, charset: str, is_html: bool) -> str:
-    """A page in the character set of its HTTP header, or else in the one that it names or looks like."""
+    """Decodes a page in its HTTP header's character set, or else in the one that it names or looks like."""
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
-    try:
-        if charset:
+    if charset:
+        with contextlib.suppress(LookupError):  # the header names no character set that exists
             return bytes_to_str(body, charset)
-    except LookupError:  # the header names no character set that exists
-        pass
     return bytes_to_str(body, detect_encoding(body, from_html_meta=is_html) or "utf-8")
 
 
@@ -171,10 +166,3 @@ def _is_too_deep(html: str) -> bool:
             if depth > _DEEPEST:
                 return True
     return False
-
-
-def _main_text(html: str) -> str:
-    """The text of a page without menus, forms, comments of readers and the like."""
-    from resiliparse.extract.html2text import extract_plain_text
-
-    return extract_plain_text(html, main_content=True, alt_texts=False, list_bullets=False, comments=False)

@@ -1,4 +1,4 @@
-"""Documents of MediaWiki's XML dumps: the articles as a reader sees them, without their markup."""
+"""Documents in MediaWiki's XML dumps: the articles as a reader sees them, without their markup."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -9,17 +9,17 @@ from xml.etree.ElementTree import Element
 from bert_jax.storage.files import OnRead, ignore_progress
 from data_prep import processes
 from data_prep.readers import Item, Items, Omission, Refusal, check, text
-from data_prep.readers.text import HEAD_BYTES, check_head, damaged, file_blocks, split_head
+from data_prep.readers.text import checked_blocks, damaged
 
 # The text of pages in MediaWiki's markup, as a reader sees it, without templates, tables and references.
 #
-# mwparserfromhell parses the markup; this module decides what of it is text. Templates are programs in other pages of
-# the wiki, so whatever they would print (conversions of units, phrases in other languages) is left out with them.
+# mwparserfromhell parses the markup; this module decides which parts are text. Templates are programs in other pages of
+# the wiki, so their output (unit conversions, phrases in other languages) is left out with them.
 
 
 _HIDDEN_NAMESPACES = frozenset(("file", "image", "media", "category"))
-# The types of files that Commons accepts, apart from those of data and of three dimensions. The name of the namespace
-# before such a file may be an alias, which dumps do not list. Two colons make it a link to a file of another wiki.
+# The file types that Commons accepts, apart from data and 3D files. The namespace before such a file may be an alias,
+# which dumps do not list. Two colons make it a link to another wiki's file.
 _MEDIA = re.compile(
     r"[^:]+:[^:]*\.(?:apng|djvu|flac|gif|jpe?g|midi?|mp3|mpe?g|og[agv]|opus|pdf|png|svg|tiff?|wav|web[mp]|xcf)\s*\Z",
     re.IGNORECASE | re.DOTALL,
@@ -51,19 +51,19 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 
 class WikitextReader:
-    """Turns markup into text, with the namespaces of one wiki."""
+    """Turns markup into text, with the namespaces of one wiki.
+
+    Args:
+        hidden_namespaces: lower-case names whose links are not text, in addition to the English ones.
+        language: a code such as zh, whose text MediaWiki converts between scripts.
+    """
 
     def __init__(self, hidden_namespaces: frozenset[str] = frozenset(), language: str = "") -> None:
-        """Takes what differs between wikis.
-
-        hidden_namespaces   lower-case names whose links are no text, in addition to the English ones
-        language            such as zh, whose text MediaWiki converts between scripts
-        """
         self._hidden = _HIDDEN_NAMESPACES | hidden_namespaces
         self._is_converted = language in _CONVERTED.split("|")
 
-    def text(self, markup: str, where: str) -> str | Refusal:
-        """The text of a page: paragraphs, headings and items of lists, each on a line; a Refusal names `where`."""
+    def text(self, markup: str, place: str) -> str | Refusal:
+        """Returns a page's text: paragraphs, headings and list items, each on a line; a Refusal names `place`."""
         import mwparserfromhell
         from mwparserfromhell.parser import ParserError
 
@@ -71,8 +71,8 @@ class WikitextReader:
             # Quotes are removed below: the parser gives up on those that do not match.
             text = self._rendered(mwparserfromhell.parse(markup, skip_style_tags=True).nodes)
         except (ParserError, RecursionError) as error:
-            what = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
-            return Refusal("bad_page", where, what, "Remove the page")
+            problem = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
+            return Refusal("bad_page", place, problem, "Remove the page")
         if self._is_converted:
             # The parser takes no link whose target has braces.
             text = _LINK.sub(r"\1", _first_variants(text))
@@ -91,38 +91,32 @@ class WikitextReader:
             case "HTMLEntity":
                 return str(node.normalize())
             case "Wikilink":
-                return self._link(node)
+                title = str(node.title).strip()
+                namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
+                is_language = node.text is None and _LANGUAGE_LINK.match(title)
+                if namespace in self._hidden or _MEDIA.match(title) or is_language:
+                    return ""
+                return self._rendered(node.text.nodes) if node.text is not None else title.removeprefix(":")
             case "ExternalLink":
                 shown = node.title if node.brackets else node.url
                 return self._rendered(shown.nodes) if shown is not None else ""
             case "Heading":
                 return f"\n{self._rendered(node.title.nodes)}\n"
             case "Tag":
-                return self._tag(node)
+                name = str(node.tag).strip().lower()
+                if name in _BREAKS:
+                    return "\n"
+                is_hidden = name in _HIDDEN_TAGS or node.contents is None
+                return "" if is_hidden else self._rendered(node.contents.nodes)
         return ""  # a template, an argument of one, or a comment
-
-    def _link(self, link: Any) -> str:
-        title = str(link.title).strip()
-        namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
-        if namespace in self._hidden or _MEDIA.match(title) or (link.text is None and _LANGUAGE_LINK.match(title)):
-            return ""
-        return self._rendered(link.text.nodes) if link.text is not None else title.removeprefix(":")
-
-    def _tag(self, tag: Any) -> str:
-        name = str(tag.tag).strip().lower()
-        if name in _BREAKS:
-            return "\n"
-        if name in _HIDDEN_TAGS or tag.contents is None:
-            return ""
-        return self._rendered(tag.contents.nodes)
 
 
 def _first_variants(text: str) -> str:
-    """The text with the first variant of what is written in several, -{zh-hans:...;zh-hant:...}-, in linear time.
+    """Keeps the first variant of text in several, -{zh-hans:...;zh-hant:...}-, in linear time.
 
     https://www.mediawiki.org/wiki/Writing_systems/Syntax describes the markup.
     """
-    outer: list[list[str]] = []  # of each -{ that is open, the text before it
+    outer: list[list[str]] = []  # the text before each open -{
     parts: list[str] = []
     for piece in _CONVERSION.split(text):
         if piece == "-{" and len(outer) < _DEEPEST_CONVERSION:
@@ -146,86 +140,71 @@ def _first_variant(content: str) -> str:
     return variant[1].strip() if variant else content
 
 
-# Documents of MediaWiki's XML dumps, such as those of Wikipedia: the articles, without their markup.
+# Documents of MediaWiki's XML dumps, such as Wikipedia's: the articles, without their markup.
 #
 # https://www.mediawiki.org/xml/export-0.11.xsd describes the format. A multistream dump is one XML document in several
-# .bz2 streams.
+# .bz2 streams. In paths, {*} stands for the namespace of the XML, which differs between versions of the format.
 
 
-_NOT_AN_ARTICLE = Omission("not_an_article")
-# Namespaces whose links are no text: media, files and categories.
+# Wiki namespaces whose links are not text: media, files and categories.
 _HIDDEN = ("-2", "6", "14")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-# What a worker gets at once: markup for a fifth of a second, or so many pages, most of which are no articles.
+# A worker's batch: markup for a fifth of a second, or so many pages, most of which are not articles.
 BATCH_CHARACTERS, BATCH_PAGES = 1 << 18, 1000
 
 
 class _Article(NamedTuple):
     """An article whose markup is still to be removed."""
 
-    where: str
+    place: str
     markup: str
 
 
-class _Batch(NamedTuple):
-    """Some pages, in the order of the dump, the language of the wiki, and the namespaces whose links are no text."""
-
-    language: str
-    hidden: frozenset[str]
-    pages: list[_Article | Item]
+_Batch = tuple[WikitextReader, list[_Article | Item]]  # some pages, in the order of the dump
 
 
 def article_documents(path: str, on_read: OnRead = ignore_progress, workers: int = 1) -> Items:
-    """The documents of a dump: the newest text of each article, that is of a page in namespace 0 that is no redirect.
+    """Yields a dump's documents: the newest text of each article (a page in namespace 0 that is no redirect).
 
-    Other pages, and those that are not wikitext, are omitted. This process parses the XML, and `workers` others, if
-    they are more than one, remove the markup; the documents and their order are the same. Raises Refusal for XML that
-    is no dump, and where a dump is damaged.
+    Omits other pages, and pages that are not wikitext. This process parses the XML, and `workers` others, if more than
+    one, remove the markup; the documents and their order stay the same. Raises Refusal for XML that is no dump; for a
+    damaged dump, yields it at the end.
     """
-    head, blocks = split_head(file_blocks(path, on_read), HEAD_BYTES)
-    check_head(path, head, "mediawiki")
-    dump = _Dump(path, blocks)
-    for items in processes.map_in_order(_items, dump.batches(), workers):
+    blocks = checked_blocks(path, "mediawiki", on_read)
+    for items in processes.map_in_order(_items, _batches(path, blocks), workers):
         yield from items
-    if dump.damage is not None:
-        raise dump.damage
 
 
-class _Dump:
-    """The pages of a dump up to its damage, if it has any."""
-
-    def __init__(self, path: str, blocks: Iterator[bytes]) -> None:
-        self.damage: Refusal | None = None  # once all batches have been taken
-        self._path, self._blocks = path, blocks
-
-    def batches(self) -> Iterator[_Batch]:
-        language, hidden = "", frozenset[str]()
-        pages: list[_Article | Item] = []
-        size = 0
-        try:
-            for element in _elements(self._blocks):
-                is_page = _name(element) == "page"
-                if is_page:
-                    pages.append(_page(element, self._path))
-                    size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
-                full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
-                if pages and (full or not is_page):
-                    yield _Batch(language, hidden, pages)
-                    pages, size = [], 0
-                if _name(element) == "mediawiki":
-                    language = element.get(_LANGUAGE, "")
-                if _name(element) == "siteinfo":
-                    hidden = _hidden_namespaces(element)
-        except ElementTree.ParseError as error:
-            self.damage = damaged(self._path, error)
-        except Refusal as refusal:
-            self.damage = refusal
-        if pages:
-            yield _Batch(language, hidden, pages)
+def _batches(path: str, blocks: Iterator[bytes]) -> Iterator[_Batch]:
+    """Yields a dump's pages, and at the end a Refusal for its damage, if any."""
+    language, hidden = "", frozenset[str]()
+    pages: list[_Article | Item] = []
+    size = 0
+    try:
+        for element in _elements(blocks):
+            name = _name(element)
+            if name == "page":
+                pages.append(_page(element, path))
+                size += len(pages[-1].markup) if isinstance(pages[-1], _Article) else 0
+            is_full = size >= BATCH_CHARACTERS or len(pages) >= BATCH_PAGES
+            if pages and (is_full or name != "page"):
+                yield WikitextReader(hidden, language), pages
+                pages, size = [], 0
+            if name == "mediawiki":
+                language = element.get(_LANGUAGE, "")
+            if name == "siteinfo":
+                namespaces = element.iterfind("{*}namespaces/*")
+                hidden = frozenset((space.text or "").lower() for space in namespaces if space.get("key") in _HIDDEN)
+    except ElementTree.ParseError as error:
+        pages.append(damaged(path, error))
+    except Refusal as refusal:
+        pages.append(refusal)
+    if pages:
+        yield WikitextReader(hidden, language), pages
 
 
 def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
-    """The root when it begins, then its children, pages with their last revision only. What was yielded is dropped."""
+    """Yields the root when it begins, then its children, pages with their last revision only; drops them afterwards."""
     parser: Any = ElementTree.XMLPullParser(("start", "end"))
     path: list[Element] = []  # from the root to the element that has begun last
     is_empty = True
@@ -243,7 +222,8 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
                 continue
             path.pop()
             if len(path) == 2 and _name(element) == "revision":
-                revisions = [child for child in path[1] if _name(child) == "revision"]
+                # A block may hold newer revisions too, which are in the page already.
+                revisions = path[1].findall("{*}revision")
                 for older in revisions[: revisions.index(element)]:
                     path[1].remove(older)
             elif len(path) == 1:
@@ -254,46 +234,26 @@ def _elements(blocks: Iterator[bytes]) -> Iterator[Element]:
 
 
 def _name(element: Element) -> str:
-    """The name without the namespace, which differs between versions of the format."""
     return element.tag.rpartition("}")[2]
 
 
-def _child(element: Element, *names: str) -> Element | None:
-    found: Element | None = element
-    for name in names:
-        found = None if found is None else next((child for child in found if _name(child) == name), None)
-    return found
-
-
-def _text(element: Element, *names: str) -> str:
-    found = _child(element, *names)
-    return "" if found is None else found.text or ""
-
-
-def _hidden_namespaces(siteinfo: Element) -> frozenset[str]:
-    namespaces = _child(siteinfo, "namespaces")
-    return frozenset(
-        (space.text or "").lower()
-        for space in (namespaces if namespaces is not None else ())
-        if space.get("key") in _HIDDEN
-    )
-
-
 def _page(page: Element, path: str) -> _Article | Item:
-    model = _text(page, "revision", "model") or "wikitext"
-    if _text(page, "ns") not in ("", "0") or _child(page, "redirect") is not None or model != "wikitext":
-        return _NOT_AN_ARTICLE
-    where = f"{path}, page {_text(page, 'title')!r}"
-    markup = _text(page, "revision", "text")
-    return _Article(where, markup) if len(markup) <= text.MAX_DOCUMENT_BYTES else text.too_long(where)
+    model = page.findtext("{*}revision/{*}model") or "wikitext"
+    is_article = page.findtext("{*}ns", "") in ("", "0") and page.find("{*}redirect") is None and model == "wikitext"
+    if not is_article:
+        return Omission("not_an_article")
+    place = f"{path}, page {page.findtext('{*}title', '')!r}"
+    markup = page.findtext("{*}revision/{*}text", "")
+    return _Article(place, markup) if len(markup) <= text.MAX_DOCUMENT_BYTES else text.too_long(place)
 
 
 def _items(batch: _Batch) -> list[Item]:
-    """The documents of a batch, which any process may compute."""
-    reader = WikitextReader(batch.hidden, batch.language)
-    return [_document(page, reader) if isinstance(page, _Article) else page for page in batch.pages]
-
-
-def _document(article: _Article, reader: WikitextReader) -> Item:
-    text = reader.text(article.markup, article.where)
-    return check(text.encode("utf-8", "replace"), article.where) if isinstance(text, str) else text
+    """Returns a batch's documents, which any process may compute."""
+    reader, pages = batch
+    items: list[Item] = []
+    for page in pages:
+        if isinstance(page, _Article):
+            content = reader.text(page.markup, page.place)
+            page = check(content.encode("utf-8", "replace"), page.place) if isinstance(content, str) else content
+        items.append(page)
+    return items

@@ -107,11 +107,11 @@ def test_c4_keeps_the_sentences_of_a_page_and_no_notices():
 def test_characters_of_repeated_n_grams_are_counted_as_by_brute_force(words, n):
     grams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
     repeated = {start + k for start, gram in enumerate(grams) if gram in grams[:start] for k in range(n)}
-    assert rules.NGrams(words).of_duplicates(n) == sum(len(words[place]) for place in repeated)
+    assert rules.NGrams(words).repeated_characters(n) == sum(len(words[place]) for place in repeated)
     counts = Counter(grams)
     most = max(counts.values(), default=0)
     sizes = {count * len(" ".join(gram)) for gram, count in counts.items() if count == most} if most > 1 else {0}
-    assert rules.NGrams(words).of_top(n) in sizes
+    assert rules.NGrams(words).top_characters(n) in sizes
 
 
 def test_no_text_makes_a_rule_fail():

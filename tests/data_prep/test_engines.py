@@ -82,19 +82,14 @@ def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> Non
 
 def test_two_large_units_are_shared(tmp_path: Path) -> None:
     units = _units(2, size=processes.WORTH_A_PROCESS)
-    assert (
-        len(
-            {one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), units, 2, tmp_path)}
-        )
-        == 2
-    )
+    records = processes.run_units(functools.partial(_slowly, 0.05), units, 2, tmp_path)
+    assert len({record.counts["process"] for record in records}) == 2
 
 
 def test_units_are_shared_with_other_processes(tmp_path: Path) -> None:
-    done = [
-        one.counts["process"] for one in processes.run_units(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)
-    ]
-    assert os.getpid() in done and len(set(done)) > 1
+    records = processes.run_units(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)
+    done = {record.counts["process"] for record in records}
+    assert os.getpid() in done and len(done) > 1
 
 
 def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -> UnitRecord:
@@ -184,9 +179,8 @@ def test_nothing_is_written_outside_of_the_job(tmp_path: Path, name: str) -> Non
 
 def test_worker_that_does_not_see_the_exchange_folder_is_named(tmp_path: Path) -> None:
     exchange = Folder(str(tmp_path / "exchange"))
-    with pytest.raises(
-        UserError, match=f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
-    ):
+    message = f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
+    with pytest.raises(UserError, match=message):
         beam.read_tokenizer(exchange)
 
 

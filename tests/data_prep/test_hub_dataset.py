@@ -212,7 +212,7 @@ def test_what_the_hub_does_not_have_is_reported_in_one_line(endpoint, tmp_path):
     cases = {
         "hf://datasets/org/one/absent*.txt": "matches no file",
         "hf://datasets/org/absent/*.txt": "matches no file",
-        "hf:org/absent": "hf:org/absent: the Hub has no data set org/absent, has it not as Parquet, or gives no access",
+        "hf:org/absent": "the Hub has no data set org/absent, does not have it as Parquet, or gives no access",
         "hf:org/one:nonsense": "needs a configuration; choose from hf:org/one:CONFIG with default",
         "hf:org/one:default:nonsense": "unknown split nonsense; choose from test, train",
         "hf:org/wiki": "needs a configuration; choose from hf:org/wiki:CONFIG with 20231101.de, 20231101.en",

@@ -174,10 +174,8 @@ def test_a_bad_record_is_refused_and_the_rest_is_read(tmp_path, monkeypatch, rea
 def test_an_archive_that_is_cut_anywhere_is_damaged(tmp_path, suffix, compress):
     """Except between two records of a plain file, where nothing tells that more should follow."""
     parts = [compress(part) for part in (INFO, wet("one"), REQUEST, wet("two"), response(page()))]
-    whole, ends = (
-        b"".join(parts),
-        {len(b"".join(parts[: number + 1])) - rest for number in range(5) for rest in range(5)},
-    )
+    whole = b"".join(parts)
+    ends = {len(b"".join(parts[: number + 1])) - rest for number in range(5) for rest in range(5)}
     complete = items(tmp_path, whole, f"a.warc{suffix}")
     assert complete[:2] == [b"one", b"two"]
     for size in range(1, len(whole), 19):

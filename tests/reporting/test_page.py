@@ -15,7 +15,7 @@ from report_pages import Page, make_workdir
 from bert_jax.reporting import document, report, runs
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.document import Document, Section, Settings, Tile
-from bert_jax.reporting.pretraining import MaskedToken, Prediction, masked_token_table
+from bert_jax.reporting.pretraining import MaskedToken, masked_token_table
 
 STYLE = (Path(__file__).parent.parent.parent / "bert_jax" / "reporting" / "page.css").read_text(encoding="utf-8")
 LIGHT, DARK = (
@@ -36,7 +36,7 @@ def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
     with (workdir / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 300, "time": 2000.0, f"{EVIL}_loss": 1.0, f"eval_{EVIL}": 0.5}) + "\n")
     page = Page(report.report(workdir).read_text(encoding="utf-8"))
-    blocks = [masked_token_table([MaskedToken(EVIL, EVIL, EVIL, 0.1, (Prediction(EVIL, 0.9),))])]
+    blocks = [masked_token_table([MaskedToken(EVIL, EVIL, EVIL, 0.1, ((EVIL, 0.9),))])]
     blocks.append(Settings({EVIL: {EVIL: EVIL}}))
     document = Document(EVIL, [Section(EVIL, blocks, EVIL)], [EVIL], EVIL, [Tile(EVIL, EVIL, EVIL)], EVIL, EVIL)
     parts = Page(pages.render(document))
@@ -78,7 +78,7 @@ def test_the_words_of_a_reference_are_on_the_side_without_the_curve(last: float,
 
 
 def test_names_of_metrics_are_written_as_usual() -> None:
-    assert runs.title_of("macro_f1") == "Macro F1" and runs.title_of("f1") == "F1"
+    assert runs.metric_title("macro_f1") == "Macro F1" and runs.metric_title("f1") == "F1"
 
 
 def test_the_sum_of_the_terms_is_plotted_only_for_several_terms() -> None:

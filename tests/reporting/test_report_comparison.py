@@ -32,9 +32,9 @@ def test_runs_are_side_by_side_and_only_what_differs_is_listed(tmp_path):
     shown = " ".join(page.words.split())
     assert "Comparison of 2 runs" in shown and "Not finished, shown so far: b." in shown
     for cells in (
-        ("steps", "200", "100"),
-        ("tokens", "4.321M", "-"),
-        ("training time", "1:15", "-"),
+        ("Steps", "200", "100"),
+        ("Tokens seen", "4.321M", "-"),
+        ("Training time", "1:15", "-"),
         ("mlm_accuracy", "0.1818", "0.0909"),
         ("mlm_loss", "6.0000", "7.1000"),
     ):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from seqeval.metrics import classification_report
 from bert_jax.commands.report import main as report_main
 from bert_jax.reporting import mistakes
 from bert_jax.reporting import runs as curves
-from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word, tagged_spans
+from bert_jax.reporting.finetuning import error_sections, predict_dev, question_word
 from bert_jax.reporting.mistakes import compare_spans, confusion_table, truncate
 from bert_jax.reporting.report import report
+from bert_jax.tasks.kinds.tagging import entities
 from bert_jax.tasks.rows import Span
 from bert_jax.train import workdir as workdir_lib
 
@@ -54,18 +56,17 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 @given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
 def test_correct_and_true_entities_are_counted_as_by_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
-    judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
-    counts = mistakes.count_by_type(judged)
-    guessed = [span for _, guess in sentences for span in tagged_spans(guess)]
-    if not any(outcome != mistakes.SPURIOUS for outcome, _ in judged):
+    judged = [one for true, guess in sentences for one in compare_spans(entities(true), entities(guess))]
+    true = Counter(span.label for outcome, span in judged if outcome != mistakes.SPURIOUS)
+    correct = Counter(span.label for outcome, span in judged if outcome == mistakes.CORRECT)
+    if not true:
         return
     wanted = classification_report(*zip(*sentences, strict=True), output_dict=True, zero_division=0)
-    for name, each in counts.items():
-        true = sum(each.values()) - each[mistakes.SPURIOUS]
-        if true:
-            assert true == wanted[name]["support"]
-            assert each[mistakes.CORRECT] / true == pytest.approx(wanted[name]["recall"])
-    assert sum(each[mistakes.SPURIOUS] for each in counts.values()) <= len(guessed)
+    for name, count in true.items():
+        assert count == wanted[name]["support"]
+        assert correct[name] / count == pytest.approx(wanted[name]["recall"])
+    guessed = [span for _, guess in sentences for span in entities(guess)]
+    assert len(judged) - true.total() <= len(guessed)
 
 
 def test_each_kind_of_span_error() -> None:
@@ -118,42 +119,30 @@ OTHERS = ("regression", "token_regression", "question", "choice", "span_pairs")
 def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS[:8], 5)) for _ in range(20)]
-    if kind == "tagging":
+    if kind in ("tagging", "token_regression"):
         tags = ["O", "B-X", "I-X", "B-Y"]
-        lines = [f"{word}\t{draw.choice(tags)}" if word else "" for text in texts for word in [*text.split(), ""]]
+        words = [word for text in texts for word in [*text.split(), ""]]
+        labels = [draw.choice(tags) if kind == "tagging" else f"{draw.normal():.2f}" for _ in words]
+        lines = [f"{word}\t{label}" if word else "" for word, label in zip(words, labels, strict=True)]
         return lines, "dev.conll", {}
-    if kind == "token_regression":
-        lines = [f"{word}\t{draw.normal():.2f}" if word else "" for text in texts for word in [*text.split(), ""]]
-        return lines, "dev.conll", {}
-    if kind == "question":
-        questions = [
-            {
-                "id": str(n),
-                "question": f"{draw.choice(['what', 'who'])} {text}?",
-                "context": text,
-                "answers": {"text": [text.split()[1]], "answer_start": [text.index(text.split()[1])]},
-            }
-            for n, text in enumerate(texts)
-        ]
-        return [json.dumps(question) for question in questions], "dev.jsonl", {}
-    if kind == "span_pairs":
-        items = [
-            {
-                "tokens": text.split(),
-                "spans": [{"start": 0, "end": 3, "label": "<X>"}, {"start": 1, "end": 2, "label": "Y"}],
-                "relations": [{"label": "r", "head": 0, "tail": 1}],
-            }
-            for text in texts
-        ]
-        return [json.dumps(item) for item in items], "dev.jsonl", {}
-    if kind == "choice":
-        items = [{"text": text, "choices": [text[:5], "a <b>"], "label": int(draw.integers(2))} for text in texts]
-        return [json.dumps(item) for item in items], "dev.jsonl", {"text": "text", "label": "label"}
-    labels = [
-        f"{draw.normal():.3f}" if kind == "regression" else "<good>" if draw.random() < 0.5 else "bad" for _ in texts
-    ]
-    lines = ["review\tstars", *(f"{text}\t{label}" for text, label in zip(texts, labels, strict=True))]
-    return lines, "dev.tsv", {"text": "review", "label": "stars"}
+    if kind in ("classification", "regression"):
+        labels = [f"{draw.normal():.3f}" if kind == "regression" else draw.choice(["<good>", "bad"]) for _ in texts]
+        lines = ["review\tstars", *(f"{text}\t{label}" for text, label in zip(texts, labels, strict=True))]
+        return lines, "dev.tsv", {"text": "review", "label": "stars"}
+
+    def item(number: int, text: str) -> dict[str, Any]:
+        if kind == "question":
+            answer = text.split()[1]
+            answers = {"text": [answer], "answer_start": [text.index(answer)]}
+            question = f"{draw.choice(['what', 'who'])} {text}?"
+            return {"id": str(number), "question": question, "context": text, "answers": answers}
+        if kind == "choice":
+            return {"text": text, "choices": [text[:5], "a <b>"], "label": int(draw.integers(2))}
+        spans = [{"start": 0, "end": 3, "label": "<X>"}, {"start": 1, "end": 2, "label": "Y"}]
+        return {"tokens": text.split(), "spans": spans, "relations": [{"label": "r", "head": 0, "tail": 1}]}
+
+    columns = {"text": "text", "label": "label"} if kind == "choice" else {}
+    return [json.dumps(item(number, text)) for number, text in enumerate(texts)], "dev.jsonl", columns
 
 
 def by_hand(loss_of: str, found: Any) -> list[float]:
@@ -192,12 +181,9 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     }[kind]
     for said in [*wanted, "Examples with the highest loss", "all 20 examples of"]:
         assert said in written, said
-    assert ("squared error" in written) == kind.endswith("regression") and ("nats" in written) != (
-        "squared error" in written
-    )
-    assert "<good>" not in written and not re.search(
-        r"\bnan\b", re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written, flags=re.S)
-    )
+    assert ("squared error" in written) == ("nats" not in written) == kind.endswith("regression")
+    shown = re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written, flags=re.S)
+    assert "<good>" not in written and not re.search(r"\bnan\b", shown)
 
     if kind == "classification":
         report_main([str(run), "--examples", "7"])
