@@ -1,6 +1,6 @@
 """Values that depend on the training step: batch sizes, mask rates, folders of shards.
 
-`StepSchedule` and `parse` serve all of them. Segments say which rows each step reads, and how many (law 1).
+`parse` reads `STEP:VALUE,STEP:VALUE`, `StepSchedule` holds it. Segments say which rows each step reads (law 1).
 """
 
 import bisect
@@ -19,7 +19,7 @@ _NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 @dataclass(frozen=True)
 class StepSchedule(Generic[Value]):
-    """A value for each step. Each of the values applies from its step until the next one."""
+    """A value for each step: each of the values applies from its step until the next one."""
 
     steps: tuple[int, ...]  # ascending
     values: tuple[Value, ...]
@@ -35,31 +35,34 @@ class StepSchedule(Generic[Value]):
 
 
 def parse(
-    text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0, *, commas: bool = False
+    text: str, key: str, read: Callable[[str], Value], example: str, first: int = 0, *, commas: bool = False
 ) -> StepSchedule[Value]:
     """Parses `STEP:VALUE,STEP:VALUE`.
 
-    what      the configuration key, for messages
-    read      converts the text of a value; raises ValueError for an invalid one
-    example   an example for messages
-    first     0 if the first step must be 0; 1 if it may be any later step
-    commas    whether a value may hold commas, those that no STEP: follows
-    Raises UserError for invalid syntax or values, and for steps that do not ascend.
+    Args:
+      key: the configuration key, for messages.
+      read: converts the text of a value; raises ValueError for an invalid one.
+      example: an example for messages.
+      first: 0 if the first step must be 0; 1 if it may be any later step.
+      commas: whether a value may hold commas, except before a STEP:.
+
+    Raises:
+      UserError: for invalid syntax or values, and for steps that do not ascend.
     """
     try:
         pairs = [entry.split(":", 1) for entry in (_NEXT.split(text) if commas else text.split(","))]
         steps = tuple(int(step) for step, _ in pairs)
         values = tuple(read(value) for _, value in pairs)
     except ValueError:
-        raise UserError(f"{what} is {text!r}, not of the form STEP:VALUE,STEP:VALUE, such as {example}") from None
+        raise UserError(f"{key} is {text!r}, not of the form STEP:VALUE,STEP:VALUE, such as {example}") from None
     starts_right = steps[0] >= 1 if first else steps[0] == 0
     if not starts_right or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise UserError(f"{what} is {text!r}. Its steps must ascend from {first}, such as {example}")
+        raise UserError(f"{key} is {text!r}. Its steps must ascend from {first}, such as {example}")
     return StepSchedule(steps, values)
 
 
 def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
-    """The number of rows of each step's global batch, B(s): `0:256,10000:512`, or batch_size if the text is empty.
+    """B(s), the rows of each step's global batch: `0:256,10000:512`, or batch_size if the text is empty.
 
     Raises UserError for invalid syntax or order, and for a batch without rows.
     """
@@ -70,6 +73,14 @@ def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
     for rows in schedule.values:
         check_batch_size(rows, f"batch_schedule {text!r}")
     return schedule
+
+
+def check_batch_size(rows: int, source: str = "") -> None:
+    """Raises UserError for a batch without rows; `source` names the key that it is from, if not batch_size."""
+    if rows < 1:
+        problem = f"batch_size is {rows}" + (f" in {source}" if source else "")
+        example = "" if source else ", for example --config.batch_size=256"
+        raise UserError(f"{problem}. Use at least one row{example}")
 
 
 class BatchSegment(NamedTuple):
@@ -89,7 +100,7 @@ class BatchSegment(NamedTuple):
 
 
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
-    """The segments of each phase, from the first step of each phase. The first phase begins at step 0."""
+    """The segments of each phase. `starts` holds the first step of each phase, the first being 0."""
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
@@ -99,15 +110,7 @@ def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[li
     return phases
 
 
-def check_batch_size(rows: int, where: str = "") -> None:
-    """Raises UserError for a batch without rows."""
-    if rows < 1:
-        source = f" in {where}" if where else ""
-        flag = "" if where else ", for example --config.batch_size=256"
-        raise UserError(f"batch_size is {rows}{source}. Use at least one row{flag}")
-
-
-# The mask rate as a function of the training step: constant between the points of a schedule, or falling linearly.
+# Mask rates: constant between the points of a schedule, or falling linearly.
 #
 # mmBERT lowers its rate from phase to phase (Marone et al. 2025, section 3: 30%, then 15%, then 5%). Ankner et al. 2024
 # lower it linearly over the whole run, from 30% to 15%.
@@ -117,7 +120,7 @@ EXAMPLE = "0:0.30,50000:0.15"
 
 
 class LinearSchedule(StepSchedule[float]):
-    """A value for each step, interpolated linearly between the given ones. The last one applies after its step."""
+    """Values interpolated linearly between the given steps. The last one applies after its step."""
 
     def at(self, step: int) -> float:
         """The value at a step."""
@@ -129,7 +132,7 @@ class LinearSchedule(StepSchedule[float]):
 
 
 def mask_rates(rate: float | None, schedule: str, shape: str = STEPS) -> StepSchedule[float] | None:
-    """The rates of data.mask_rate, data.mask_schedule and data.mask_shape, or None for the rate of the shards.
+    """The rates of data.mask_rate, data.mask_schedule and data.mask_shape; None: the shards' rate.
 
     Raises UserError if both rates are set, and as rate_schedule does.
     """
@@ -146,16 +149,18 @@ def mask_rates(rate: float | None, schedule: str, shape: str = STEPS) -> StepSch
 def rate_schedule(text: str, rate: float | None = None, shape: str = STEPS) -> StepSchedule[float]:
     """The rates of `0:0.30,50000:0.15,90000:0.05`, or one rate at all steps if it is given.
 
-    shape   steps: each rate applies until the next one; linear: the rate changes linearly from each to the next
-    Raises UserError for invalid syntax or order, for rates outside (0, 1], for an unknown shape, and for a linear
-    schedule of one rate.
+    Args:
+      shape: steps: each rate applies until the next one; linear: the rate changes linearly from each to the next.
+
+    Raises:
+      UserError: for invalid syntax or order, rates outside (0, 1], an unknown shape, and a linear schedule of one rate.
     """
     if shape not in (STEPS, LINEAR):
         raise UserError(f"unknown data.mask_shape {shape!r}; choose from {STEPS}, {LINEAR}")
     constant = None if rate is None else StepSchedule.constant(rate)
     schedule = constant or parse(text, "data.mask_schedule", float, EXAMPLE)
-    for each in schedule.values:
-        check_rate(each)
+    for value in schedule.values:
+        check_rate(value)
     if shape == STEPS:
         return schedule
     if len(schedule.steps) < 2:

@@ -1,8 +1,8 @@
-"""Trains on shards that fit neither memory nor a local disk: reads rows in windows from where they are.
+"""Trains on shards that fit neither memory nor a local disk: reads rows in windows from the shards' own place.
 
 data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `ShardRanges` ranges of rows, and
-`WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens a data set that
-is read so, in windows of data.cache_bytes together, instead of from a copy.
+`WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
+and `window_caches` divides data.cache_bytes among several.
 """
 
 import functools
@@ -25,14 +25,13 @@ from bert_jax.data.order import Window, WindowOrder, window_sizes
 from bert_jax.data.shards import (
     Corrupt,
     Dataset,
-    check_arrow,
-    check_has_rows,
     check_sizes,
-    columns_of,
+    check_trainable,
     layout_problem,
     local_copy,
     open_output,
-    parse_shard,
+    read_shard,
+    stored_columns,
     value_problem,
 )
 from bert_jax.errors import UserError
@@ -45,7 +44,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class RangeFiles:
-    """The files of a local folder, or of an address in a store, of which ranges are read. Threads may share it.
+    """Reads ranges of the files in a local folder, or at an address in a store. Threads may share it.
 
     A request that fails is repeated for half a minute. `close` interrupts threads that wait between two attempts.
     """
@@ -59,8 +58,7 @@ class RangeFiles:
     def read(self, name: str, offset: int, length: int) -> memoryview:
         """The bytes [offset, offset + length) of a file.
 
-        Raises UserError for a file that does not exist, or ends
-        earlier, and the errors of `failure` after the last failed request.
+        Raises UserError for a file that does not exist or ends earlier, and errors of `failure` after the last attempt.
         """
         path, address = f"{self._folder}/{name}", f"{self.address}/{name}"
         for seconds in (*RETRY_SECONDS, None):
@@ -81,34 +79,28 @@ class RangeFiles:
         self._closed.set()
         self._open.cache_clear()
 
-    def _open_path(self, path: str) -> Any:
+    def _open_path(self, path: str) -> Callable[[int, int], Any]:
         """Opens a file and returns its function (offset, length) -> bytes, which several threads may call at once."""
-        files = _fsspec_files(self._store)
-        if files is not None:
-            return functools.partial(_read_fsspec, files, path)
-        opened = self._store.open_input_file(path)
-        return lambda offset, length: opened.read_at(length, offset)
+        from pyarrow import fs
 
+        handler = self._store.handler if isinstance(self._store, fs.PyFileSystem) else None
+        if not isinstance(handler, fs.FSSpecHandler):
+            opened = self._store.open_input_file(path)
+            return lambda offset, length: opened.read_at(length, offset)
 
-def _fsspec_files(store: Any) -> Any:
-    """The file system of fsspec behind a store of pyarrow, such as that of the Hub; None for pyarrow's own."""
-    from pyarrow import fs
+        # Behind pyarrow's store is one of fsspec, such as the Hub's. A file that stays open has one position, and reads
+        # ahead of it, so it is opened for each range, without a cache: one request for exactly this range.
+        def read(offset: int, length: int) -> Any:
+            try:
+                with handler.fs.open(path, "rb", cache_type="none") as file:
+                    file.seek(offset)
+                    return file.read(length)
+            except OSError:
+                raise
+            except Exception as error:  # clients of stores have many types of errors
+                raise OSError(str(error).strip() or type(error).__name__) from error
 
-    handler = store.handler if isinstance(store, fs.PyFileSystem) else None
-    return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
-
-
-def _read_fsspec(files: Any, path: str, offset: int, length: int) -> bytes:
-    """One request for exactly this range. A file that stays open has one position, and reads ahead of it."""
-    try:
-        with files.open(path, "rb", cache_type="none") as file:
-            file.seek(offset)
-            content: bytes = file.read(length)
-            return content
-    except OSError:
-        raise
-    except Exception as error:  # clients of stores have many types of errors
-        raise OSError(str(error).strip() or type(error).__name__) from error
+        return read
 
 
 _ALIGNMENT = 8  # of the columns in a file, in bytes
@@ -126,29 +118,24 @@ class Piece(NamedTuple):
 class _Column(NamedTuple):
     """A column of the rows."""
 
-    shape: tuple[int, ...]  # of the values of a row
+    shape: tuple[int, ...]  # of one row's values
     kind: np.dtype[Any]
     width: int  # of a row, in bytes
-
-
-class _Framing(NamedTuple):
-    """The bytes of a shard that are no rows."""
-
-    before: int  # the first column
-    total: int  # without the columns and what aligns them
 
 
 class ShardRanges:
     """Reads pieces of consecutive rows of a part's shards, wherever they are. Threads may share it.
 
-    Every column of a shard has rows of a fixed width and begins at a multiple of 8 bytes (docs/data_format.md). So the
-    place of a row follows from the number of rows of the shard and from the sizes of what precedes and follows the
-    columns, which is the same in all shards that the same version wrote. Those sizes are read from the first shard. A
-    shard whose total size differs from what they imply is opened by itself. What a range cannot show is the hash of its
-    file.
+    A shard's columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So the place
+    of a row follows from the number of rows and from the sizes before and after the columns, which are the same in all
+    shards that the same version wrote. Those sizes are read from the first shard, and from any other shard whose total
+    size differs from what they imply. A range does not show its file's hash, which is not checked.
 
-    address   the output of build_examples that the manifest is of: a folder, or in a store
-    Raises UserError for a shard that is missing or has another size than in the manifest.
+    Args:
+      address: the output of build_examples with this manifest: a folder, or in a store.
+
+    Raises:
+      UserError: for a shard that is missing or has another size than in the manifest.
     """
 
     def __init__(self, address: str, part: Part, manifest: Mapping[str, Any]) -> None:
@@ -159,17 +146,17 @@ class ShardRanges:
         self._manifest = manifest
         self._columns = {
             name: _Column(shape, np.dtype(kind), math.prod(shape) * np.dtype(kind).itemsize)
-            for name, (shape, kind) in columns_of(manifest).items()
+            for name, (shape, kind) in stored_columns(manifest).items()
         }
         self.row_bytes = sum(column.width for column in self._columns.values())
         self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
         check_sizes(address, self.shards, Folder(address).sizes(part))
         self._files = RangeFiles(address)
-        self._framing_of = functools.cache(self._read_framing)
+        self._framing = functools.cache(self._read_framing)
 
     def allocate(self, rows: int) -> Rows:
         """Space for so many rows."""
-        return Rows(**{name: np.empty((rows, *each.shape), each.kind) for name, each in self._columns.items()})
+        return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._columns.items()})
 
     def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
         """Consecutive rows of the part, shard by shard."""
@@ -183,13 +170,16 @@ class ShardRanges:
 
     def read(self, piece: Piece, into: Rows) -> None:
         """Reads a piece into arrays of as many rows. Raises UserError for a shard that cannot be read or is damaged."""
-        name = self.shards[piece.shard]["name"]
-        places = self._places(piece.shard)
+        entry = self.shards[piece.shard]
+        before, framing_bytes = self._framing(0)
+        places, end = self._places(entry["rows"], before)
+        if end - before + framing_bytes != entry["bytes"]:
+            places, _ = self._places(entry["rows"], self._framing(piece.shard)[0])
         for column, (shape, kind, width) in self._columns.items():
-            content = self._files.read(name, places[column] + piece.first * width, piece.rows * width)
+            content = self._files.read(entry["name"], places[column] + piece.first * width, piece.rows * width)
             getattr(into, column)[:] = np.frombuffer(content, kind).reshape(piece.rows, *shape)
         if problem := value_problem(into, self._manifest):
-            raise self._damaged(name, problem)
+            raise self._damaged(entry["name"], problem)
 
     def gather(self, numbers: Int64[np.ndarray, "R"]) -> Rows:
         """Single rows of the part, in the given order, each read by itself."""
@@ -203,29 +193,16 @@ class ShardRanges:
         """Ends waiting for another attempt at a range."""
         self._files.close()
 
-    def _places(self, shard: int) -> dict[str, int]:
-        """The position in the file of each column of a shard."""
-        rows, framing = self.shards[shard]["rows"], self._framing
-        if self._columns_bytes(rows) + framing.total != self.shards[shard]["bytes"]:
-            framing = self._framing_of(shard)
-        return self._place_columns(rows, framing.before)
-
-    def _place_columns(self, rows: int, position: int) -> dict[str, int]:
+    def _places(self, rows: int, before: int) -> tuple[dict[str, int], int]:
+        """The position of each column in a file, if the first one begins at `before`, and the end of the last one."""
         places = {}
         for name, column in self._columns.items():
-            places[name] = position
-            position += _aligned(rows * column.width)
-        return places
+            places[name] = before
+            before += -(-rows * column.width // _ALIGNMENT) * _ALIGNMENT
+        return places, before
 
-    def _columns_bytes(self, rows: int) -> int:
-        return sum(_aligned(rows * column.width) for column in self._columns.values())
-
-    @functools.cached_property
-    def _framing(self) -> _Framing:
-        return self._framing_of(0)
-
-    def _read_framing(self, shard: int) -> _Framing:
-        """What precedes and follows the columns of a shard, from the beginning and the end of its file.
+    def _read_framing(self, shard: int) -> tuple[int, int]:
+        """The bytes of a shard before its columns, and all bytes but its columns, from both ends of its file.
 
         Arrow parses a file of the shard's size in memory, whose rows are zeros that take no space.
         """
@@ -237,7 +214,7 @@ class ShardRanges:
         memory[size - end :] = self._files.read(name, size - end, end)
         buffer = pa.py_buffer(memory)
         try:
-            parsed = parse_shard(pa.BufferReader(buffer))
+            parsed = read_shard(pa.BufferReader(buffer))
             problem = layout_problem(parsed, rows, self._manifest)
         except Corrupt as error:
             problem = str(error)
@@ -247,12 +224,13 @@ class ShardRanges:
             column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
         }
         before = min(places.values())
-        if places != self._place_columns(rows, before):
+        expected, columns_end = self._places(rows, before)
+        if places != expected:
             raise UserError(
                 f"the columns of {self.address}/{name} are not in the order of docs/data_format.md, so its rows cannot "
                 "be read by ranges; leave out data.cache_bytes"
             )
-        return _Framing(before, size - self._columns_bytes(rows))
+        return before, size - (columns_end - before)
 
     def _damaged(self, name: str, problem: str) -> UserError:
         return UserError(f"damaged shard {self.address}/{name}: {problem}. {AGAIN}")
@@ -261,10 +239,6 @@ class ShardRanges:
 def slice_rows(rows: Rows, begin: int, end: int) -> Rows:
     """Views of consecutive rows."""
     return Rows(**{name: column[begin:end] for name, column in rows._asdict().items() if column is not None})
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 # Requests wait for the store and take hardly any time of a core.
@@ -278,11 +252,9 @@ class _Loading(NamedTuple):
     rows: Rows
     pieces: list[Future[None]]
 
-    def wait(self) -> Rows:
-        """The rows, once all of them are read. Raises what reading them raised."""
+    def cancel(self) -> None:
         for piece in self.pieces:
-            piece.result()
-        return self.rows
+            piece.cancel()
 
 
 class WindowCache:
@@ -308,30 +280,37 @@ class WindowCache:
         if not ahead:
             return self._ranges.gather(self._order.row_numbers(numbers))
         out = self._ranges.allocate(numbers.size)
-        where = self._order.locate(numbers)
-        firsts, which = np.unique(where.window, return_inverse=True)  # in the order of each lane
-        lanes = firsts % self._order.sizes.lanes
+        location = self._order.locate(numbers)
+        firsts, inverse = np.unique(location.window, return_inverse=True)  # in the order of each lane
+        lanes, lane_starts = np.unique(firsts % self._order.sizes.lanes, return_index=True)
         # All lanes load what is read now before any of them loads what is read later.
-        for index in np.unique(lanes, return_index=True)[1].tolist():
+        for index in lane_starts.tolist():
             self._advance(int(firsts[index]))
-        for index in np.unique(lanes, return_index=True)[1].tolist():
-            self._look_ahead(int(lanes[index]))
-        ends = np.cumsum(np.bincount(which, minlength=len(firsts)))
-        places = np.split(np.argsort(which, kind="stable"), ends[:-1])
-        for first, some in zip(firsts.tolist(), places, strict=True):
-            self._copy(first, where.row[some], some, out)
+        for lane in lanes.tolist():
+            self._look_ahead(lane)
+        ends = np.cumsum(np.bincount(inverse, minlength=len(firsts)))
+        places = np.split(np.argsort(inverse, kind="stable"), ends[:-1])
+        for first, into in zip(firsts.tolist(), places, strict=True):
+            loading = self._advance(first)
+            self._look_ahead(first % self._order.sizes.lanes)
+            for piece in loading.pieces:
+                piece.result()  # waits for its rows, and raises the error of reading them
+            for column, loaded in zip(out, loading.rows, strict=True):
+                if column is not None and loaded is not None:
+                    column[into] = loaded[location.row[into]]
         return out
 
     @property
     def held_bytes(self) -> int:
         """The memory of all windows."""
-        return self._ranges.row_bytes * sum(each.window.rows for held in self._held.values() for each in held)
+        windows = (loading.window for held in self._held.values() for loading in held)
+        return self._ranges.row_bytes * sum(window.rows for window in windows)
 
     def release(self) -> None:
-        """Frees all windows. Those of the next rows are loaded again."""
+        """Frees all windows. A later read loads them again."""
         for held in self._held.values():
             while held:
-                _drop_first(held)
+                held.pop(0).cancel()
 
     def close(self) -> None:
         """Ends the threads, after the requests that they are waiting for."""
@@ -339,20 +318,12 @@ class WindowCache:
         self._ranges.close()
         self._threads.shutdown(cancel_futures=True)
 
-    def _copy(self, first: int, rows: Int64[np.ndarray, "K"], into: Int64[np.ndarray, "K"], out: Rows) -> None:
-        """Copies rows of a window to these places of `out`."""
-        loading = self._advance(first)
-        self._look_ahead(first % self._order.sizes.lanes)
-        for column, loaded in zip(out, loading.wait(), strict=True):
-            if column is not None and loaded is not None:
-                column[into] = loaded[rows]
-
     def _advance(self, first: int) -> _Loading:
-        """The window of this first number, which its lane reads from now on. The windows before it are freed."""
+        """The window that begins with this number. Its lane reads from it now, and the windows before it are freed."""
         lane = first % self._order.sizes.lanes
         held = self._held.setdefault(lane, [])
         while held and held[0].window.first != first:
-            _drop_first(held)
+            held.pop(0).cancel()
         if not held:
             self._load(lane, first)
         return held[0]
@@ -363,7 +334,7 @@ class WindowCache:
             self._load(lane, held[0].window.next)
 
     def _load(self, lane: int, number: int) -> None:
-        """Begins to load the window that holds the row of this number."""
+        """Begins to load the window that holds the row with this number."""
         window = self._order.window(number)
         rows = self._ranges.allocate(window.rows)
         futures, place = [], 0
@@ -376,16 +347,12 @@ class WindowCache:
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
-def _drop_first(held: list[_Loading]) -> None:
-    for piece in held.pop(0).pieces:
-        piece.cancel()
-
-
 class StreamedDataset(Dataset):
     """A part of an output whose rows are read by ranges. `open_streamed` creates it.
 
-    directory    a local folder that holds everything except these rows
-    cache_bytes  the memory for windows, over all data sets of a mixture and all processes
+    Args:
+      directory: a local folder that holds everything except these rows.
+      cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
     """
 
     def __init__(
@@ -396,7 +363,7 @@ class StreamedDataset(Dataset):
         self.ranges = ShardRanges(address, part, manifest)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies of the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
+        """Copies the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
         return self.ranges.gather(indices)
 
     def shard_rows(self, shard: int) -> Rows:
@@ -416,7 +383,7 @@ class StreamedDataset(Dataset):
 
 
 def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
-    """What reads the streamed data sets of the mixtures of all phases, by fingerprint.
+    """Caches for the streamed data sets of all phases' mixtures, by fingerprint.
 
     A data set has the same order in all phases, so that later ones resume it where earlier ones stopped. Its windows
     therefore have the smallest of its shares of the memory. Raises UserError as `StreamedDataset.order` does.
@@ -429,6 +396,7 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
             if isinstance(dataset, StreamedDataset):
                 datasets.setdefault(dataset.fingerprint, dataset)
                 shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
+    # All orders come first: if one of them is refused, no threads have been started.
     orders = {name: dataset.order(lanes, seed, shares[name]) for name, dataset in datasets.items()}
     return {name: WindowCache(order, datasets[name].ranges) for name, order in orders.items()}
 
@@ -438,11 +406,14 @@ def open_streamed(
 ) -> StreamedDataset:
     """Opens the training part of an output to stream it, or the part that the address ends in.
 
-    address    the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://
-    cache_dir  a local folder for copies of the tokenizer and, if `held_out` is true, of the held-out rows
-    log        gets a line if anything is copied
-    Raises UserError for an address that cannot be read or holds no finished output of Arrow shards, and for an address
-    in a store without a cache_dir.
+    Args:
+      address: the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://.
+      cache_dir: a local folder for copies of the tokenizer and, if `held_out` is true, the held-out rows.
+      log: gets a line if anything is copied.
+
+    Raises:
+      UserError: for an address that cannot be read or holds no finished output of Arrow shards, and for an address in a
+        store without a cache_dir.
     """
     output, chosen = open_output(address)
     directory = output.address
@@ -454,7 +425,6 @@ def open_streamed(
             "are read from a local disk: set --config.data.cache_dir=DIR to a folder for copies of them"
         )
     manifest = read_manifest(Path(directory))
-    check_arrow(Path(directory), manifest)
     dataset = StreamedDataset(Path(directory).absolute(), chosen or "train", manifest, output.address, cache_bytes)
-    check_has_rows(dataset)
+    check_trainable(dataset)
     return dataset

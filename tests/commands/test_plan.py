@@ -12,7 +12,7 @@ from streamed_outputs import served
 
 from bert_jax.commands import plan
 from bert_jax.config import DistillConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.phases import PhasedLoader
 from bert_jax.data.schedules import rate_schedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
@@ -44,7 +44,7 @@ def test_rows_have_the_predictions_of_the_highest_mask_rate(shards_dir, rates):
     """Compares with the batches that the loader makes."""
     dataset = open_dataset(shards_dir, "train")
     read = rate_schedule(rates.get("mask_schedule", ""), rates.get("mask_rate")) if rates else None
-    batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
+    batch = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
 
     def predictions(**data) -> int:
         return RowSpec.of(PretrainConfig(data=PretrainDataConfig(**data, **rates)), None, None).predictions

@@ -37,7 +37,7 @@ from scipy import stats
 
 import bert_jax.lineage  # noqa: F401 (adds its encoders)
 from bert_jax.config import ModelConfig, PretrainConfig
-from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.loader import DatasetLoader
 from bert_jax.data.masking.rule import MaskingRule, ReplacementShares
 from bert_jax.data.masking.selection import RunLengths
 from bert_jax.data.shards import open_dataset
@@ -234,7 +234,7 @@ def test_shards_verify_and_their_batches_are_shorter(corpus: Path, vocab_dir: Pa
     assert manifest["counts"]["documents"] == 120
     dataset = open_dataset(tmp_path / "one", "train")
     vocabulary = dataset.vocabulary()
-    loader = PretrainingLoader(dataset, vocabulary, batch_size=64, seed=manifest["seed"])
+    loader = DatasetLoader(dataset, vocabulary, seed=manifest["seed"])
     batches = list(loader.evaluation_batches(64))
     rows = dataset.gather(np.arange(dataset.rows))
     positions = sum(int((batch.sequence_ids > 0).sum()) for batch in batches)

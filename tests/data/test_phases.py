@@ -17,7 +17,6 @@ from bert_jax import pretraining
 from bert_jax.commands import pretrain
 from bert_jax.config import CheckpointConfig, MeshConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
@@ -58,7 +57,7 @@ def test_each_data_set_is_read_in_order_across_batch_sizes_and_phases(phased, sh
         dataset = open_dataset(shards_dir, part)
         rows = sum(len(batch.input_ids) for batch in read[number])
         assert part == "train" or rows > dataset.rows, "no epoch ends within the test"
-        whole = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
+        whole = PhasedLoader.single(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
         fields = zip(*read[number], strict=True)
         assert_rows_equal(Batch(*(None if f[0] is None else np.concatenate(f) for f in fields)), whole)
 

@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.masker import Masked, Masker
 from bert_jax.data.masking.rule import UNITS, MaskingRule
+from bert_jax.tokenization.vocabulary import Vocabulary
 
 KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that keep every position of a row
 
@@ -16,19 +17,19 @@ VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
 UNSPACED, ATTACHED = (22, 23, 24, 25, 26, 27, 28), (37, 38, 39)  # with the rule "scripts" for words
 
 
-class Facts(NamedTuple):
+class Facts(Vocabulary):
     """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one.
 
     With the rule "scripts", 22-28 are words of their own, and 37-39 continue any word.
     """
 
-    vocab_size: int = VOCABULARY
-    pad_id: int = PAD
-    mask_id: int = MASK
-    special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
-    continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE
-    unspaced: np.ndarray = np.isin(np.arange(VOCABULARY), UNSPACED)
-    attached: np.ndarray = np.isin(np.arange(VOCABULARY), ATTACHED)
+    vocab_size, pad_id, mask_id, special_ids = VOCABULARY, PAD, MASK, (PAD, UNK, CLS, SEP, MASK)
+    continuation = np.arange(VOCABULARY) >= FIRST_INSIDE
+    unspaced = np.isin(np.arange(VOCABULARY), UNSPACED)
+    attached = np.isin(np.arange(VOCABULARY), ATTACHED)
+
+    def __init__(self) -> None:
+        pass
 
 
 class Sequence(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt, UInt64
+from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt, UInt64
 from bert_jax.data import order as hashing
 from bert_jax.data.masking.rule import (
     INFILL_MAX,
@@ -17,7 +17,7 @@ from bert_jax.data.masking.rule import (
     mark,
 )
 
-# Chooses words one by one: masking units token and word.
+# Words one by one: masking units token and word.
 
 # Words examined together after the first phase; any number gives the same masks.
 _WORDS_LOOK_AHEAD = 8
@@ -31,7 +31,7 @@ def choose_words(
     chosen = np.zeros(keys.shape, bool)
     count, width = keys.shape
 
-    # Phase 1 takes all words before the first that does not fit at once. A word has at least one token, so no more
+    # Phase 1 takes all words before the first one that does not fit together. A word has at least one token, so no more
     # words than the largest budget are needed.
     head = keys[:, : min(width, int(budgets.max(initial=1)))]
     flat_indices, lengths = _located(head, np.arange(count), words.inside, order)
@@ -67,9 +67,9 @@ def take_heads(
     budgets: Int64[np.ndarray, "Q"],
     none: Int64[np.ndarray, "A"],
 ) -> None:
-    """In the sequences `none`, in which nothing was chosen, marks the first word, or as much of it as fits.
+    """Marks the first word, or as much of it as fits, in the sequences `none`, in which nothing was chosen.
 
-    With unit infill that word may fit: the run that began at it had no word, and no other word fitted.
+    With unit infill that word may fit: the run that began at it was empty, and no other word fitted.
     """
     none = none[order.keys[none, 0] != order.absent]
     flat_indices, lengths = _located(order.keys[none, :1], none, words.inside, order)
@@ -82,38 +82,34 @@ def _located(
     inside: Bool[np.ndarray, "Q W"],
     order: ShuffledWords,
 ) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
-    """The flat index of the first position of each word, and its length; absent words exceed any budget."""
+    """Each word's first flat index, and its number of tokens; absent words exceed any budget."""
     width = inside.shape[1]
+    flat = inside.reshape(-1)
     present = keys != order.absent
     flat_indices = order.positions(keys) + sequences[:, None] * width
-    lengths = np.full(keys.shape, width + 1)
-    lengths[present] = _word_lengths(inside, flat_indices[present])
-    return flat_indices, lengths
-
-
-def _word_lengths(inside: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"]) -> Int64[np.ndarray, "K"]:
-    """The number of tokens of the words that start at these flat indices."""
-    flat = inside.reshape(-1)
-    lengths = np.ones(flat_indices.size, np.int64)
-    growing = np.arange(flat_indices.size)
+    first = flat_indices[present]
+    sizes = np.ones(first.size, np.int64)
+    growing = np.arange(first.size)
     while growing.size:
-        following = flat_indices[growing] + lengths[growing]
+        following = first[growing] + sizes[growing]
         # The position after a sequence's last one is column 0 of the next, which never continues a word; `clip` handles
         # the last sequence.
         continues = flat.take(following, mode="clip") & (following < flat.size)
         growing = growing[continues]
-        lengths[growing] += 1
-    return lengths
+        sizes[growing] += 1
+    lengths = np.full(keys.shape, width + 1)
+    lengths[present] = sizes
+    return flat_indices, lengths
 
 
-# Chooses runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
+# Runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART).
 
 # Candidates of a sequence examined together; any number gives the same masks.
 _RUNS_LOOK_AHEAD = 8
 
 
 class Runs(NamedTuple):
-    """The chosen positions. Only with unit infill, their division into runs, and the runs of no word."""
+    """The chosen positions. With unit infill alone, also their division into runs, and the empty runs."""
 
     chosen: Bool[np.ndarray, "Q W"]
     firsts: Bool[np.ndarray, "Q W"]  # the first position of each run
@@ -130,31 +126,28 @@ class RunLengths:
     def __init__(self, rule: MaskingRule) -> None:
         self._grams = rule.unit == "ngram"
         self._fewest = 0 if rule.unit == "infill" else 1
-        self.most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
-        weights = _weights(rule, np.arange(self._fewest, self.most + 1))
+        self._most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
+        sizes = np.arange(self._fewest, self._most + 1)
+        if rule.unit == "infill":
+            weights = np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
+        else:
+            weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
         # By room, thresholds for a uniform 32-bit value: the fewest words below the first, one more below the second,
         # and so on.
-        self._thresholds = np.full((weights.size, self.most), 2**32, np.uint64)
-        for room in range(1, self.most + 1):
-            some = weights[:room] if self._grams else weights
-            self._thresholds[: some.size, room - 1] = np.rint(np.cumsum(some) / some.sum() * 2**32)
+        self._thresholds = np.full((weights.size, self._most), 2**32, np.uint64)
+        for room in range(1, self._most + 1):
+            possible = weights[:room] if self._grams else weights
+            self._thresholds[: possible.size, room - 1] = np.rint(np.cumsum(possible) / possible.sum() * 2**32)
 
     def draw(
         self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
     ) -> Integer[np.ndarray, "*shape"]:
-        """The number of words of each run, from uniform 32-bit values and the words that fit (`room`, 1 or more)."""
-        room = np.minimum(room, self.most)
+        """The number of words of each run, by uniform 32-bit values and the words that fit (`room`, 1 or more)."""
+        room = np.minimum(room, self._most)
         sizes = np.full_like(room, self._fewest)
         for thresholds in self._thresholds[:-1]:
             sizes += values >= (thresholds[room - 1] if self._grams else thresholds[0])
         return np.minimum(sizes, room)
-
-
-def _weights(rule: MaskingRule, sizes: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """The probabilities of the numbers of words, up to a factor."""
-    if rule.unit == "infill":
-        return np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
-    return 1 / sizes if rule.unit == "ngram" else (1 - rule.span_p) ** (sizes - 1)
 
 
 class _Text(NamedTuple):
@@ -182,8 +175,7 @@ def choose_runs(
 
     `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
     """
-    text = _text(sequences, words)
-    lengths = RunLengths(rule)
+    text, lengths = _text(sequences, words), RunLengths(rule)
     count, width = words.starts.shape
     runs = Runs(*(np.zeros((count, width), bool) for _ in Runs._fields))
     remaining = budgets.copy()
@@ -196,7 +188,11 @@ def choose_runs(
         positions = np.where(present, order.positions(ahead), 0)
         begins = positions + active * width
         values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
-        ends = np.where(present, _ends(text, lengths, begins, values), begins)
+        # A run ends after its words, and at the end of its stretch at the latest.
+        numbers = text.number[begins]
+        stretches = text.stretch[numbers]
+        sizes = lengths.draw(values, text.words[stretches] - numbers)
+        ends = np.where(present, np.minimum(text.starts[numbers + sizes], text.ends[stretches]), begins)
         left = remaining[active]
         for some_begins, some_ends, some_present in zip(begins, ends, present, strict=True):
             if rule.unit == "infill":
@@ -210,16 +206,6 @@ def choose_runs(
     if rule.unit == "infill":
         runs.firsts[none, runs.chosen[none].argmax(axis=1)] = runs.chosen[none].any(axis=1)
     return runs
-
-
-def _ends(
-    text: _Text, lengths: RunLengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
-) -> Int64[np.ndarray, "C A"]:
-    """The first position after the run that each candidate begins."""
-    numbers = text.number[begins]
-    stretches = text.stretch[numbers]
-    sizes = lengths.draw(values, text.words[stretches] - numbers)
-    return np.minimum(text.starts[numbers + sizes], text.ends[stretches])
 
 
 def _take(
@@ -299,9 +285,9 @@ def span_targets(
     special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
     """
     (count, width), most = sequence_ids.shape, masked_positions.shape[1]
-    at = np.flatnonzero(np.arange(most) < counts[:, None])
+    real = np.flatnonzero(np.arange(most) < counts[:, None])
     row = np.repeat(np.arange(count), counts)
-    flat_indices = row * width + masked_positions.reshape(-1)[at]
+    flat_indices = row * width + masked_positions.reshape(-1)[real]
     flat = sequence_ids.reshape(-1)
     ids = flat[flat_indices]
 
@@ -315,8 +301,8 @@ def span_targets(
     right = np.minimum(begins + sizes, origins + width - 1)
     right = np.where(flat[right] == span_ids, right, begins + sizes - 1)
 
-    fields = np.zeros((3, count, most), np.int32)
-    for field, values in zip(fields, (left - origins, right - origins), strict=False):
-        field.reshape(-1)[at] = np.repeat(values, sizes)
-    fields[2].reshape(-1)[at] = flat_indices - np.repeat(begins - 1, sizes)
-    return SpanTargets(*fields)
+    targets = SpanTargets(*np.zeros((3, count, most), np.int32))
+    targets.span_left.reshape(-1)[real] = np.repeat(left - origins, sizes)
+    targets.span_right.reshape(-1)[real] = np.repeat(right - origins, sizes)
+    targets.span_offsets.reshape(-1)[real] = flat_indices - np.repeat(begins - 1, sizes)
+    return targets
