@@ -18,7 +18,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.interop import export
 from bert_jax.planning.compile import AbstractStep, Memory, RowSpec, bytes_per_device, with_architecture
-from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_of
+from bert_jax.planning.estimate import Estimate, StepTime, document, notes, run_length
 from bert_jax.planning.program import Collective, Flops, count_flops
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, Topology
 from bert_jax.reporting import page as pages
@@ -106,14 +106,14 @@ def test_bytes_per_device_count_its_shards(step):
     ids=["steps", "tokens", "one more", "minutes", "less than the budget", "schedule", "phases", "no end"],
 )
 def test_the_run_is_as_long_as_the_configuration_says(step, changes, steps, rows):
-    found = run_of(dataclasses.replace(CONFIG, **changes), step.rows, 0.1)
+    found = run_length(dataclasses.replace(CONFIG, **changes), step.rows, 0.1)
     assert (found.steps, found.rows) == (steps, rows)
     assert found.hours == (None if rows is None else pytest.approx(rows / 64 * 0.1 / 3600))
 
 
 def test_tokens_of_a_run_are_counted_without_padding(step):
     half = dataclasses.replace(step.rows, filled=0.5)
-    assert run_of(dataclasses.replace(CONFIG, steps=0, tokens=4096e3), half, 0.1).steps == 2000
+    assert run_length(dataclasses.replace(CONFIG, steps=0, tokens=4096e3), half, 0.1).steps == 2000
 
 
 @pytest.mark.parametrize(

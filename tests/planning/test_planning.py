@@ -19,7 +19,7 @@ from bert_jax.model.runtime import Placement
 from bert_jax.planning import program as programs
 from bert_jax.planning.compile import parse_out_of_memory
 from bert_jax.planning.estimate import CYCLES, EXPOSED, PALLAS, ROOFLINE, collectives, pallas_efficiency, step_time
-from bert_jax.planning.program import Collective, Flops, exposed_seconds, group_of
+from bert_jax.planning.program import Collective, Flops, Instruction, group_devices
 from bert_jax.planning.topology import CHIPS, GIB, GPUS, PLUGINS, Topology, open_topology, parse
 
 ROOT = Path(__file__).parent.parent.parent
@@ -221,10 +221,16 @@ ENTRY %main (x: f32[2]) -> f32[2] {
     assert sum(times * (one.cycles or 0) for one, times in programs.parse(text).runs()) == 20
 
 
-def test_bytes_of_shapes():
-    assert programs.shape_bytes("bf16[64,128,768]{2,1,0:T(8,128)(2,1)S(1)}") == 64 * 128 * 768 * 2
-    assert programs.shape_bytes("(f32[]{:T(128)}, s8[3,5]{1,0}, pred[7]{0})") == 4 + 15 + 7
-    assert programs.shape_bytes("f8e4m3fn[16]{0}") == 16
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("bf16[64,128,768]{2,1,0:T(8,128)(2,1)S(1)}", 64 * 128 * 768 * 2),
+        ("(f32[]{:T(128)}, s8[3,5]{1,0}, pred[7]{0})", 4 + 15 + 7),
+        ("f8e4m3fn[16]{0}", 16),
+    ],
+)
+def test_bytes_of_shapes(shape, size):
+    assert Instruction("x", "copy", shape, "", ()).bytes == size
 
 
 def test_text_without_an_entry_computation_raises():
@@ -296,21 +302,24 @@ ENTRY %main (x: f32[12,1024], y: f32[1,1024], i: s32[]) -> f32[12,1024] {
   ROOT %write = f32[12,1024]{1,0} fusion(%x, %y, %i), kind=kLoop, calls=%stacked
 }
 """
-    assert programs.memory_traffic(programs.parse(text)) == 4 * 1024 * 4 + 2 * 4  # and the index, twice
+    time = step_time(programs.parse(text), parse("h100:1"), Flops(), 64, [])
+    moved = 4 * 1024 * 4 + 2 * 4  # and the index, twice
+    assert time.parts["memory traffic"] * H100.memory_bandwidth == pytest.approx(moved, rel=1e-12)
 
 
 # Collectives
 
 
 def test_collectives_are_grouped_by_kind_and_size_with_their_overlap(program):
-    found = {(one.kind, one.group): one for one in collectives(program, SLICE)}
+    communication = collectives(program, SLICE)
+    found = {(one.kind, one.group): one for one in communication}
     reduced = found["all-reduce", 4]
     assert reduced.count == 13 and reduced.bytes == 13 * 2304 * 4
     assert reduced.overlapped_bytes == 12 * 2304 * 4  # a matmul, which takes longer, runs between start and done
     assert found["all-gather", 2].overlapped_bytes == 0
     # The group of four spans both axes, which are two chips long and have one link each; the pairs span one axis.
-    exposed = exposed_seconds(found.values(), SLICE.seconds)
-    assert exposed == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
+    time = step_time(program, SLICE, Flops(), 64, communication)
+    assert time.parts[EXPOSED] == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
 
 
 STARTS = {
@@ -416,7 +425,7 @@ def test_collectives_between_slices_take_the_network_and_share_the_work_that_hid
     ],
 )
 def test_the_devices_of_a_group_are_read_from_every_notation(groups, first):
-    assert group_of(f"all-reduce(%x), replica_groups={groups}, use_global_device_ids=true", 8) == first
+    assert group_devices(f"all-reduce(%x), replica_groups={groups}, use_global_device_ids=true", 8) == first
 
 
 def test_a_group_spans_the_hosts_of_its_devices():
