@@ -1,6 +1,6 @@
 """Trains on shards that fit neither memory nor a local disk: reads rows in windows from the shards' own place.
 
-data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `ShardRanges` ranges of rows, and
+data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` ranges of rows, and
 `WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
 and `window_caches` divides data.cache_bytes among several.
 """
@@ -123,40 +123,50 @@ class _Column(NamedTuple):
     width: int  # of a row, in bytes
 
 
-class ShardRanges:
-    """Reads pieces of consecutive rows of a part's shards, wherever they are. Threads may share it.
+class StreamedDataset(Dataset):
+    """A part of an output whose rows are read by ranges, wherever they are. Threads may share it.
 
     A shard's columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So the place
     of a row follows from the number of rows and from the sizes before and after the columns, which are the same in all
     shards that the same version wrote. Those sizes are read from the first shard, and from any other shard whose total
     size differs from what they imply. A range does not show its file's hash, which is not checked.
 
+    `open_streamed` creates it.
+
     Args:
-      address: the output of build_examples with this manifest: a folder, or in a store.
+      directory: a local folder that holds everything except these rows.
+      address: the output of build_examples with these rows: a folder, or in a store.
+      cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
 
     Raises:
       UserError: for a shard that is missing or has another size than in the manifest.
     """
 
-    def __init__(self, address: str, part: Part, manifest: Mapping[str, Any]) -> None:
-        self.address = address
-        self.shards: list[dict[str, Any]] = [
-            shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")
-        ]
-        self._manifest = manifest
-        self._columns = {
+    def __init__(
+        self, directory: Path, part: Part, manifest: Mapping[str, Any], address: str, cache_bytes: float
+    ) -> None:
+        super().__init__(directory, part, manifest)
+        self.address, self.cache_bytes = address, cache_bytes
+        self._stored = {
             name: _Column(shape, np.dtype(kind), math.prod(shape) * np.dtype(kind).itemsize)
             for name, (shape, kind) in stored_columns(manifest).items()
         }
-        self.row_bytes = sum(column.width for column in self._columns.values())
-        self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
+        self.row_bytes = sum(column.width for column in self._stored.values())
         check_sizes(address, self.shards, Folder(address).sizes(part))
         self._files = RangeFiles(address)
         self._framing = functools.cache(self._read_framing)
 
+    def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
+        """The order of the rows in training, with windows of a share of cache_bytes.
+
+        Raises UserError for fewer rows than lanes, and for windows that are too small.
+        """
+        sizes = window_sizes(self.rows, lanes, self.row_bytes, self.cache_bytes, self.address, share)
+        return WindowOrder(self.rows, sizes, seed, self.fingerprint)
+
     def allocate(self, rows: int) -> Rows:
         """Space for so many rows."""
-        return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._columns.items()})
+        return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._stored.items()})
 
     def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
         """Consecutive rows of the part, shard by shard."""
@@ -175,18 +185,24 @@ class ShardRanges:
         places, end = self._places(entry["rows"], before)
         if end - before + framing_bytes != entry["bytes"]:
             places, _ = self._places(entry["rows"], self._framing(piece.shard)[0])
-        for column, (shape, kind, width) in self._columns.items():
+        for column, (shape, kind, width) in self._stored.items():
             content = self._files.read(entry["name"], places[column] + piece.first * width, piece.rows * width)
             getattr(into, column)[:] = np.frombuffer(content, kind).reshape(piece.rows, *shape)
-        if problem := value_problem(into, self._manifest):
-            raise self._damaged(entry["name"], problem)
+        if problem := value_problem(into, self.manifest):
+            raise self._damage(entry["name"], problem)
 
-    def gather(self, numbers: Int64[np.ndarray, "R"]) -> Rows:
-        """Single rows of the part, in the given order, each read by itself."""
-        rows = self.allocate(len(numbers))
-        for place, number in enumerate(numbers.tolist()):
-            for piece in self.pieces(number, 1):
+    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
+        """Copies the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
+        rows = self.allocate(len(indices))
+        for place, index in enumerate(indices.tolist()):
+            for piece in self.pieces(index, 1):
                 self.read(piece, slice_rows(rows, place, place + 1))
+        return rows
+
+    def shard_rows(self, shard: int) -> Rows:
+        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
+        rows = self.allocate(self.shards[shard]["rows"])
+        self.read(Piece(shard, 0, len(rows.input_ids)), rows)
         return rows
 
     def close(self) -> None:
@@ -196,7 +212,7 @@ class ShardRanges:
     def _places(self, rows: int, before: int) -> tuple[dict[str, int], int]:
         """The position of each column in a file, if the first one begins at `before`, and the end of the last one."""
         places = {}
-        for name, column in self._columns.items():
+        for name, column in self._stored.items():
             places[name] = before
             before += -(-rows * column.width // _ALIGNMENT) * _ALIGNMENT
         return places, before
@@ -215,13 +231,13 @@ class ShardRanges:
         buffer = pa.py_buffer(memory)
         try:
             parsed = read_shard(pa.BufferReader(buffer))
-            problem = layout_problem(parsed, rows, self._manifest)
+            problem = layout_problem(parsed, rows, self.manifest)
         except Corrupt as error:
             problem = str(error)
         if problem:
-            raise self._damaged(name, problem)
+            raise self._damage(name, problem)
         places = {
-            column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._columns
+            column: getattr(parsed, column).__array_interface__["data"][0] - buffer.address for column in self._stored
         }
         before = min(places.values())
         expected, columns_end = self._places(rows, before)
@@ -232,7 +248,7 @@ class ShardRanges:
             )
         return before, size - (columns_end - before)
 
-    def _damaged(self, name: str, problem: str) -> UserError:
+    def _damage(self, name: str, problem: str) -> UserError:
         return UserError(f"damaged shard {self.address}/{name}: {problem}. {AGAIN}")
 
 
@@ -264,8 +280,8 @@ class WindowCache:
     load. Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
     """
 
-    def __init__(self, order: WindowOrder, ranges: ShardRanges) -> None:
-        self._order, self._ranges = order, ranges
+    def __init__(self, order: WindowOrder, dataset: StreamedDataset) -> None:
+        self._order, self._dataset = order, dataset
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="windows")
         # By the number of a row modulo the number of lanes. This changes its lane from epoch to epoch, in which lanes
         # are counted from the first row, but not the process that reads it.
@@ -278,8 +294,8 @@ class WindowCache:
         Raises UserError for a shard that cannot be read.
         """
         if not ahead:
-            return self._ranges.gather(self._order.row_numbers(numbers))
-        out = self._ranges.allocate(numbers.size)
+            return self._dataset.gather(self._order.row_numbers(numbers))
+        out = self._dataset.allocate(numbers.size)
         location = self._order.locate(numbers)
         firsts, inverse = np.unique(location.window, return_inverse=True)  # in the order of each lane
         lanes, lane_starts = np.unique(firsts % self._order.sizes.lanes, return_index=True)
@@ -304,7 +320,7 @@ class WindowCache:
     def held_bytes(self) -> int:
         """The memory of all windows."""
         windows = (loading.window for held in self._held.values() for loading in held)
-        return self._ranges.row_bytes * sum(window.rows for window in windows)
+        return self._dataset.row_bytes * sum(window.rows for window in windows)
 
     def release(self) -> None:
         """Frees all windows. A later read loads them again."""
@@ -315,7 +331,7 @@ class WindowCache:
     def close(self) -> None:
         """Ends the threads, after the requests that they are waiting for."""
         self.release()
-        self._ranges.close()
+        self._dataset.close()
         self._threads.shutdown(cancel_futures=True)
 
     def _advance(self, first: int) -> _Loading:
@@ -336,50 +352,15 @@ class WindowCache:
     def _load(self, lane: int, number: int) -> None:
         """Begins to load the window that holds the row with this number."""
         window = self._order.window(number)
-        rows = self._ranges.allocate(window.rows)
+        rows = self._dataset.allocate(window.rows)
         futures, place = [], 0
         for begin, count in zip(window.begins.tolist(), window.counts.tolist(), strict=True):
-            for piece in self._ranges.pieces(begin, count):
+            for piece in self._dataset.pieces(begin, count):
                 into = slice_rows(rows, place, place + piece.rows)
-                futures.append(self._threads.submit(self._ranges.read, piece, into))
+                futures.append(self._threads.submit(self._dataset.read, piece, into))
                 place += piece.rows
         self._held[lane].append(_Loading(window, rows, futures))
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-
-
-class StreamedDataset(Dataset):
-    """A part of an output whose rows are read by ranges. `open_streamed` creates it.
-
-    Args:
-      directory: a local folder that holds everything except these rows.
-      cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
-    """
-
-    def __init__(
-        self, directory: Path, part: Part, manifest: Mapping[str, Any], address: str, cache_bytes: float
-    ) -> None:
-        super().__init__(directory, part, manifest)
-        self.address, self.cache_bytes = address, cache_bytes
-        self.ranges = ShardRanges(address, part, manifest)
-
-    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies the requested rows, each read by itself. Raises UserError for a shard that cannot be read."""
-        return self.ranges.gather(indices)
-
-    def shard_rows(self, shard: int) -> Rows:
-        """All rows of one of `shards`. Raises UserError for a shard that cannot be read."""
-        rows = self.ranges.allocate(self.shards[shard]["rows"])
-        self.ranges.read(Piece(shard, 0, len(rows.input_ids)), rows)
-        return rows
-
-    def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
-        """The order of the rows in training, with windows of a share of cache_bytes.
-
-        Raises UserError for fewer rows than lanes, and for windows that are too small.
-        """
-        row_bytes = self.ranges.row_bytes
-        sizes = window_sizes(self.rows, lanes, row_bytes, self.cache_bytes, self.address, share)
-        return WindowOrder(self.rows, sizes, seed, self.fingerprint)
 
 
 def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
@@ -398,7 +379,7 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
                 shares[dataset.fingerprint] = min(share, shares.get(dataset.fingerprint, 1.0))
     # All orders come first: if one of them is refused, no threads have been started.
     orders = {name: dataset.order(lanes, seed, shares[name]) for name, dataset in datasets.items()}
-    return {name: WindowCache(order, datasets[name].ranges) for name, order in orders.items()}
+    return {name: WindowCache(order, datasets[name]) for name, order in orders.items()}
 
 
 def open_streamed(

@@ -24,7 +24,7 @@ from bert_jax.data.example import Batch, Rows
 from bert_jax.data.phases import PhasedLoader, open_held_out, open_phases
 from bert_jax.data.schedules import batch_schedule
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.data.streaming import Piece, RangeFiles, ShardRanges, StreamedDataset, WindowCache, open_streamed
+from bert_jax.data.streaming import Piece, RangeFiles, StreamedDataset, WindowCache, open_streamed
 from bert_jax.errors import RunAgain, UserError
 
 SEED = 3
@@ -183,7 +183,7 @@ def test_a_mixture_has_its_shares_in_every_batch(output, other_output):
 def test_a_single_row_is_read_without_its_window(output):
     dataset = open_streamed(str(output), 3e5, "", True, print)
     order = dataset.order(24, SEED)
-    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         row = cache.read(np.array([500]), ahead=False)
         assert cache.held_bytes == 0
         for ours, theirs in zip(row, cache.read(np.array([500])), strict=True):
@@ -194,8 +194,8 @@ def test_a_single_row_is_read_without_its_window(output):
 def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
     """While the store answers nothing, batches come from the windows in use and from the ones after them."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    ranges, order, answers = dataset.ranges, dataset.order(48, SEED), True
-    read, came = ranges.read, Semaphore(0)
+    order, answers = dataset.order(48, SEED), True
+    read, came = dataset.read, Semaphore(0)
 
     def answer(piece: Piece, into: Rows) -> None:
         if not answers:
@@ -203,16 +203,16 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
         read(piece, into)
         came.release()
 
-    monkeypatch.setattr(ranges, "read", answer)
+    monkeypatch.setattr(dataset, "read", answer)
     batches = np.arange(dataset.rows // 48 * 48).reshape(-1, 48)
-    with contextlib.closing(WindowCache(order, ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         cache.read(batches[0])
         firsts = set(order.locate(batches[0]).window.tolist())
         held = firsts | {order.window(first).next for first in firsts}
         windows = [order.window(first) for first in held]
         begins = np.concatenate([window.begins for window in windows]).tolist()
         counts = np.concatenate([window.counts for window in windows]).tolist()
-        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in ranges.pieces(begin, count)):
+        for _ in (piece for begin, count in zip(begins, counts, strict=True) for piece in dataset.pieces(begin, count)):
             assert came.acquire(timeout=60)
         answers = False
         ready = [held.issuperset(order.locate(batch).window.tolist()) for batch in batches].index(False)
@@ -226,7 +226,7 @@ def test_windows_are_read_before_their_rows_are_needed(output, monkeypatch):
 def test_memory_stays_within_cache_bytes(output):
     """The windows of all lanes together, also where each window has fewer rows than a lane reads at one time."""
     dataset = open_streamed(str(output), 3e5, "", True, print)
-    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(dataset.order(48, SEED), dataset)) as cache:
         for first in range(0, 2 * dataset.rows, 960):
             cache.read(np.arange(first, first + 960))
             assert 0 < cache.held_bytes <= cache.peak_bytes <= 3e5
@@ -308,7 +308,7 @@ def test_a_window_larger_than_the_data_set_holds_all_of_it(output):
     dataset = open_streamed(str(output), 1e300, "", True, print)
     order = dataset.order(48, SEED)
     assert order.sizes.window_rows == -(-dataset.rows // 48)
-    with contextlib.closing(WindowCache(order, dataset.ranges)) as cache:
+    with contextlib.closing(WindowCache(order, dataset)) as cache:
         read = cache.read(np.arange(dataset.rows))
     expected = dataset.gather(order.row_numbers(np.arange(20)))
     for ours, theirs in zip(read, expected, strict=True):
@@ -325,10 +325,10 @@ def test_rows_read_by_ranges_are_those_of_the_mapped_shards(output):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(streamed.shard_rows(2), dataset.shard_rows(2), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    across = list(streamed.ranges.pieces(390, 500))  # of 400, 417, ... rows
+    across = list(streamed.pieces(390, 500))  # of 400, 417, ... rows
     assert across == [Piece(0, 390, 10), Piece(1, 0, 417), Piece(2, 0, 73)]
-    rows = streamed.ranges.allocate(417)
-    streamed.ranges.read(across[1], rows)
+    rows = streamed.allocate(417)
+    streamed.read(across[1], rows)
     for ours, theirs in zip(rows, dataset.gather(np.arange(400, 817)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -354,7 +354,7 @@ def test_shards_of_another_writer_are_opened_one_by_one(output, tmp_path):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["shards"][2]["bytes"] = (copy / name).stat().st_size
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    ours, theirs = ShardRanges(str(copy), "train", manifest), open_dataset(output, "train")
+    ours, theirs = open_streamed(str(copy), 1e6, "", True, print), open_dataset(output, "train")
     numbers = np.arange(0, theirs.rows, 50)
     for left, right in zip(ours.gather(numbers), theirs.gather(numbers), strict=True):
         np.testing.assert_array_equal(left, right)
@@ -397,7 +397,7 @@ def test_damage_is_reported_with_the_name_of_the_shard(output, tmp_path):
     shard.write_bytes(content)
     dataset = open_streamed(str(copy), 1e6, "", True, print)
     with (
-        contextlib.closing(WindowCache(dataset.order(48, 0), dataset.ranges)) as cache,
+        contextlib.closing(WindowCache(dataset.order(48, 0), dataset)) as cache,
         pytest.raises(UserError, match=r"damaged shard .*train/shard-00001\.arrow: an id outside of the vocabulary"),
     ):
         cache.read(np.arange(dataset.rows))
