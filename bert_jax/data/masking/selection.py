@@ -1,4 +1,4 @@
-"""Chooses what to mask: tokens and words one by one, or runs of words (n-grams, spans, infilling)."""
+"""Chooses the positions to mask: tokens and words one by one, or runs of words (n-grams, spans, infilling)."""
 
 import math
 from typing import NamedTuple
@@ -194,11 +194,12 @@ def choose_runs(
         sizes = lengths.draw(values, text.words[stretches] - numbers)
         ends = np.where(present, np.minimum(text.starts[numbers + sizes], text.ends[stretches]), begins)
         left = remaining[active]
-        for some_begins, some_ends, some_present in zip(begins, ends, present, strict=True):
+        # Within a sequence, candidates take their positions one after another; sequences are independent.
+        for begin, end, exists in zip(begins, ends, present, strict=True):
             if rule.unit == "infill":
-                empty = some_begins[some_present & (some_begins == some_ends) & (left > 0)]
+                empty = begin[exists & (begin == end) & (left > 0)]
                 runs.empty.reshape(-1)[empty[~runs.chosen.reshape(-1)[empty]]] = True
-            _take(runs, left, some_begins, some_ends, text, rule)
+            _take(runs, left, begin, end, text, rule)
         remaining[active] = left
         active = active[(left > 0) & present[-1]]
     none = np.flatnonzero(remaining == budgets)
@@ -216,24 +217,26 @@ def _take(
     text: _Text,
     rule: MaskingRule,
 ) -> None:
-    """Marks at most one run of each sequence, and subtracts it from what is `left` of the budgets."""
+    """Marks at most one run of each sequence, and subtracts its size from `left`, the rest of the budgets."""
     sizes = ends - begins
+    # A run that exceeds the budget ends before the word that does not fit whole.
     long = np.flatnonzero(sizes > left)
     if long.size:
         sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
+    # An earlier run stops this one where they meet; an n-gram that meets one is not taken at all.
     columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
     stops = runs.chosen.take(window, mode="clip")
     if rule.unit == "infill":
         stops |= runs.empty.take(window, mode="clip")
     stops |= columns >= sizes[:, None]
-    first = stops.argmax(axis=1)  # positions before one that stops the run, or before its end
+    taken = stops.argmax(axis=1)  # the positions before the first one that stops the run
     if rule.unit == "ngram":
-        first[first < sizes] = 0
-    runs.chosen.reshape(-1)[window[columns < first[:, None]]] = True
+        taken[taken < sizes] = 0
+    runs.chosen.reshape(-1)[window[columns < taken[:, None]]] = True
     if rule.unit == "infill":
-        runs.firsts.reshape(-1)[begins[first > 0]] = True
-    left -= first
+        runs.firsts.reshape(-1)[begins[taken > 0]] = True
+    left -= taken
 
 
 def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
@@ -244,6 +247,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     second = np.flatnonzero(sequences.first_lengths < width)
     border[second * width + sequences.first_lengths[second]] = True
 
+    # A stretch begins at a border or after a special token, and ends before the next one of either.
     firsts = border[:-1].copy()
     firsts[1:] |= special[:-1]
     lasts = border[1:]
@@ -256,7 +260,7 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
-    """The first position of the run that contains each chosen position; both are ascending."""
+    """For each chosen position, the first position of its run of consecutive ones; both arguments are ascending."""
     new = np.ones(positions.size, bool)
     new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
     firsts = np.flatnonzero(new)
@@ -279,9 +283,9 @@ def span_targets(
     counts: Int32[np.ndarray, "R"],
     sequence_ids: Int32[np.ndarray, "R T"],
 ) -> SpanTargets:
-    """The boundaries of each prediction's span, found as runs of predicted positions of one sequence.
+    """The boundaries of each prediction's span: a run of predicted positions in one sequence.
 
-    They need only what static masks store. Both boundaries lie in the span's sequence, which begins and ends with
+    So static masks need to store no spans. Both boundaries lie in the span's sequence, which begins and ends with
     special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
     """
     (count, width), most = sequence_ids.shape, masked_positions.shape[1]
