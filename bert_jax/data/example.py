@@ -65,12 +65,12 @@ class Batch(NamedTuple):
 
     @property
     def unpacked(self) -> bool:
-        """Whether S shows that each row holds one sequence at most. Attention uses it (model/embeddings.py)."""
+        """Whether no row holds more than one sequence, as S shows. Attention uses it (model/embeddings.py)."""
         return one_in_each_row(self.cls_positions)
 
 
 def one_in_each_row(cls_positions: Any) -> bool:
-    """Whether a batch with these cls_positions [B, S] holds one sequence at most in each row: S is 1."""
+    """Whether no row of a batch with these cls_positions [B, S] holds more than one sequence: S is 1."""
     return np.shape(cls_positions)[-1:] == (1,)
 
 
@@ -79,7 +79,7 @@ SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """M: the maximum number of predictions in a row of 1 to `pack` sequences and seq_len positions (law 2).
+    """M: the most predictions that a row with 1 to `pack` sequences and seq_len positions may have (law 2).
 
     A sequence of n positions has max(1, round(mask_rate * n)) predictions, which is at most
     h(n) = max(1, mask_rate * n + 1/2), a convex function. So the sum over sequences of at least SHORTEST_SEQUENCE

@@ -2,12 +2,12 @@
 
 Three loaders build on one another: `DatasetLoader` makes rows of one data set by number, `MixtureLoader`
 (data/mixture.py) turns steps into numbers and picks sources, and `PhasedLoader` (data/phases.py) picks a step's phase.
-Evaluation's helpers come last: word counts for likelihoods per word, and rows in which each token is masked in turn.
+Helpers for evaluation come last: word counts for likelihoods per word, and rows with every token masked in turn.
 
 Rows are counted in these ways, from a step of training to a stored row:
 
 row       in a global batch; `picked` are the rows that a process loads
-number    among all rows that the steps of a phase read, in reading order
+number    among all rows of a phase, in the order in which its steps read them
 lane      number % lanes: one process reads all rows of a lane; without streaming there is one lane
 ordinal   among the rows read from one data set: epoch * dataset.rows + place in the epoch
 index     in the data set, in shard order: the permuted place in the epoch
@@ -32,7 +32,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.remote import address_of
 from bert_jax.tokenization.vocabulary import Vocabulary
 
-# Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
+# Held-out masks depend on the sequence alone: metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
 ROWS_AT_ONCE = 4096  # when rows are counted, not batched
 
@@ -50,7 +50,7 @@ def check_tokenizer(dataset: Dataset, tokenizer: Vocabulary) -> None:
 
 
 def batch_predictions(dataset: Dataset, rates: StepSchedule[float] | None) -> int:
-    """M of all training batches: enough for the highest rate, or as in the shards without `rates`.
+    """M in all training batches: enough for the highest rate, or as in the shards without `rates`.
 
     M is the same at all steps, so that the step is compiled once.
     """
@@ -60,13 +60,13 @@ def batch_predictions(dataset: Dataset, rates: StepSchedule[float] | None) -> in
 
 
 class DatasetLoader:
-    """Makes masked rows of one data set, for training and for held-out evaluation.
+    """Makes masked rows from one data set, for training and for held-out evaluation.
 
     Static masks are kept; other rows are masked here, by the data set's rule.
 
     Args:
       rates: replace the rule's rate in training, but not in evaluation.
-      read: reads training rows by ordinal in an order of its own (WindowCache.read), instead of the full permutation.
+      read: reads training rows by ordinal, in its own order instead of the full permutation (WindowCache.read).
 
     Raises:
       UserError: for a tokenizer that did not encode the rows, and for rates with static masks.
@@ -115,9 +115,9 @@ class DatasetLoader:
         """Makes training rows.
 
         Args:
-          ordinals: the rows among all that are read from the data set.
-          steps: the step of each row, which sets its mask rate; None: step 0.
-          ahead: whether streaming may load the rows that follow.
+          ordinals: the rows to make, counted over all epochs.
+          steps: the rows' steps, which set their mask rates; None: step 0.
+          ahead: whether streaming may load the following rows.
         """
         epochs, places = np.divmod(ordinals, self._dataset.rows)
         if self._read is None:
@@ -137,8 +137,8 @@ class DatasetLoader:
         Rows of zeros, which have weight 0, fill up the last batch.
 
         Args:
-          max_rows: the number of rows, if fewer than all; 0: all.
-          rows: selects the rows of each batch that are made.
+          max_rows: stops after so many rows; 0: makes all.
+          rows: selects the rows to make in a batch.
 
         Raises:
           UserError: for a batch size below 1.
@@ -165,7 +165,7 @@ class DatasetLoader:
         most: int,
         rates: Float64[np.ndarray, "R"] | None = None,
     ) -> Batch:
-        """Rows with at most `most` predictions each: the stored ones without a masker, otherwise an epoch's."""
+        """Rows with at most `most` predictions: the stored ones without a masker, otherwise an epoch's."""
         if masker is None:
             stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
             ids, positions, labels, counts = (np.asarray(column, np.int32) for column in stored)
@@ -194,7 +194,7 @@ class DatasetLoader:
 
 
 class TokenLayout(NamedTuple):
-    """The layout of some rows, position by position: the fields of Batch with the same names."""
+    """Fields of Batch, by name: where sequences and segments lie."""
 
     sequence_ids: Int32[np.ndarray, "R T"]
     segment_ids: Int32[np.ndarray, "R T"]
@@ -220,7 +220,7 @@ def token_layout(rows: Rows) -> TokenLayout:
     runs[:, -1] = width - lengths.sum(axis=1)
 
     def expand(values: Int32[np.ndarray, "*runs"]) -> Int32[np.ndarray, "R T"]:
-        """Repeats the value of each run over its positions."""
+        """Repeats a run's value over its positions."""
         repeated = np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1))
         return repeated.reshape(row_count, width)
 
@@ -242,7 +242,7 @@ def _in_order(
     rows: slice | np.ndarray | None,
     make: Callable[[Int64[np.ndarray, "K"]], Batch],
 ) -> Iterator[Batch]:
-    """Makes the rows 0 to count - 1 in batches, of each batch the selected `rows`. Rows of zeros fill the last one."""
+    """Makes rows 0 to count - 1 in batches, or the selected `rows` of the batches. Zeros fill up the last batch."""
     picked = np.arange(batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
     for start in range(0, count, batch_size):
         indices = start + picked
@@ -256,7 +256,7 @@ def _in_order(
 
 
 class WordCounts(NamedTuple):
-    """Tokens of some rows, without padding and without each sequence's first token ([CLS])."""
+    """Counts tokens, without padding and without the first token ([CLS]) of a sequence."""
 
     ordinary: int  # tokens that are not special
     words: int  # ordinary tokens that begin a word
@@ -286,9 +286,9 @@ def _first_rows(dataset: Dataset, max_rows: int) -> Iterator[Rows]:
 
 
 class SingleMasks:
-    """Held-out rows in which each token is masked in turn: copies of the first max_rows rows (0: of all).
+    """Copies of the first max_rows held-out rows (0: all rows), with every token masked in turn.
 
-    Copy k of a row masks the k-th ordinary token of each sequence. Sequences of a row do not see each other, so every
+    Copy k masks the k-th ordinary token of every sequence in the row. Sequences do not see one another, so every
     ordinary token is predicted once, from all other tokens of its own sequence. The shards' own masks are undone.
     Special tokens are never masked.
     """
@@ -305,13 +305,13 @@ class SingleMasks:
     def batches(self, batch_size: int, rows: slice | np.ndarray | None = None) -> Iterator[Batch]:
         """Yields all copies in order, batch_size at a time, without next-sentence labels.
 
-        Rows of zeros, which have weight 0, fill up the last batch. `rows` selects the rows of each batch that are made.
+        Rows of zeros, which have weight 0, fill up the last batch. `rows` selects the rows to make in a batch.
         """
         yield from _in_order(self.count, batch_size, rows, self._batch)
 
     def _batch(self, copies: Int64[np.ndarray, "K"]) -> Batch:
         row = np.searchsorted(self._ends, copies, side="right")
-        number = copies - np.where(row > 0, self._ends[row - 1], 0)  # of the copy among those of its row
+        number = copies - np.where(row > 0, self._ends[row - 1], 0)  # of the copy within its row
         rows = self._dataset.gather(row)
         numbers, ids = self._numbers(rows)
         layout = token_layout(rows)

@@ -1,4 +1,4 @@
-"""The manifest of a build_examples output (docs/data_format.md), and the file of unigram counts."""
+"""The manifest of a build_examples output (docs/data_format.md), and its unigram counts."""
 
 import math
 import re

@@ -1,9 +1,9 @@
 """Mixtures: several data sets fill batches in given shares, without state or sampling (law 1).
 
 `parse_mixture` reads the user's text, `Mixture.of` opens it, `RowShares` divides rows among the sources, and
-`MixtureLoader` makes the batches of a phase. RowShares tells the source of a row by its number, and how many rows of
-that source come before it, so a batch needs no state. Each source is read as a run on it alone would read it: in its
-own epochs, in the same order and with the same masks.
+`MixtureLoader` makes the batches of a phase. From a row's number alone, RowShares tells its source and how many rows of
+this source come before it, so a batch needs no state. A source is read as a run on it alone would read it: in its own
+epochs, in the same order and with the same masks.
 """
 
 import functools
@@ -40,7 +40,7 @@ class NamedFolder(NamedTuple):
 
 
 class MixtureSpec(NamedTuple):
-    """The sources of a mixture. Without weights, `alpha` is the exponent of their token counts."""
+    """A mixture as the user writes it. Without weights, `alpha` is the exponent for token counts."""
 
     folders: tuple[NamedFolder, ...]
     alpha: float | None = None
@@ -52,10 +52,10 @@ def is_mixture(text: str) -> bool:
 
 
 def parse_mixture(text: str, key: str) -> MixtureSpec:
-    """Parses the text of a mixture. Folders may be addresses, such as gs://BUCKET/wiki.
+    """Parses a mixture. Folders may be addresses, such as gs://BUCKET/wiki.
 
     Args:
-      key: the configuration key of the text, for messages.
+      key: the configuration key, for messages.
 
     Raises:
       UserError: for another form, a repeated name, and a weight or alpha out of range.
@@ -98,12 +98,12 @@ Number = TypeVar("Number", int, np.ndarray)
 
 @dataclass(frozen=True)
 class RowShares:
-    """Assigns the rows of an endless sequence to sources, and numbers them within their source.
+    """Assigns an endless sequence of rows to sources, and numbers them within their source.
 
     Of the first n rows, the first source gets n times its share, rounded. The other rows are divided among the other
-    sources in the same way. Of any n consecutive rows, each of K sources is therefore at most K - 1 rows away from its
-    share, and (K - 1) / 2 if they are the first n; random draws would be off by about sqrt(n). Both methods take K
-    integer operations for any n, so a run can begin at any step.
+    sources in the same way. So with K sources, any n consecutive rows are at most K - 1 rows away from the shares, and
+    the first n rows (K - 1) / 2; random draws would be off by about sqrt(n). Both methods take K integer operations for
+    any n, so a run can begin at any step.
     """
 
     weights: tuple[int, ...]  # positive; a share is a weight divided by their sum
@@ -127,7 +127,7 @@ class RowShares:
         return tuple(weight / sum(self.weights) for weight in self.weights)
 
     def counts(self, rows: int) -> tuple[int, ...]:
-        """How many of the first `rows` rows belong to each source."""
+        """Counts the first `rows` rows by source."""
         counts: list[int] = []
         rest, total = rows, sum(self.weights)
         for weight in self.weights:
@@ -157,10 +157,10 @@ def _rounded_share(rows: Number, weight: int, total: int) -> Number:
 
 @dataclass(frozen=True)
 class LaneShares:
-    """Assigns rows to sources if they are dealt to lanes in turn, and every lane reads its own part of each source.
+    """Assigns rows to sources if rows are dealt to lanes in turn, and every lane reads its own part of a source.
 
-    Row number n is row n // lanes of lane n mod lanes. All lanes have the shares, but each begins `spacing` rows after
-    the lane before it in their sequence. If a batch has `spacing` rows of each lane, its rows are consecutive in the
+    Row number n is row n // lanes of lane n mod lanes. All lanes follow the sequence of the shares, but a lane begins
+    `spacing` rows after the lane before it. If a batch has `spacing` rows per lane, its rows are consecutive in the
     sequence, and so have the shares as closely as without lanes. One lane is RowShares.
     """
 
@@ -169,7 +169,7 @@ class LaneShares:
     spacing: int = 1
 
     def counts(self, rows: int) -> Int64[np.ndarray, "K L"]:
-        """How many of the first `rows` rows, a multiple of `lanes`, belong to each source, by lane."""
+        """Counts the first `rows` rows, a multiple of `lanes`, by source and lane."""
         ends = (lane * self.spacing + rows // self.lanes for lane in range(self.lanes))
         return (np.array([self.shares.counts(end) for end in ends], np.int64) - self._before).T
 
@@ -181,19 +181,19 @@ class LaneShares:
 
     @functools.cached_property
     def _before(self) -> Int64[np.ndarray, "L K"]:
-        """How many rows of each source come before a lane's first row in the sequence of the shares."""
+        """How many rows of a source come before a lane's first row in the sequence of the shares."""
         return np.array([self.shares.counts(lane * self.spacing) for lane in range(self.lanes)], np.int64)
 
 
 class Source(NamedTuple):
-    """A data set of a mixture."""
+    """A data set in a mixture."""
 
     name: str  # empty: the only data set of a phase that is not a mixture
     dataset: Dataset
 
 
 class Mixture(NamedTuple):
-    """Data sets with rows of one layout, and their shares of each batch's rows.
+    """Data sets whose rows have one layout, and their shares of a batch.
 
     The largest share comes first, so that batches do not depend on the order or the names in which a mixture is
     written, and counts are closest to the shares (RowShares).
@@ -209,14 +209,13 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, spec: MixtureSpec, datasets: Sequence[Dataset], key: str) -> "Mixture":
-        """The mixture of a parsed text, whose folders are opened as `datasets`; `key` is its configuration key.
+        """Mixes `datasets`, the opened folders of `spec`, which the configuration key `key` names.
 
         With alpha, a source's share is proportional to its training tokens to the power alpha (Conneau et al. 2020,
         section 3.1).
 
         Raises:
-          UserError: for sources that do not fit into one batch or hold the same rows, and for shares that are too
-            small.
+          UserError: for sources that do not fit into one batch or hold the same rows, and for too small shares.
         """
         names = [folder.name for folder in spec.folders]
         _check_sources(names, datasets, key)
@@ -238,7 +237,7 @@ class Mixture(NamedTuple):
 
     @property
     def filled(self) -> float:
-        """The share of positions that are not padding, by the manifests, in rows of the mixture's shares."""
+        """The mean share of positions without padding, by the manifests."""
         counts = [source.dataset.counts for source in self.sources]
         shares = [part["tokens"] / max(part["rows"] * self.dataset.seq_len, 1) for part in counts]
         weights = self.shares.weights
@@ -254,7 +253,7 @@ def _check_sources(names: Sequence[str], datasets: Sequence[Dataset], key: str) 
     """Raises UserError, which names two sources, unless the rows of all sources fit into one batch and differ."""
 
     def layout(dataset: Dataset) -> tuple[tuple[str, str, Any], ...]:
-        """The properties that rows of one batch share: in words, the option of build_examples, and the value."""
+        """The properties that all rows of a batch share: name, option of build_examples, and value."""
         rule = dataset.masking.to_manifest()
         rule.pop("words", None)  # present only if the text has scripts without spaces, and then always "scripts"
         options = "options of masking"
@@ -290,7 +289,7 @@ _BLOCK_POSITIONS = 1 << 18
 
 
 class _Block(NamedTuple):
-    """The most recently made batches: the picked rows of some consecutive steps, concatenated."""
+    """The latest batches: the picked rows of consecutive steps, concatenated."""
 
     first: int
     end: int
@@ -299,14 +298,14 @@ class _Block(NamedTuple):
 
 
 class MixtureLoader:
-    """Makes the batches of one phase, with rows of all sources of a mixture.
+    """Makes the batches of one phase from a mixture.
 
     Args:
-      segments: the steps of the phase, and the size of their batches.
-      read: how many rows of each source [K] earlier phases read in each lane [L].
+      segments: the steps and their batch sizes.
+      read: how many rows earlier phases read, by source [K] and lane [L].
       lanes: a divisor of all batch sizes; 1 unless rows are streamed. Rows of one lane follow one another in a batch,
         so that a process, which loads consecutive rows, reads few lanes.
-      readers: read the rows of streamed sources, by fingerprint.
+      readers: read streamed sources, by fingerprint.
 
     Raises:
       UserError: as DatasetLoader does.
@@ -335,22 +334,22 @@ class MixtureLoader:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Identify the rows and masks of each source."""
+        """Identify the sources' rows and masks."""
         return tuple(loader.fingerprint for loader in self._loaders)
 
     def segment(self, step: int) -> BatchSegment:
-        """The segment of a step. Raises ValueError for a step of no segment, such as a negative one."""
+        """The step's segment. Raises ValueError for a step without one, such as a negative step."""
         for segment in self._segments:
             if segment.contains(step):
                 return segment
         raise ValueError(f"no batch of {self._mixture.dataset.directory} is assigned to step {step}")
 
     def rows_before(self, step: int) -> Int64[np.ndarray, "K L"]:
-        """How many rows of each source the phase's steps before this one read, by lane."""
+        """How many rows the phase's earlier steps read, by source and lane."""
         return self._shares.counts(sum(segment.rows * segment.steps_before(step) for segment in self._segments))
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or only the selected `rows` of it. The arrays are read-only."""
+        """The global batch for `step`, or only the selected `rows` of it. The arrays are read-only."""
         segment, block = self.segment(step), self._block
         picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
         same = np.array_equal(block.picked, picked)
@@ -364,7 +363,7 @@ class MixtureLoader:
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.rows))
 
     def _batches(self, segment: BatchSegment, steps: Int64[np.ndarray, "n"], picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of some steps of a segment, concatenated."""
+        """The picked rows of consecutive steps, concatenated."""
         # Rows are grouped by lane in a batch, but dealt to the lanes in turn by number.
         lane, place = np.divmod(picked, segment.rows // self._shares.lanes)
         within = place * self._shares.lanes + lane  # `picked` itself with one lane

@@ -1,4 +1,4 @@
-"""The order of rows: counter-based hashes, keyed permutations without a table, and windows of blocks (laws 1 and 2)."""
+"""Orders rows by counter-based hashes, keyed permutations without a table, and windows of blocks (laws 1 and 2)."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """A bijection of 64-bit numbers. Each input bit flips each output bit about half of the time."""
+    """A bijection of 64-bit numbers. Every input bit flips every output bit about half of the time."""
     mixed = values ^ (values >> _SHIFT_1)
     mixed *= _MULTIPLIER_1
     mixed ^= mixed >> _SHIFT_2
@@ -51,7 +51,7 @@ def hash_text(text: str) -> int:
 def bounded(words: UInt32[np.ndarray, "K"], bound: int | Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
     """Maps uniform 32-bit words to [0, bound), 0 < bound < 2**31, by multiply and shift (Lemire 2019, ACM TOMACS 29).
 
-    Lemire's rejection step is omitted: the relative error of a probability is at most bound / 2**32.
+    Lemire's rejection step is omitted: probabilities have a relative error of at most bound / 2**32.
     """
     return ((words.astype(np.uint64) * np.asarray(bound, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
@@ -68,9 +68,9 @@ def permute(
     size: int | Int64[np.ndarray, "*shape"],
     key: int | UInt64[np.ndarray, "*shape"],
 ) -> Int64[np.ndarray, "*shape"]:
-    """The image of each index under a keyed bijection of [0, size), in O(1) memory for any size.
+    """Maps each index by a keyed bijection of [0, size), in O(1) memory for any size.
 
-    `size` and `key` are one number each, or one per index. The bijection is the generalized Feistel network with cycle
+    `size` and `key` hold one number, or one per index. The bijection is the generalized Feistel network with cycle
     walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 3 and 5) over [0, a) x [0, b)
     with a = ceil(sqrt(size)) and b = ceil(size / a), so that hardly any point has to walk. Raises ValueError for an
     index outside [0, size), or a size outside [1, 2**62].
@@ -100,7 +100,7 @@ def permute(
 def _network(
     points: UInt64[np.ndarray, "K"], sizes: UInt64[np.ndarray, "2 #K"], keys: UInt64[np.ndarray, "K"]
 ) -> UInt64[np.ndarray, "K"]:
-    """The Feistel rounds. Each adds a hash of one half to the other half, modulo the other half's size."""
+    """The Feistel rounds. A round adds a hash of one half to the other half, modulo the other half's size."""
     halves = list(np.divmod(points, sizes[1]))
     for number in range(ROUNDS):
         changed, fixed = number % 2, 1 - number % 2
@@ -209,7 +209,7 @@ class WindowOrder:
         self._blocks = rows // sizes.block_rows  # the rows after the last full block keep their place behind it
 
     def row_numbers(self, numbers: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """The rows of the data set that have these numbers in the concatenated epochs."""
+        """The data set's rows with these numbers in the concatenated epochs."""
         spans = self._spans(numbers)
         places = spans.place + self._shuffled(spans) + self._shift(spans.epoch)
         return self._in_blocks(places % self.rows, spans.epoch)
@@ -238,10 +238,10 @@ class WindowOrder:
         )
 
     def _spans(self, numbers: Int64[np.ndarray, "R"]) -> _Spans:
-        """The windows of the numbers. A lane's windows are of equal size, except for its first one.
+        """The numbers' windows. All windows of a lane but the first are of equal size.
 
-        The first one has from a half to all of window_rows, ascending from lane to lane, so that lanes do not all come
-        to the ends of their windows at the same time.
+        The first one has half of window_rows or more, ascending from lane to lane: so lanes do not all come to the ends
+        of their windows at the same time.
         """
         lanes, most = self.sizes.lanes, self.sizes.window_rows
         epoch, ordinal = np.divmod(numbers, self.rows)
@@ -278,7 +278,7 @@ class WindowOrder:
         return np.where(whole, permuted * self.sizes.block_rows + inside, places)
 
     def _cuts(self, begin: int, end: int) -> Int64[np.ndarray, "C"]:
-        """The borders of the pieces of consecutive rows in [begin, end), with both ends; one if there are no rows."""
+        """Where blocks begin in [begin, end), with both ends; one border if there are no rows."""
         size = self.sizes.block_rows
         inner = np.arange((begin // size + 1) * size, end, size, dtype=np.int64)
         return np.concatenate([[begin], inner, [end] if end > begin else []]).astype(np.int64)

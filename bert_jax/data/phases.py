@@ -52,7 +52,7 @@ def source_key(key: str, name: str) -> str:
 
 
 def parse_phases(first: str, phases: str) -> list[tuple[int, str]]:
-    """The first step of each phase, and its folder or the text of its mixture. `first` is read from step 0.
+    """The first step of each phase, and its folder or mixture as text. `first` is read from step 0.
 
     Raises UserError for invalid syntax.
     """
@@ -70,7 +70,7 @@ def parse_phases(first: str, phases: str) -> list[tuple[int, str]]:
 
 
 class PhasedLoader:
-    """Makes the batches of all phases (train.run.Source).
+    """Makes the batches of all phases (a train.run.Source).
 
     Raises:
       UserError: for phases with different tokenizers or kinds of sequences, and as DatasetLoader does.
@@ -129,7 +129,7 @@ class PhasedLoader:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Identify the rows and masks of each source of each phase, by configuration key."""
+        """Identify every source's rows and masks, by configuration key."""
         return {
             source_key(phase.key, source.name): fingerprint
             for phase, loader in zip(self._phases, self._loaders, strict=True)
@@ -138,7 +138,7 @@ class PhasedLoader:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Fraction of each phase's rows per named source, by configuration key."""
+        """Fraction of a phase's rows per named source, by configuration key."""
         return {
             source_key(phase.key, source.name): round(share, DIGITS)
             for phase in self._phases
@@ -155,10 +155,10 @@ class PhasedLoader:
         return self._loaders[self.phase(step)].segment(step).rows
 
     def tokens_before(self, step: int) -> float:
-        """The tokens that all steps before this one read: without padding, before infilling shortens the text.
+        """The tokens that all earlier steps read: without padding, before infilling shortens the text.
 
-        Each row counts as its data set's mean, by the manifest. The number is therefore a function of the step, and
-        exact after whole epochs.
+        Every row counts as its data set's mean, by the manifest. So the number is a function of the step, and exact
+        after whole epochs.
         """
         read = 0.0  # added in a loop, because sum() rounds differently from Python 3.12 on
         for dataset, rows in self._read_before(step):
@@ -174,17 +174,17 @@ class PhasedLoader:
         return {name: read[dataset.fingerprint] / dataset.rows for name, dataset in mixture.sources if name}
 
     def _read_before(self, step: int) -> Iterator[tuple[Dataset, int]]:
-        """The rows that all steps before this one read, for each source of each phase."""
+        """The data set of every source of every phase, and how many of its rows all earlier steps read."""
         for phase, loader in zip(self._phases, self._loaders, strict=True):
             rows = loader.rows_before(step).sum(axis=1).tolist()
             yield from zip((source.dataset for source in phase.mixture.sources), rows, strict=True)
 
     def describe_mixtures(self, end: int = 0, first: int = 0) -> list[str]:
-        """A line for each phase that is a mixture: its sources' shares, and their epochs at the end of the phase.
+        """Describes every mixture in a line: its sources' shares, and their epochs at the end of the phase.
 
         Args:
           end: the step at which the run ends; 0: unknown.
-          first: the first step that epochs count; phases that end before it are left out.
+          first: the step from which epochs count; phases that end earlier are left out.
         """
         lines = []
         # The step after each phase's last one; 0: unknown.
@@ -203,7 +203,7 @@ class PhasedLoader:
         return lines
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or only the selected `rows` of it, which alone are then made.
+        """The global batch for `step`, or only the selected `rows` of it, which alone are then made.
 
         The arrays are read-only. Raises ValueError for a negative step.
         """
@@ -290,10 +290,10 @@ def open_phases(config: PretrainDataConfig, *, only_manifests: bool = False) -> 
 
 
 def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple[Source, ...]]:
-    """Opens each phase's held-out rows: data.eval, or if it is not set, those of each source that has any.
+    """Opens every phase's held-out rows: data.eval, or if it is not set, the sources' own.
 
-    Raises UserError for unreadable shards, and if checkpoint.best needs rows that a phase lacks, or that differ from
-    another phase's.
+    Raises UserError for unreadable shards, and if checkpoint.best needs rows that a phase lacks or that differ between
+    phases.
     """
     held_out = [_held_out(config, phase) for phase in phases]
     best = config.checkpoint.best
@@ -321,7 +321,7 @@ def open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[tuple
 
 
 def _held_out(config: PretrainConfig, phase: Phase) -> tuple[Source, ...]:
-    """Opens data.eval, without a name, or the held-out part of each source for which build_examples kept one."""
+    """Opens data.eval, without a name, or the held-out parts of all sources that have one."""
     if not config.data.eval:
         return tuple(
             Source(name, open_dataset(dataset.directory, "eval"))
@@ -350,7 +350,7 @@ FILES = 20  # input files of a source that are named in config.json
 
 
 def summarize(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    """Records each source of each phase as JSON values: enough to describe the shards in config.json without them.
+    """Records every source as JSON values: enough to describe the shards in config.json without them.
 
     name, from_step and share say when and how often its rows are read. The other keys are the manifest's
     (docs/data_format.md), with the counts of the training part. Of paths, only the last part is recorded: folders say

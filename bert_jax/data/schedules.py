@@ -19,7 +19,7 @@ _NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 @dataclass(frozen=True)
 class StepSchedule(Generic[Value]):
-    """A value for each step: each of the values applies from its step until the next one."""
+    """A value for every step: a listed value applies from its step until the next listed one."""
 
     steps: tuple[int, ...]  # ascending
     values: tuple[Value, ...]
@@ -100,7 +100,7 @@ class BatchSegment(NamedTuple):
 
 
 def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
-    """The segments of each phase. `starts` holds the first step of each phase, the first being 0."""
+    """The segments of every phase. `starts` holds the phases' first steps, beginning with 0."""
     borders = sorted({*batches.steps, *starts})
     phases: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
@@ -150,7 +150,7 @@ def rate_schedule(text: str, rate: float | None = None, shape: str = STEPS) -> S
     """The rates of `0:0.30,50000:0.15,90000:0.05`, or one rate at all steps if it is given.
 
     Args:
-      shape: steps: each rate applies until the next one; linear: the rate changes linearly from each to the next.
+      shape: steps: a rate applies until the next one; linear: rates in between are interpolated.
 
     Raises:
       UserError: for invalid syntax or order, rates outside (0, 1], an unknown shape, and a linear schedule of one rate.

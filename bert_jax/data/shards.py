@@ -1,9 +1,8 @@
 """Shards on disk: Arrow IPC files of fixed-width columns with a manifest (docs/data_format.md).
 
-`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of bert-jax build-examples as a
-`Dataset`: opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested.
-`local_copy` keeps copies of outputs that are in object stores, and `open_tfds` opens data sets of TFDS without
-TensorFlow.
+`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of a build-examples output as a `Dataset`:
+opening checks names and sizes only, and a shard is memory-mapped when one of its rows is first requested. `local_copy`
+keeps copies of outputs in object stores, and `open_tfds` opens data sets of TFDS without TensorFlow.
 """
 
 import functools
@@ -84,7 +83,7 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
 def read_shard(source: Path | pa.NativeFile) -> Rows:
     """The columns of a shard, read-only and not copied: a file on disk is memory-mapped. No file stays open.
 
-    Raises Corrupt for anything but an Arrow IPC file with one record batch of the columns of Rows.
+    Raises Corrupt for anything but an Arrow IPC file with one record batch, whose columns are the fields of Rows.
     """
     columns = {}
     try:
@@ -343,13 +342,12 @@ _DIGITS = 12  # of the hash in a folder's name
 def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callable[[str], object]) -> str:
     """Copies to the cache what it lacks, and returns the folder there that replaces `address`.
 
-    A process waits for another one that copies the same output; a call after a failure continues with the missing
-    files.
+    A process waits while another one copies the same output; a call after a failure continues with the missing files.
 
     Args:
       address: the output of build_examples, or its train/ or eval/ folder: gs://, s3:// or a local path.
-      parts: the parts to copy, together with the tokenizer and the unigram counts; an address that ends in train/ or
-        eval/ selects that part.
+      parts: the parts to copy, together with the tokenizer and the unigram counts; train/ or eval/ at the end of the
+        address selects one.
       log: gets a line if anything is copied.
 
     Raises:
@@ -375,7 +373,7 @@ def local_copy(address: str, cache_dir: str, parts: Sequence[Part], log: Callabl
 
 
 def open_output(address: str) -> tuple[Folder, Part | None]:
-    """The output of build_examples that an address belongs to, and the part if the address ends in one."""
+    """The build_examples output of an address, and the part if the address ends in one."""
     output = Folder(address)
     parent, _, last = output.address.rpartition("/")
     if last in PARTS and output.read_if_present(MANIFEST) is None:

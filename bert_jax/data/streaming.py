@@ -1,7 +1,7 @@
-"""Trains on shards that fit neither memory nor a local disk: reads rows in windows from the shards' own place.
+"""Trains on shards that fit neither memory nor a local disk: windows of rows are read where the shards are.
 
-data/order.py decides the order of rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` ranges of rows, and
-`WindowCache` keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
+data/order.py orders the rows. `RangeFiles` reads ranges of bytes, `StreamedDataset` ranges of rows, and `WindowCache`
+keeps windows of rows in memory and loads the next ones in threads. `open_streamed` opens such a data set,
 and `window_caches` divides data.cache_bytes among several.
 """
 
@@ -46,7 +46,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 class RangeFiles:
     """Reads ranges of the files in a local folder, or at an address in a store. Threads may share it.
 
-    A request that fails is repeated for half a minute. `close` interrupts threads that wait between two attempts.
+    Failing requests are repeated for half a minute. `close` interrupts threads between two attempts.
     """
 
     def __init__(self, address: str) -> None:
@@ -56,7 +56,7 @@ class RangeFiles:
         self._closed = threading.Event()
 
     def read(self, name: str, offset: int, length: int) -> memoryview:
-        """The bytes [offset, offset + length) of a file.
+        """Reads the bytes [offset, offset + length).
 
         Raises UserError for a file that does not exist or ends earlier, and errors of `failure` after the last attempt.
         """
@@ -126,10 +126,10 @@ class _Column(NamedTuple):
 class StreamedDataset(Dataset):
     """A part of an output whose rows are read by ranges, wherever they are. Threads may share it.
 
-    A shard's columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So the place
-    of a row follows from the number of rows and from the sizes before and after the columns, which are the same in all
-    shards that the same version wrote. Those sizes are read from the first shard, and from any other shard whose total
-    size differs from what they imply. A range does not show its file's hash, which is not checked.
+    Columns have rows of a fixed width and begin at multiples of 8 bytes (docs/data_format.md). So a row's place follows
+    from the shard's number of rows and from the bytes around its columns, which are the same in all shards by the same
+    version. They are read from the first shard, and from any other shard with an unexpected total size. Hashes are not
+    checked, since a range does not show its file's hash.
 
     `open_streamed` creates it.
 
@@ -139,7 +139,7 @@ class StreamedDataset(Dataset):
       cache_bytes: the memory for windows, over all data sets of a mixture and all processes.
 
     Raises:
-      UserError: for a shard that is missing or has another size than in the manifest.
+      UserError: for a missing shard, or another size than in the manifest.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class StreamedDataset(Dataset):
         self._framing = functools.cache(self._read_framing)
 
     def order(self, lanes: int, seed: int, share: float = 1.0) -> WindowOrder:
-        """The order of the rows in training, with windows of a share of cache_bytes.
+        """The order of rows in training, with windows in a share of cache_bytes.
 
         Raises UserError for fewer rows than lanes, and for windows that are too small.
         """
@@ -169,7 +169,7 @@ class StreamedDataset(Dataset):
         return Rows(**{name: np.empty((rows, *column.shape), column.kind) for name, column in self._stored.items()})
 
     def pieces(self, begin: int, rows: int) -> Iterator[Piece]:
-        """Consecutive rows of the part, shard by shard."""
+        """Divides consecutive rows at the ends of shards."""
         shard = int(np.searchsorted(self._ends, begin, side="right"))
         while rows:
             left = int(self._ends[shard]) - begin
@@ -210,7 +210,7 @@ class StreamedDataset(Dataset):
         self._files.close()
 
     def _places(self, rows: int, before: int) -> tuple[dict[str, int], int]:
-        """The position of each column in a file, if the first one begins at `before`, and the end of the last one."""
+        """Where columns begin in a file, if the first one begins at `before`, and where the last one ends."""
         places = {}
         for name, column in self._stored.items():
             places[name] = before
@@ -218,9 +218,9 @@ class StreamedDataset(Dataset):
         return places, before
 
     def _read_framing(self, shard: int) -> tuple[int, int]:
-        """The bytes of a shard before its columns, and all bytes but its columns, from both ends of its file.
+        """Counts a shard's bytes before its columns, and all bytes but its columns, from both ends of its file.
 
-        Arrow parses a file of the shard's size in memory, whose rows are zeros that take no space.
+        Arrow parses a file of the shard's size in memory. Its rows are zeros, which take no space.
         """
         entry = self.shards[shard]
         name, size, rows = entry["name"], entry["bytes"], entry["rows"]
@@ -276,8 +276,8 @@ class _Loading(NamedTuple):
 class WindowCache:
     """Reads rows by their numbers in the concatenated epochs, best in ascending order within each lane.
 
-    Of every lane it holds at most two windows: the one that batches are read from, and the one after it, which threads
-    load. Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
+    It holds at most two windows of every lane: one from which batches are read, and the next one, which threads load.
+    Any other order gives the same rows, but loads windows more than once. One thread at a time may call a method.
     """
 
     def __init__(self, order: WindowOrder, dataset: StreamedDataset) -> None:
@@ -366,8 +366,8 @@ class WindowCache:
 def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[str, WindowCache]:
     """Caches for the streamed data sets of all phases' mixtures, by fingerprint.
 
-    A data set has the same order in all phases, so that later ones resume it where earlier ones stopped. Its windows
-    therefore have the smallest of its shares of the memory. Raises UserError as `StreamedDataset.order` does.
+    A data set has the same order in all phases, so that a later phase resumes it. Its windows therefore have its
+    smallest share of the memory. Raises UserError as `StreamedDataset.order` does.
     """
     shares: dict[str, float] = {}
     datasets: dict[str, StreamedDataset] = {}
@@ -385,7 +385,7 @@ def window_caches(mixtures: Sequence[Mixture], lanes: int, seed: int) -> dict[st
 def open_streamed(
     address: str, cache_bytes: float, cache_dir: str, held_out: bool, log: Callable[[str], object]
 ) -> StreamedDataset:
-    """Opens the training part of an output to stream it, or the part that the address ends in.
+    """Opens the training part to stream it, or the part at the end of the address.
 
     Args:
       address: the output of build_examples, or its train/ or eval/: a local folder, gs://, s3:// or hf://.

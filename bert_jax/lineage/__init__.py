@@ -110,7 +110,7 @@ def _without_attention(encoder: str, layers: int, width: int, *, causal: bool = 
 
 
 def _elmo(cells: int, projected: int) -> dict[str, Any]:
-    """Two language models, one in each direction, of two LSTM layers with so many cells."""
+    """Two language models, one per direction, with two LSTM layers each."""
     layers = _without_attention("bilstm", 2, 2 * projected, causal=False)
     return layers | {"cell_width": cells, "recurrent_residual": True}
 

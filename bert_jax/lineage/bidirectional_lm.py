@@ -1,4 +1,4 @@
-"""ELMo's objective: predicts each token from the tokens before it, and from the tokens after it."""
+"""ELMo's objective: predicts a token from the tokens before it, and from the tokens after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from bert_jax.train.objectives.pretraining import ShardTraits, check_no_generato
 
 @dataclass(frozen=True)
 class BidirectionalLMObjective(Objective):
-    """The sum of the log likelihoods of a forward and a backward language model (Peters et al. 2018, section 3.1).
+    """Adds the log likelihoods of a forward and a backward language model (Peters et al. 2018, section 3.1).
 
-    forward_lm predicts each token from the tokens before it, as the causal objective does, and backward_lm from the
-    tokens after it; losses are in nats per token. The first token of a sequence has no term in forward_lm, the last
-    none in backward_lm. Both directions share token embeddings and output matrix. The masks of a batch are undone, so
+    forward_lm predicts a token from the tokens before it, as the causal objective does, and backward_lm from the
+    tokens after it; losses are in nats per token. A sequence's first token has no term in forward_lm, its last none in
+    backward_lm. Both directions share token embeddings and output matrix. The masks of a batch are undone, so
     it takes shards of any kind.
     """
 

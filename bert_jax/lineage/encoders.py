@@ -20,7 +20,7 @@ State = tuple[Array, ...]  # float32 [B, D] or [B, C] each; the first is the out
 
 
 class Cell(NamedTuple):
-    """A recurrent cell: the number of its gates, the vectors of its state, and its step."""
+    """A recurrent cell: how many gates and state vectors it has, and its step."""
 
     gates: int
     states: int
@@ -82,6 +82,7 @@ class RecurrentLayer(nnx.Module):
         crosses the borders before positions K, 2K, ... of the row, in either direction.
         """
         rows, length, _ = hidden.shape
+        # In reverse, the border before position K is crossed on the way to position K - 1.
         cut = (jnp.arange(length) + reverse) % self.bptt == 0 if self.bptt else jnp.zeros(length, bool)
 
         def step(state: State, at: tuple[Array, Array, Array]) -> tuple[State, Array]:
@@ -100,9 +101,9 @@ class RecurrentLayer(nnx.Module):
 
 
 class BidirectionalLayer(nnx.Module):
-    """A layer of both of ELMo's language models, which do not see each other (Peters et al. 2018, section 3.1).
+    """A layer in each of ELMo's two language models, which do not see each other (Peters et al. 2018, section 3.1).
 
-    Hidden states are [forward; backward], and each direction reads its own half of the layer below. In a stacked
+    Hidden states are [forward; backward], and a direction reads its own half of the layer below. In a stacked
     bidirectional LSTM both would read all of it, and the next token with it.
     """
 
@@ -115,6 +116,7 @@ class BidirectionalLayer(nnx.Module):
     def __call__(self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
         """As RecurrentLayer. The backward state is zero after the last position of a sequence."""
         forward, backward = by_direction(hidden)
+        # Read backward, a sequence begins at its last position, before the start of the next one.
         ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
         return jnp.concatenate([self.forward(forward, starts), self.backward(backward, ends, reverse=True)], axis=-1)
 
@@ -128,7 +130,7 @@ def by_direction(hidden: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], 
 class Encoder(nnx.Module):
     """The base class of these encoders: the interface of model/transformer.py's Encoder, but without attention maps.
 
-    Each sequence of a row begins with a state of zeros, so packed rows equal padded ones.
+    A sequence begins with a state of zeros, so packed rows equal padded ones.
     """
 
     config: ModelConfig
@@ -190,6 +192,7 @@ class RecurrentEncoder(Encoder):
 
         def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
             own, seeds, lowest = part
+            # The embeddings below the lowest layer had their dropout already.
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
             above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
             if self.config.recurrent_residual:

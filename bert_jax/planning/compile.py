@@ -1,4 +1,4 @@
-"""Compiles the train step of a recipe for devices that this machine lacks, without allocating any array.
+"""Compiles a recipe's train step for devices that this machine lacks, without allocating any array.
 
 `RowSpec` and `with_architecture` complete a recipe, `AbstractStep` is the step as training builds it, with abstract
 arrays, and `compile_step` compiles it and reports its memory.
@@ -54,7 +54,7 @@ class RowSpec:
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
-        """The rows of data.train or data.mixture, whose manifests are read, or rows of seq_len positions without them.
+        """Rows as in the manifests of data.train or data.mixture, or without these, rows with seq_len positions.
 
         Predictions suffice for the highest mask rate. Raises UserError for shards that cannot be read or that differ
         from seq_len or vocab_size, and for an invalid mask rate.
@@ -83,7 +83,7 @@ class RowSpec:
 
 
 def with_architecture(config: PretrainConfig, vocab_size: int | None) -> tuple[PretrainConfig, int | None]:
-    """Replaces the preset `checkpoint` by the architecture of init_from or branch_from, and adds its vocabulary size.
+    """Replaces the preset `checkpoint` by the architecture and vocabulary size of init_from or branch_from.
 
     A recipe with another preset is returned unchanged. Raises UserError if there is no checkpoint, and if its
     vocabulary does not have vocab_size tokens.
@@ -118,7 +118,7 @@ class AbstractStep:
     def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
         """Builds the step. Raises UserError for a model, mesh, batch or rates that training would refuse, too."""
         model = sizes.model_config(config.model, rows.vocab_size)
-        # The traits of the shards that training would read; without shards, those that the configuration needs.
+        # The traits of the shards that training would read; without shards, the traits that the configuration needs.
         name = config.data.train or config.data.mixture or "the shards"
         traits = ShardTraits(name, rows.labelled, "span" if config.span_boundary else "token")
         sizes.check_positions(model, rows.seq_len, traits.name)
@@ -137,7 +137,7 @@ class AbstractStep:
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         factors = optim.rate_factors(config.optimizer, abstract, None)
-        trained = Trained.by_factors(factors)
+        trained = Trained.by_factors(factors)  # None: all parameters
         if trained is not None:
             trained.check(config.optimizer.rates)
         plan = Plan(
@@ -208,7 +208,7 @@ class Memory:
 
 
 class Compiled(NamedTuple):
-    """The result of a compilation; program is None if the compiler failed because the step exceeds the memory."""
+    """A compiled step; program is None if it exceeds the memory."""
 
     program: programs.Program | None
     memory: Memory
@@ -223,6 +223,7 @@ def compile_step(step: AbstractStep) -> Compiled:
     traced = step.traced()
     flops = programs.count_flops(traced.jaxpr)
     state, topology = step.state(), step.topology
+    # The state holds parameters and optimizer; the rest of the memory is activations.
     parameters = bytes_per_device(state.params)
     optimizer = bytes_per_device(state) - parameters
     try:
@@ -236,6 +237,7 @@ def compile_step(step: AbstractStep) -> Compiled:
         total, available = exceeded
         return Compiled(None, Memory(parameters, optimizer, total - parameters - optimizer, available), flops)
     used = built.memory_analysis()
+    # Outputs that reuse the memory of donated arguments count once.
     total = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     total += used.temp_size_in_bytes + used.generated_code_size_in_bytes
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), topology.memory_bytes)
@@ -270,8 +272,8 @@ _EXCEEDED = re.compile(rf"(?:Used|HLO temporaries) \(?{_SIZE}\)? (?:of|exceeds a
 def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
     """The bytes needed and available if libtpu's message says that memory is exceeded, else None.
 
-    One form of the message counts only temporaries; the bytes of the step's arguments are added to it. For GPUs, XLA
-    compiles steps of any size.
+    One form of the message counts only temporaries, to which the bytes of the step's arguments are added. For GPUs, XLA
+    compiles steps that exceed the memory, too.
     """
     if not (match := _EXCEEDED.search(message)):
         return None

@@ -1,7 +1,7 @@
-"""Estimates step time, hours and input rate of a run from its compiled step, and shows them as a document or JSON.
+"""Estimates a run's step time, hours and input rate from its compiled step, and shows them as a document or JSON.
 
 `estimate` compiles and reads the step; `step_time` adds the compiler's cycles on TPUs, and is a roofline elsewhere;
-`run_length` turns the time of a step into hours; the command prints `document`.
+`run_length` turns the step time into hours; the command prints `document`.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: the model's FLOPs over what the devices could compute in the time of a step."""
+        """Model FLOPs utilization: the model's FLOPs over the devices' peak FLOPs in a step's time."""
         return None if self.time is None else self._mfu(self.time.total)
 
     def _mfu(self, seconds: float) -> float:
@@ -90,7 +90,7 @@ class Estimate:
         if self.tokens_per_second is None:
             return None
         topology, shards = self.step.topology, sharding.row_shards(self.step.mesh)
-        own = max(1.0, shards / topology.hosts)
+        own = max(1.0, shards / topology.hosts)  # shards per host, at least one
         return self.tokens_per_second * own / shards
 
     def as_json(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
 
 
 def collectives(program: Program, topology: Topology) -> list[Collective]:
-    """The collectives of a program, and how much of each is hidden by the work between its start and its end."""
+    """A program's collectives, and how far the work between their starts and ends hides them."""
     chip = topology.chip
 
     def work_seconds(instruction: Instruction) -> float:
@@ -189,15 +189,19 @@ def pallas_efficiency(chip: Chip | Gpu, head_width: int) -> float:
 def step_time(
     program: Program, topology: Topology, flops: Flops, head_width: int, communication: list[Collective]
 ) -> StepTime:
-    """The time of a step with these FLOPs on all devices and these collectives.
+    """Adds up the step time.
 
     Cycles: the sum over instructions. If the compiler gives none (gathers, scatters), an instruction counts by the
     bytes of its result, written once and read once.
 
-    Roofline: arithmetic at the speed of a large matmul, plus memory traffic at full bandwidth, because kernels run one
-    after another and few are bound by both; the larger of the two is the bound.
+    Roofline: arithmetic as fast as a large matmul, plus memory traffic at full bandwidth, because kernels run one after
+    another and few are bound by both; the larger of the two is the bound.
+
+    Args:
+      flops: counted on all devices together.
     """
     chip, devices = topology.chip, len(topology.devices)
+    # Only communication that no work hides takes time.
     exposed = [dataclasses.replace(each, bytes=each.bytes - each.overlapped_bytes) for each in communication]
     ends = {
         PALLAS: flops.pallas / devices / (chip.peak_flops * pallas_efficiency(chip, head_width)),
@@ -214,7 +218,7 @@ def step_time(
         )
         parts = {"compiler's cycles": cycles / chip.clock, "gathers and scatters": unpriced / chip.memory_bandwidth}
         basis, at_least = CYCLES, None
-    else:
+    else:  # GPUs, and programs without cycles
         speed = chip.peak_flops * (chip.matmul_efficiency if isinstance(chip, Gpu) else 1.0)
         moved = sum(times * programs.bytes_moved(program, instruction) for instruction, times in program.runs())
         traffic = moved / chip.memory_bandwidth
@@ -224,7 +228,7 @@ def step_time(
 
 
 def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None) -> Run:
-    """The length of a run whose steps take step_seconds for batch_size rows, and longer for more rows.
+    """Counts a run's steps, rows and hours. A step takes step_seconds for batch_size rows, and longer for more rows.
 
     With data.phases, only the first phase counts, whose rows were planned.
     """
@@ -234,9 +238,10 @@ def run_length(config: PretrainConfig, rows: RowSpec, step_seconds: float | None
     def rows_before(step: int) -> int:
         return sum(segment.rows * segment.steps_before(step) for segment in segments)
 
+    # The shortest of these limits ends the run: steps or tokens, the first phase, and minutes.
     steps: int | None = config.steps or None
     if config.tokens:
-        per_row = rows.seq_len * (rows.filled or 1.0)
+        per_row = rows.seq_len * (rows.filled or 1.0)  # without shards, rows count as full
         steps = TokenLength(config.tokens, lambda step: rows_before(step) * per_row).steps
     if config.data.phases:
         end = parse_phases(config.data.train, config.data.phases)[1][0]
@@ -300,9 +305,7 @@ def notes(plan: Estimate) -> list[str]:
             "Tokens count all positions, padding included; with --config.data.train they are also given without."
         )
     if config.data.phases:
-        lines.append(
-            "Hours and tokens are those of the first phase; plan each later one with its shards as data.train."
-        )
+        lines.append("Hours and tokens count the first phase only; plan each later one with its shards as data.train.")
     if config.batch_schedule:
         lines.append(f"Compiled for {config.batch_size:,} rows; hours scale with the rows of each step.")
     if is_schedule(config.objective):
@@ -333,9 +336,7 @@ def document(plan: Estimate) -> Document:
     if time is not None:
         without = {"without Pallas": time.without_pallas} if PALLAS in time.parts else {}
         parts = time.parts | {"total": time.total} | without
-        bars = _bars(
-            {name: (part, f"{_milliseconds(part)}, {part / time.total:.0%}") for name, part in parts.items()}
-        )
+        bars = _bars({name: (part, f"{_milliseconds(part)}, {part / time.total:.0%}") for name, part in parts.items()})
         about = (
             f"On all devices, a step has {plan.flops.total:.4g} FLOPs as traced; MFU counts the {plan.model_flops:.4g} "
             "of the model's formula."

@@ -1,7 +1,7 @@
-"""Reads a compiled step: how often each instruction runs, its cycles, bytes and collectives; and counts FLOPs.
+"""Reads a compiled step: how often instructions run, their cycles, bytes and collectives; and counts FLOPs.
 
 Read `parse` and `Program.runs` first: XLA's own analyses count a loop body once, here it counts once per iteration.
-`collectives` pairs the start of each transfer with its end, to find the work in between. `count_flops` reads the traced
+`collectives` pairs the starts and ends of transfers, to find the work in between. `count_flops` reads the traced
 function instead of the compiled text, in which library calls and Pallas kernels have no FLOPs.
 """
 
@@ -39,7 +39,7 @@ FREE = frozenset(
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. `shape` is the result's; `called` names the computations that it runs."""
+    """A line in a computation. `shape` is the result's; `called` names the computations that it runs."""
 
     name: str
     opcode: str
@@ -56,7 +56,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result, summed over the parts of a tuple, without padding of layouts."""
+        """Bytes in the result, summed over the parts of a tuple, without layout padding."""
         total = 0
         for kind, sizes in _ARRAY.findall(self.shape):
             bits = re.search(r"\d+", kind.replace("pred", "s8"))
@@ -72,20 +72,20 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """The computations of a program by name, and the name of the entry computation."""
+    """Computations by name, and the name of the entry computation."""
 
     entry: str
     computations: dict[str, tuple[Instruction, ...]]
 
     def called_by(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions of the computations that an instruction runs."""
+        """The instructions in the computations that an instruction runs."""
         return [inner for name in instruction.called for inner in self.computations.get(name, ())]
 
     def runs(self, computation: str = "", times: float = 1.0) -> Iterator[tuple[Instruction, float]]:
         """Yields every instruction that executes on its own, with the number of times it runs.
 
-        Instructions inside a fusion are part of the fusion. Each branch of a conditional counts an equal share of a
-        run, since the text does not say how often each is taken.
+        Instructions inside a fusion are part of the fusion. All branches of a conditional count an equal share of a
+        run, since the text does not say how often they are taken.
 
         Args:
           computation: where to begin; empty: at the entry.
@@ -96,6 +96,7 @@ class Program:
             if opcode not in ("while", "conditional", "call", "async-start"):
                 yield instruction, times
                 continue
+            # These run other computations; an unknown number of iterations counts as one.
             inner = times * (self.trips(instruction) or 1) if opcode == "while" else times
             for called in instruction.called:
                 yield from self.runs(called, inner / len(instruction.called) if opcode == "conditional" else inner)
@@ -111,11 +112,12 @@ class Program:
         body = self.computations.get(condition[1], ()) if condition else ()
         compared = [line.text for line in body if line.opcode == "compare" and "direction=LT" in line.text][:1]
         constants = {line.name: match for line in body if (match := _CONSTANT.match(line.text.strip()))}
+        # The bound is the constant that the comparison names.
         bounds = [int(match[1]) for name, match in constants.items() for text in compared if f"%{name})" in text]
         return bounds[0] if bounds else None
 
     def loops_without_trip_count(self) -> int:
-        """The number of loops that count as one iteration because their trip count is unknown."""
+        """Counts the loops with an unknown trip count, which count as one iteration."""
         lines = [line for body in self.computations.values() for line in body]
         return sum(line.opcode == "while" and self.trips(line) is None for line in lines)
 
@@ -193,12 +195,14 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
         direct = users.get(name, [])
         return [use for user in direct for use in (uses(user[0].name) if user[0].opcode in _SAME else [user])] or direct
 
+    # A fusion reads its parameters and writes its results; nothing in between reaches memory.
     parameters = [line for line in body if _PARAMETER.match(line.text)]
     results = body[-1].operands if body[-1].opcode == "tuple" else (body[-1],)
     return sum(_read(line, uses(line.name)) for line in parameters) + sum(map(_written, results))
 
 
 def _read(array: Instruction, uses: list[tuple[Instruction, int]]) -> int:
+    # The whole array is read if any use does more than slice it, or update it in place (as operand 0).
     whole = any(index or user.opcode not in (*_SLICES, *_UPDATES) for user, index in uses)
     parts = sum(user.bytes for user, _ in uses if user.opcode in _SLICES)
     return array.bytes if whole else min(parts, array.bytes)
@@ -225,7 +229,7 @@ _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?[^{]*\{([^}]*)\}"
 )
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
-# libtpu writes what slices exchange as a send to the host and a receive from it, with one name for both.
+# libtpu writes a transfer between slices as a send to the host and a receive from it, with one name for both.
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]+)"')
@@ -239,8 +243,8 @@ class Collective:
     group: int
     count: float
     bytes: float  # of a device's whole arrays in one step
-    overlapped_bytes: float = 0.0  # the part of `bytes` that moves while the device computes
-    slices: int = 1  # that a group spans: TPU slices, or hosts of GPUs
+    overlapped_bytes: float = 0.0  # the part of `bytes` moved while the device computes
+    slices: int = 1  # TPU slices, or hosts of GPUs, in a group
 
     def ring_seconds(self, bandwidth: float) -> float:
         """The time in a ring whose devices each send `bandwidth` bytes a second.
@@ -259,14 +263,14 @@ def collectives(
     transfer_seconds: Callable[[Collective], float] | None = None,
     work_seconds: Callable[[Instruction], float] = lambda _: 0.0,
 ) -> list[Collective]:
-    """The collectives of a program compiled for so many devices in so many slices, the largest first.
+    """The collectives of a program for so many devices in so many slices, the largest first.
 
-    A collective overlaps for as long as the work between its start and its end lasts. Collectives that are under way at
-    the same time share that work, as they share the links.
+    A collective overlaps for as long as the work between its start and its end lasts. Simultaneous collectives share
+    this work, as they share the links.
 
     Args:
-      transfer_seconds: the time of a collective; None: nothing overlaps.
-      work_seconds: the time of an instruction.
+      transfer_seconds: returns a collective's time; None: nothing overlaps.
+      work_seconds: returns an instruction's time.
     """
     groups: dict[tuple[str, int, int], Collective] = {}
     between = _between(program)
@@ -333,8 +337,8 @@ def _fused(program: Program, instruction: Instruction, target: str) -> Instructi
 def group_devices(text: str, devices: int) -> tuple[int, ...]:
     """The devices of a collective's first group, by their places in the mesh; all devices, if it names no group.
 
-    The group of a collective-permute is all devices that send or receive. Groups are listed, {{0,2},{1,3}}, given as a
-    transposed range, [2,2]<=[2,2]T(1,0), or as axes of a mesh of devices: mesh['axis_0'=2,'axis_1'=8] {'axis_1'}. There
+    All senders and receivers of a collective-permute are one group. Groups are listed, {{0,2},{1,3}}, given as a
+    transposed range, [2,2]<=[2,2]T(1,0), or as axes of a device mesh: mesh['axis_0'=2,'axis_1'=8] {'axis_1'}. There
     {'axis_1':(2)4} stands for the second axis of an axis of 8 seen as 2 x 4, and device_ids may give the devices.
     """
     if match := _GROUPS.search(text):
@@ -374,7 +378,7 @@ Between = list[tuple[Instruction, float]]  # instructions, and the share of each
 
 
 def _between(program: Program) -> dict[str, Between]:
-    """The instructions between the start and the end of each collective, by the name of the start."""
+    """The instructions between the start and the end of each collective, by the start's name."""
     between: dict[str, Between] = {}
     for body in program.computations.values():
         # The collectives under way, by a key that start and end share: the start's name, a channel, or a rendezvous.
@@ -433,7 +437,7 @@ class Flops:
 
 
 def count_flops(jaxpr: Any, in_kernel: bool = False) -> Flops:
-    """The matmul FLOPs of a (closed) jaxpr, with loops multiplied out and recomputation included.
+    """Counts a (closed) jaxpr's matmul FLOPs, with loops multiplied out and recomputation included.
 
     A cond counts the mean of its branches and a while loop one iteration, since the jaxpr does not say more. In a
     Pallas kernel a cond counts its largest branch: the other branch skips a block of the grid (pl.when).

@@ -52,10 +52,10 @@ class Chip:
         return self.peak_flops / (2 * self.unit**2 * self.units)
 
     def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
-        """Whether the ends of each axis of a slice are linked, which makes it a ring instead of a line.
+        """Whether the ends of a slice's axes are linked, which makes them rings instead of lines.
 
-        An axis of v5e and v6e wraps around if it is 16 chips long. All axes of the other kinds wrap around if all of
-        them are multiples of 4 (docs.cloud.google.com/tpu/docs/v4).
+        On v5e and v6e, axes that are 16 chips long wrap around. On other kinds, all axes wrap around if they are all
+        multiples of 4 (docs.cloud.google.com/tpu/docs/v4).
         """
         if self.dimensions == 3:
             return (all(side % self.wraparound_from == 0 for side in sides),) * len(sides)
@@ -76,7 +76,7 @@ CHIPS = {
     )
 }
 
-# What clouds call a kind (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
+# Kinds by the names that clouds use (docs.cloud.google.com/tpu/docs, "Accelerator type" of each version).
 ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6litepod": "v6e", "v7x": "tpu7x"}
 # The shapes of slices that clouds name by size. Names count chips for v5e and v6e, and TensorCores, two in each
 # chip, for v4, v5p and tpu7x.
@@ -204,7 +204,7 @@ class Topology:
 
     @property
     def capability(self) -> str:
-        """The compute capability of GPUs, such as 9.0; empty for TPUs."""
+        """The GPUs' compute capability, such as 9.0; empty for TPUs."""
         return f"{self.chip.capability}.0" if isinstance(self.chip, Gpu) else ""
 
     @property
@@ -214,7 +214,7 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Machines that feed the devices: hosts of GPUs, or virtual machines of TPU slices."""
+        """Machines that feed the devices: GPU hosts, or the virtual machines of TPU slices."""
         if not self.sides:
             return self.slices
         chips = math.prod(self.sides)
@@ -223,7 +223,7 @@ class Topology:
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
-        """Options that compiling without a device needs in addition to those of training.
+        """Options for compiling without a device, in addition to the options of training.
 
         On GPUs nothing can be timed: no autotuning, and no Triton matmuls, which fail to compile untuned for some
         shapes.
@@ -231,7 +231,7 @@ class Topology:
         return None if self.sides else {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
     def seconds(self, collective: Collective) -> float:
-        """The time of a collective: a ring over the links, or over the network between slices or hosts."""
+        """A collective's time in a ring over the links, or over the network between slices or hosts."""
         chip = self.chip
         if isinstance(chip, Chip):
             within = chip.link_bandwidth * self.links(collective.group)
@@ -242,12 +242,13 @@ class Topology:
         return collective.ring_seconds(RING_EFFICIENCY * bandwidth)
 
     def links(self, group: int) -> float:
-        """How many links of a TPU device a group of devices can use at once.
+        """How many of a TPU device's links a group of devices can use at once.
 
-        The group spans as few axes of the slice as hold it. An axis that wraps around gives two links; a line gives
+        The group spans as few axes as hold it. An axis that wraps around gives two links; a line gives
         one, since its last device receives from one side only. The devices of one chip share the chip's links.
         """
         assert isinstance(self.chip, Chip)
+        # Longest axes first; each divides the chips that are left.
         left, links = math.ceil(group / self.chip.cores), 0
         for side, wraps in sorted(zip(self.sides, self.chip.wraps_around(self.sides), strict=True), reverse=True):
             if side > 1 and left > 1:
@@ -257,7 +258,7 @@ class Topology:
 
 
 def open_topology(name: str, slices: int = 1) -> Topology:
-    """Opens this many slices of a TPU topology, or the GPUs that a name describes, for their compiler.
+    """Opens so many TPU slices, or the GPUs that a name describes, for their compiler.
 
     Raises:
       UserError: for an unknown name, for devices that the compiler does not know, if the compiler is not installed, and

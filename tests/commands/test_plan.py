@@ -189,7 +189,7 @@ def test_tokens_without_padding_are_those_of_the_manifest(step, shards_dir, caps
     ("changes", "said"),
     [
         ({"batch_schedule": "0:64,100:128"}, "hours scale with the rows of each step"),
-        ({"data": PretrainDataConfig(train="a", phases="9:b")}, "those of the first phase"),
+        ({"data": PretrainDataConfig(train="a", phases="9:b")}, "count the first phase only"),
     ],
 )
 def test_what_a_plan_leaves_out_is_noted(step, changes, said):

@@ -1,6 +1,6 @@
 """Masks rows for all sequences at once: chooses tokens and replaces them. The package's docstring has the rules.
 
-Read `Masker.apply` first. The rarer parts follow: the removal of infilled spans, and shuffled trigrams.
+Read `Masker.apply` first. The rarer parts follow: shortening infilled spans, and shuffling trigrams.
 """
 
 import itertools
@@ -34,7 +34,7 @@ _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 def token_kinds(tokenizer: Vocabulary, words: str | None = "spaces") -> UInt8[np.ndarray, "V"]:
-    """The kind of each id (bert_jax.data.masking.rule) by a rule for words; None: each token is a word."""
+    """The kinds of all ids (bert_jax.data.masking.rule) by a rule for words; None: every token is a word."""
     kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
     if words is not None:
         kinds[tokenizer.continuation] = INSIDE
@@ -146,7 +146,7 @@ class Masker:
         return Masked(input_ids, positions, ids, counts.astype(np.int32), lengths, first_lengths)
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """The number of predictions of each row in its epoch."""
+        """Counts the predictions of each row in its epoch."""
         sequences = cut(rows, self._kinds.take(rows.input_ids))
         counts = self._budgets(sequences, None)
         met = np.zeros(len(counts), bool)
@@ -164,7 +164,7 @@ class Masker:
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def count_words(self, rows: Rows) -> tuple[int, int]:
-        """The number of words of the rows, and of words that are longer than their sequence's budget.
+        """Counts words, and words that are longer than their sequence's budget.
 
         The latter are predicted only if nothing else fits, and then in part.
         """
@@ -229,13 +229,13 @@ class Masker:
 def _shorten(
     rows: Rows, input_ids: Int32[np.ndarray, "R T"], sequences: Sequences, runs: Runs, pad_id: int, mask_id: int
 ) -> tuple[Int32[np.ndarray, "R T"], Integer[np.ndarray, "R S"], Integer[np.ndarray, "R S"], Int64[np.ndarray, "Q W"]]:
-    """Infilling (Lewis et al. 2020, BART, section 2.2): removes all positions of each run but the first.
+    """Infilling (Lewis et al. 2020, BART, section 2.2): removes all positions of a run but the first.
 
-    A mask is inserted where a run is empty, but at most as many in a sequence as positions are removed from it. So no
-    sequence becomes longer, and packing changes nothing. The positions that become free are padding.
+    An empty run inserts a mask, as long as no more masks are inserted in a sequence than positions are removed from it.
+    So no sequence becomes longer, and packing changes nothing. Free positions become padding.
 
     Args:
-      input_ids: the rows' ids, with the first position of each run already replaced.
+      input_ids: the rows' ids, with the first position of every run already replaced.
 
     Returns:
       The new ids, sequence lengths and first segment lengths, and for each position that stays, its new flat index
@@ -308,7 +308,7 @@ def _choose_trigrams(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> B
 def _shuffle_trigrams(
     original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "K"]:
-    """Puts each of consecutive trigrams in one of its six orders, by its sequence's state and its position."""
+    """Puts consecutive trigrams in one of their six orders, by the sequence's state and the position."""
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
     picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

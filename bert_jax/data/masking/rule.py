@@ -35,9 +35,8 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 class MaskingRule:
     """The unit of masking, its rate, and the replacement of chosen tokens.
 
-    The rate is the share of a sequence's positions, including [CLS] and [SEP], that are predicted. With unit infill it
-    is the share that is replaced, and the first position of each span is predicted. Raises UserError for invalid
-    values.
+    The rate is the predicted share of a sequence's positions, including [CLS] and [SEP]. With unit infill it is the
+    replaced share, and only the first position of a span is predicted. Raises UserError for invalid values.
     """
 
     unit: str = "token"
@@ -48,7 +47,7 @@ class MaskingRule:
     ngram_max: int = 3  # words (Lan et al. 2020, section 4.1)
     span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (same source)
-    # Words are what the vocabulary marks (spaces); or each token is one in scripts without spaces between words.
+    # spaces: words are as the vocabulary marks them; scripts: in scripts without spaces, every token is a word.
     words: str = "spaces"
 
     def __post_init__(self) -> None:
@@ -101,8 +100,8 @@ def check_rate(rate: float) -> None:
 
 # Rows are cut into sequences, whose words are found and put in random order.
 
-# The kinds of token that masking distinguishes: special; one that begins a word; one that continues a word, unless that
-# is UNSPACED; a word of a script without spaces between words; one that continues any word.
+# Kinds of tokens: special; begins a word; continues a word, unless the word is UNSPACED; a word in a script without
+# spaces between words; continues any word.
 SPECIAL, WHOLE, INSIDE, UNSPACED, ATTACHED = range(5)
 
 # A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
@@ -113,7 +112,7 @@ _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 
 
 class Sequences(NamedTuple):
-    """The Q sequences of some rows; W is the length of the longest one, or T if each row holds one sequence."""
+    """The Q sequences of some rows; W is the greatest length, or T if rows hold one sequence."""
 
     kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
     keys: UInt64[np.ndarray, "Q"]
@@ -131,7 +130,7 @@ class WordBoundaries(NamedTuple):
 
 
 class ShuffledWords(NamedTuple):
-    """The words of each sequence in random order."""
+    """Every sequence's words in random order."""
 
     keys: UInt[np.ndarray, "Q W"]  # the low bits are the position at which the word starts
     position_mask: int
@@ -142,7 +141,7 @@ class ShuffledWords(NamedTuple):
 
 
 def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
-    """Splits packed rows into sequences. Rows of one sequence each are used without a copy."""
+    """Splits packed rows into sequences. Rows with one sequence are used without a copy."""
     row_count, width = kinds.shape
     lengths = rows.sequence_lengths.astype(np.int64)
     starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
@@ -209,7 +208,7 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
 def mark(
     chosen: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]
 ) -> None:
-    """Marks runs of positions by their first flat indices and their lengths."""
+    """Marks runs, given their first flat indices and their lengths."""
     flat = chosen.reshape(-1)
     step = 0
     while flat_indices.size:

@@ -82,7 +82,7 @@ def _located(
     inside: Bool[np.ndarray, "Q W"],
     order: ShuffledWords,
 ) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
-    """Each word's first flat index, and its number of tokens; absent words exceed any budget."""
+    """Every word's first flat index and length in tokens; absent words exceed any budget."""
     width = inside.shape[1]
     flat = inside.reshape(-1)
     present = keys != order.absent
@@ -117,10 +117,10 @@ class Runs(NamedTuple):
 
 
 class RunLengths:
-    """The distribution of the number of words of a run.
+    """The distribution of run lengths in words.
 
-    The probabilities of an n-gram are normalized over the lengths for which there is room; other runs are cut to the
-    room. Only an infilled run may have no word.
+    N-gram probabilities are normalized over the lengths for which there is room; other runs are cut to the room. Only
+    an infilled run may be empty.
     """
 
     def __init__(self, rule: MaskingRule) -> None:
@@ -142,7 +142,7 @@ class RunLengths:
     def draw(
         self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
     ) -> Integer[np.ndarray, "*shape"]:
-        """The number of words of each run, by uniform 32-bit values and the words that fit (`room`, 1 or more)."""
+        """Run lengths from uniform 32-bit values and the number of words that fit (`room`, 1 or more)."""
         room = np.minimum(room, self._most)
         sizes = np.full_like(room, self._fewest)
         for thresholds in self._thresholds[:-1]:
@@ -153,7 +153,7 @@ class RunLengths:
 class _Text(NamedTuple):
     """The K words of all sequences in text order, over N = Q*W positions.
 
-    They form R stretches: maximal series of words that no special token and no segment border interrupts.
+    They form R stretches: maximal series of words without a special token or segment border in between.
     """
 
     starts: Int64[np.ndarray, "K+1"]  # flat index at which each word starts, ascending; then N
@@ -173,7 +173,7 @@ def choose_runs(
 ) -> Runs:
     """The runs that begin at words in random order, within each sequence's budget.
 
-    `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
+    `states` seed the lengths of runs. The package's docstring describes runs that meet.
     """
     text, lengths = _text(sequences, words), RunLengths(rule)
     count, width = words.starts.shape
@@ -217,7 +217,7 @@ def _take(
     text: _Text,
     rule: MaskingRule,
 ) -> None:
-    """Marks at most one run of each sequence, and subtracts its size from `left`, the rest of the budgets."""
+    """Marks at most one run per sequence, and subtracts its size from `left`, the rest of the budgets."""
     sizes = ends - begins
     # A run that exceeds the budget ends before the word that does not fit whole.
     long = np.flatnonzero(sizes > left)
@@ -268,7 +268,7 @@ def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarra
 
 
 class SpanTargets(NamedTuple):
-    """The inputs of the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch with the same names.
+    """Inputs for the span boundary objective (Joshi et al. 2020, section 3.2): fields of Batch, by name.
 
     Positions are those in the row; 0 in fillers.
     """
@@ -283,7 +283,7 @@ def span_targets(
     counts: Int32[np.ndarray, "R"],
     sequence_ids: Int32[np.ndarray, "R T"],
 ) -> SpanTargets:
-    """The boundaries of each prediction's span: a run of predicted positions in one sequence.
+    """The boundaries of the span around every prediction: a run of predicted positions in one sequence.
 
     So static masks need to store no spans. Both boundaries lie in the span's sequence, which begins and ends with
     special tokens. If a sequence lacks these, the first or last position of the span stands for the missing boundary.
