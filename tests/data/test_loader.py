@@ -5,12 +5,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from row_tables import CLS, WORDS, Facts, Table, packed_rows
+from streamed_outputs import assert_rows_equal, joined, originals, picked, texts
 
 from bert_jax.data import loader
 from bert_jax.data.example import Batch, Rows, max_predictions
@@ -34,32 +34,10 @@ def evaluated(stored: Rows, *options: object, seed: int = 7, **others: object) -
     return list(DatasetLoader(Table(stored), Facts(), seed=seed).evaluation_batches(*options, **others))
 
 
-def assert_equal(left: Batch, right: Batch) -> None:
-    for name, a, b in zip(Batch._fields, left, right, strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=name)
-
-
-def each(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
-    """The function of every field that is there."""
-    return Batch(*(None if field is None else function(field) for field in batch))
-
-
-def join(batches: list[Batch]) -> Batch:
-    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
-
-
-def truth(batch: Batch) -> np.ndarray:
-    """The ids of a batch before masking."""
-    ids = batch.input_ids.copy()
-    row, column = np.nonzero(batch.masked_weights)
-    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
-    return ids
-
-
 def row_numbers(batch: Batch, rows: Rows) -> list[int]:
     """The rows of a batch, identified by their ids."""
     known = {ids.astype(np.int32).tobytes(): number for number, ids in enumerate(rows.input_ids)}
-    return [known[ids.tobytes()] for ids in truth(batch)]
+    return [known[text] for text in texts(batch)]
 
 
 def test_fields_are_the_batch_of_the_design():
@@ -135,7 +113,7 @@ def test_a_batch_larger_than_the_dataset_wraps_around():
 def test_global_rows_do_not_depend_on_the_batch_size():
     rows = packed_rows(30)
     small = [make(rows, batch_size=4).batch(step) for step in range(10)]
-    assert_equal(make(rows, batch_size=40).batch(0), join(small))
+    assert_rows_equal(make(rows, batch_size=40).batch(0), joined(small))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +123,7 @@ def test_rows_that_are_picked_are_those_of_the_batch(rows):
     batches = make(packed_rows(30))
     for step in (0, 3):
         whole = batches.batch(step)
-        assert_equal(batches.batch(step, rows), each(lambda field: field[rows], whole))
+        assert_rows_equal(batches.batch(step, rows), picked(whole, rows))
 
 
 def test_batches_do_not_depend_on_what_was_read_before():
@@ -153,7 +131,7 @@ def test_batches_do_not_depend_on_what_was_read_before():
     used = make(rows)
     for step in (5, 2, 9):
         used.batch(step)
-    assert_equal(used.batch(4), make(rows).batch(4))
+    assert_rows_equal(used.batch(4), make(rows).batch(4))
 
 
 def test_seeds_change_rows_and_masks():
@@ -191,14 +169,14 @@ def test_static_rows_are_passed_on(rule):
     )
     stored, drawn = make(static, rule=rule), make(rows, rule=rule)
     for step in range(3):  # epoch 0: what dynamic masking gives there
-        assert_equal(stored.batch(step), drawn.batch(step))
+        assert_rows_equal(stored.batch(step), drawn.batch(step))
     assert (stored.batch(0).span_left is not None) == (rule.unit == "span")
 
 
 def test_spans_come_with_their_borders():
     rows = packed_rows(30)
     batch = make(rows, rule=MaskingRule("span", 0.3)).batch(0)
-    ids = truth(batch)
+    ids = originals(batch)
     row, column = np.nonzero(batch.masked_weights)
     here = batch.masked_positions[row, column]
     left, right = batch.span_left[row, column], batch.span_right[row, column]
@@ -234,7 +212,7 @@ def test_a_schedule_sets_the_rate_of_each_step(rates, wanted):
         assert not batch.masked_weights[:, width:].any()
     held_out = DatasetLoader(Table(rows), Facts(), seed=7, rates=rates).evaluation_batches(8)
     for mine, plain in zip(held_out, evaluated(rows, 8), strict=True):
-        assert_equal(mine, plain)
+        assert_rows_equal(mine, plain)
 
 
 def test_static_rows_take_no_other_rate():
@@ -249,7 +227,7 @@ def test_steps_made_together_are_those_made_alone():
     for order in ([*range(9)], [4, 5, 6, 2, 3], [0, 0, 1, 1, 2]):
         for step in order:
             for part in (slice(0, 8), slice(2, 5), slice(3, 3)):
-                assert_equal(together.batch(step, part), each(lambda field, p=part: field[p], make(rows).batch(step)))
+                assert_rows_equal(together.batch(step, part), picked(make(rows).batch(step), part))
 
 
 def test_batches_cannot_be_written_to():
@@ -261,11 +239,11 @@ def test_evaluation_reads_each_row_once_in_order():
     rows = packed_rows(30)
     held_out = evaluated(rows, 8)
     assert [len(batch.input_ids) for batch in held_out] == [8] * 4
-    joined = join(held_out)
-    assert row_numbers(each(lambda field: field[:30], joined), rows) == list(range(30))
-    assert all(not field[30:].any() for field in joined if field is not None), "fillers are not zero"
+    whole = joined(held_out)
+    assert row_numbers(picked(whole, slice(0, 30)), rows) == list(range(30))
+    assert all(not field[30:].any() for field in whole if field is not None), "fillers are not zero"
     limited = evaluated(rows, 8, max_rows=10)
-    assert_equal(limited[0], held_out[0])
+    assert_rows_equal(limited[0], held_out[0])
     assert [int(batch.sequence_ids.any(axis=1).sum()) for batch in limited] == [8, 2]
 
 
@@ -274,7 +252,7 @@ def test_processes_evaluate_the_rows_that_one_would_with_masks_of_no_seed():
     whole = evaluated(rows, 16)
     for part in (slice(0, 8), slice(8, 16), np.array([3, 4, 12, 15]), slice(15, 16)):  # of the last: a filler
         for mine, batch in zip(evaluated(rows, 16, rows=part, seed=2), whole, strict=True):
-            assert_equal(mine, each(lambda field, p=part: field[p], batch))
+            assert_rows_equal(mine, picked(batch, part))
 
 
 def test_errors_of_the_user_are_reported():
@@ -338,16 +316,16 @@ def test_written_rows_are_read_masked_and_whole(dataset, written):
     tokenizer = dataset.vocabulary()
     steps = -(-dataset.rows // 32)
     batches = [written.batch(step) for step in range(steps)]
-    joined = each(lambda field: field[: dataset.rows], join(batches))
+    read = picked(joined(batches), slice(0, dataset.rows))
     original = dataset.gather(np.arange(dataset.rows))
-    assert sorted(map(bytes, truth(joined))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
-    real = joined.masked_weights > 0
+    assert sorted(map(bytes, originals(read))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
+    real = read.masked_weights > 0
     assert real.any(axis=1).all(), "a row without a prediction"
-    assert not np.isin(joined.masked_ids[real], tokenizer.special_ids).any()
-    share = real.sum() / (joined.sequence_ids > 0).sum()
+    assert not np.isin(read.masked_ids[real], tokenizer.special_ids).any()
+    share = real.sum() / (read.sequence_ids > 0).sum()
     assert abs(share - 0.15) < 0.02  # rounding in rows of at most 64 positions, and words too long for what is left
-    np.testing.assert_array_equal(joined.input_ids == tokenizer.pad_id, joined.sequence_ids == 0)
-    assert set(joined.next_sentence_label[:, 0].tolist()) == {0, 1} and joined.next_sentence_weight.all()
+    np.testing.assert_array_equal(read.input_ids == tokenizer.pad_id, read.sequence_ids == 0)
+    assert set(read.next_sentence_label[:, 0].tolist()) == {0, 1} and read.next_sentence_weight.all()
 
 
 def test_another_process_reads_the_same_batches(written, shards_dir):
