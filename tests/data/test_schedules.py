@@ -46,11 +46,7 @@ def test_one_size_and_one_data_set_are_one_segment():
             "0:256,9:0",
             r"batch_size is 0 in batch_schedule '0:256,9:0'\. Use at least one row",
         ),
-        (
-            rate_schedule,
-            "0:0.3;9:0.1",
-            "data.mask_schedule is .*not of the form STEP:VALUE,STEP:VALUE, such as 0:0.30",
-        ),
+        (rate_schedule, "0:0.3;9:0.1", "data.mask_schedule is .*not of the form STEP:VALUE,STEP:VALUE, such as 0:0.30"),
         (lambda text: parse_phases("first", text), "0:other", "data.phases is '0:other'. Its steps must ascend from 1"),
         (lambda text: parse_phases("first", text), "9:", "not of the form STEP:VALUE"),
         (lambda text: parse_phases("first", text), "9:one,two", "not of the form STEP:VALUE"),
