@@ -31,6 +31,7 @@ from masking_reference import (
     order_of,
     pack_rows,
     random_rows,
+    sequences,
     words_of,
 )
 from scipy import stats
@@ -49,13 +50,6 @@ from data_prep.inspection import verify
 
 FALSE_ALARM = 1e-6
 ALL_MASKS = ReplacementShares(1.0, 0.0, 0.0)
-tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
-sequences = st.builds(
-    lambda ids, share, key: Sequence(ids, max(1, round(share * len(ids))), key),
-    st.lists(tokens, min_size=1, max_size=30),
-    st.floats(0, 1),
-    st.integers(0, WORD - 1),
-)
 
 
 class Infilled(NamedTuple):
@@ -130,7 +124,7 @@ def infilled(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> In
 
 @hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(
-    packed=st.lists(st.lists(sequences, max_size=4), min_size=1, max_size=4),
+    packed=st.lists(st.lists(sequences(30), max_size=4), min_size=1, max_size=4),
     room=st.integers(0, 9),
     rate=st.floats(0.01, 1),
     seed=st.integers(0, 2**63),

@@ -17,13 +17,13 @@ from masking_reference import (
     SEP,
     UNK,
     VOCABULARY,
-    WORD,
     Facts,
     Sequence,
     apply,
     pack_rows,
     random_rows,
     reference,
+    sequences,
     words_of,
 )
 from scipy import stats
@@ -34,18 +34,10 @@ from bert_jax.data.masking.rule import UNITS, MaskingRule, ReplacementShares
 
 FALSE_ALARM = 1e-6
 
-tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
-sequences = st.builds(
-    lambda ids, share, key: Sequence(ids, max(1, round(share * len(ids))), key),
-    st.lists(tokens, min_size=1, max_size=24),
-    st.floats(0, 1),
-    st.integers(0, WORD - 1),
-)
-
 
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(
-    packed=st.lists(st.lists(sequences, max_size=4), min_size=1, max_size=4),
+    packed=st.lists(st.lists(sequences(24), max_size=4), min_size=1, max_size=4),
     room=st.integers(0, 9),
     unit=st.sampled_from(KEEPING),
     rate=st.floats(0.01, 1),
@@ -79,7 +71,7 @@ def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed,
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @hypothesis.given(
-    packed=st.lists(st.lists(sequences, min_size=1, max_size=4), min_size=1, max_size=4),
+    packed=st.lists(st.lists(sequences(24), min_size=1, max_size=4), min_size=1, max_size=4),
     rate=st.floats(0.01, 0.5),
     words=st.sampled_from(["spaces", "scripts"]),
 )

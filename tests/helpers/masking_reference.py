@@ -4,6 +4,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import strategies as st
 
 from bert_jax.data.example import Rows
 from bert_jax.data.masking.masker import Masked, Masker
@@ -14,6 +15,7 @@ KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that ke
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
+WORD = 2**64
 UNSPACED, ATTACHED = (22, 23, 24, 25, 26, 27, 28), (37, 38, 39)  # with the rule "scripts" for words
 
 
@@ -36,6 +38,17 @@ class Sequence(NamedTuple):
     ids: list[int]
     first_length: int
     key: int
+
+
+def sequences(most: int) -> st.SearchStrategy[Sequence]:
+    """Any sequence of 1 to `most` tokens, mostly ordinary ones."""
+    tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
+    return st.builds(
+        lambda ids, share, key: Sequence(ids, max(1, round(share * len(ids))), key),
+        st.lists(tokens, min_size=1, max_size=most),
+        st.floats(0, 1),
+        st.integers(0, WORD - 1),
+    )
 
 
 def pack_rows(packed: list[list[Sequence]], width: int, pack: int) -> Rows:
@@ -71,7 +84,6 @@ def random_rows(count: int, width: int, seed: int = 0, inside_share: float = 0.3
 
 # The reference: the same law in plain Python, one sequence at a time.
 
-WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
 
 
